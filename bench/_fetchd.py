@@ -43,7 +43,7 @@ class Fetchd:
             THAW_FETCHD_POOL_MB=str(pool_mb),
             THAW_FETCHD_RETAIN="false",
             THAW_FETCHD_FILE_ROOTS="/",
-            THAW_FETCHD_ALLOW="127.0.0.0/8, 10.231.0.0/16",  # the origins of benchmarks
+            THAW_FETCHD_ALLOW="127.0.0.1, 10.231.0.0/16",  # the origins of benchmarks
             THAW_FETCHD_CONNECTIONS=str(connections),
             **env,
         )

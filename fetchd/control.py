@@ -109,7 +109,7 @@ class Control:
     def _disclosing(self, uri: str) -> Iterator[None]:
         try:
             yield
-        except ThawError as e:
+        except Exception as e:
             raise disclosed(uri, e, self._log) from e
 
     def _status(self) -> Status:

@@ -1,8 +1,9 @@
 """What a tenant hears when a store that it named cannot be read.
 
 An error that told "connection refused" from "answered 501" would make fetchd a scanner of networks that only it
-reaches.  So a tenant gets one sentence and an id, whatever happened, and the operator finds the reason under that id in
-fetchd's log.  Stores that an operator has chosen (s3, file, a package's) are no secret: their errors stay as they are.
+reaches, and one that quoted what is wrong with a file would read the file to the tenant.  So a tenant gets one fixed
+sentence for each class of errors and an id, and the operator finds the reason under that id in fetchd's log.  Stores
+that an operator has chosen (s3, file, a package's) are no secret: their errors stay as they are.
 """
 
 from __future__ import annotations
@@ -11,18 +12,48 @@ import secrets
 from typing import Final
 
 from fetchd.sources.base import NotAUri
-from thaw.errors import ModelNotFound, StoreUnavailable, ThawError
+from thaw.errors import (
+    DeveloperError,
+    MemoryTooSmall,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    PlatformError,
+    StoreUnavailable,
+    ThawError,
+)
 from thaw.logs import Log
 
 _NAMED_BY_TENANTS: Final = frozenset({"http", "https"})
-_HINT: Final = "check that everybody can read it there; an operator finds the reason in fetchd's log under this id"
+_WHO_KNOWS: Final = "an operator finds the reason in fetchd's log under this id"
+_READABLE: Final = f"check that everybody can read it there; {_WHO_KNOWS}"
+_TOLD: Final[tuple[tuple[type[ThawError], str, str], ...]] = (
+    (StoreUnavailable, "no model could be read there", _READABLE),
+    (ModelNotFound, "no model could be read there", _READABLE),
+    (ModelUnsupported, "no engine or store of this platform can use what is there", f"push it again; {_WHO_KNOWS}"),
+    (ModelCorrupt, "what is there is damaged, or no model", f"push it again; {_WHO_KNOWS}"),
+    (DeveloperError, "what is there cannot be used", _WHO_KNOWS),
+)
 
 
-def disclosed(uri: str, error: ThawError, log: Log) -> ThawError:
-    """The error to answer with.  Its class stays one of two: a store that may answer later, or none."""
-    kind = next((cls for cls in (StoreUnavailable, ModelNotFound) if isinstance(error, cls)), None)
-    if kind is None or isinstance(error, NotAUri) or uri.partition(":")[0].lower() not in _NAMED_BY_TENANTS:
+def disclosed(uri: str, error: Exception, log: Log) -> Exception:
+    """The error to answer with.  Its class stays one that callers handle differently, its text says nothing of what the
+    store answered.  An error that is no ThawError may quote an answer, too, so it becomes a PlatformError.
+
+    These stay as they are: NotAUri, because no store was asked, MemoryTooSmall, which only a whole and sound model
+    leads to, and the platform's own errors."""
+    if uri.partition(":")[0].lower() not in _NAMED_BY_TENANTS or isinstance(error, NotAUri | MemoryTooSmall):
         return error
+    told = next((t for t in _TOLD if isinstance(error, t[0])), None)
+    if told is None and isinstance(error, ThawError):
+        return error
+    kind, sentence, hint = told or (PlatformError, "fetchd could not make sense of what is there", _WHO_KNOWS)
     error_id = secrets.token_hex(4)
-    log.event("store_failed", error_id=error_id, uri=uri[:500], code=error.code, error=error.message, hint=error.hint)
-    return kind(f"{uri:.300}: no model could be read there (error id {error_id})", hint=_HINT)
+    reason = {"code": error.code, "error": error.message, "hint": error.hint} if isinstance(error, ThawError) else {}
+    log.event(
+        "store_failed",
+        error_id=error_id,
+        uri=uri[:500],
+        **(reason or {"code": type(error).__name__, "error": str(error)[:500], "hint": "a defect of fetchd"}),
+    )
+    return kind(f"{uri:.300}: {sentence} (error id {error_id})", hint=hint)

@@ -170,10 +170,11 @@ class Fetch:
             with self._machinery.link.joined(self.pacer.share):
                 transfer.run()
             self.segment.finish()
-        except ThawError as e:
-            self.error = disclosed(key.uri, self._reason(e), self._machinery.log).info()
         except Exception as e:  # noqa: BLE001 - edge of a thread: readers must hear of a defect
-            self.error = PlatformError(f"fetch failed: {type(e).__name__}: {e}").info()
+            reason = self._reason(e) if isinstance(e, ThawError) else e
+            told = disclosed(key.uri, reason, self._machinery.log)
+            defect = PlatformError(f"fetch failed: {type(told).__name__}: {told}")
+            self.error = (told if isinstance(told, ThawError) else defect).info()
         self._seconds = time.monotonic() - self._began_s
         if self.error is not None:
             self.segment.fail(self.error)

@@ -31,14 +31,52 @@ _CARRIES_V4: Final = (
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
 """IPv6 networks whose addresses carry an IPv4 address, and how many bits follow it."""
-_NEVER_PUBLIC: Final = (
-    ipaddress.IPv6Network("fec0::/10"),  # site-local, which Python counts as global
-    ipaddress.IPv6Network("64:ff9b:1::/48"),  # local translation
-    ipaddress.IPv6Network("2001::/23"),  # Teredo and other protocols: the address inside is not the one that is reached
-    ipaddress.IPv6Network("3fff::/20"),  # documentation
-    ipaddress.IPv6Network("5f00::/16"),  # segment routing
-    ipaddress.IPv4Network("192.88.99.0/24"),  # relays of 6to4
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "0.0.0.0/8",  # this network; Linux takes 0.0.0.0 for this machine
+            "10.0.0.0/8",  # private
+            "100.64.0.0/10",  # shared by the customers of one carrier, and clouds' own services
+            "127.0.0.0/8",  # loopback
+            "168.63.129.16/32",  # Azure's agent of each machine, at an address that looks public
+            "169.254.0.0/16",  # link-local, and clouds' metadata
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # protocols, and Oracle's metadata
+            "192.0.2.0/24",  # documentation
+            "192.31.196.0/24",  # AS112: whatever is nearest
+            "192.52.193.0/24",  # AMT: whatever is nearest
+            "192.88.99.0/24",  # relays of 6to4
+            "192.168.0.0/16",  # private
+            "192.175.48.0/24",  # AS112
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",  # documentation
+            "203.0.113.0/24",  # documentation
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, and broadcast
+            "::/8",  # unspecified, loopback, and what carries IPv4
+            "64:ff9b::/96",  # NAT64
+            "64:ff9b:1::/48",  # local translation
+            "100::/64",  # discarded
+            "100:0:0:1::/64",  # placeholders
+            "2001::/23",  # Teredo, ORCHID and others: the address inside is not the one that is reached
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+            "5f00::/16",  # segment routing
+            "fc00::/7",  # private
+            "fe80::/10",  # link-local
+            "fec0::/10",  # site-local
+            "ff00::/8",  # multicast
+        ),
+    )
 )
+"""IANA's registries of special-purpose addresses (iana-ipv4- and iana-ipv6-special-registry), whole, with multicast and
+what clouds put at addresses that are nobody else's.  Python's own table differs from one version to the next, and calls
+some of these global."""
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+"""No other IPv6 addresses were given to anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +85,11 @@ class Place:
 
     network: Network
     port: int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whoever named it meant a certain machine or a certain service."""
+        return self.port is not None or self.network.num_addresses == 1
 
     def holds(self, address: Address, port: int) -> bool:
         return address.version == self.network.version and address in self.network and self.port in (None, port)
@@ -60,15 +103,19 @@ class Reach:
     refused: tuple[Place, ...] = ()
 
     def problem(self, address: str, port: int, *, is_own: bool) -> str:
-        """Why fetchd does not connect there; empty if it does.  ``is_own``: the address is this machine's."""
+        """Why fetchd does not connect there; empty if it does.  ``is_own``: the address is this machine's.  A wide
+        network that is allowed does not mean this machine, which is in it by chance."""
         bare = ipaddress.ip_address(address.partition("%")[0])
         every = (bare, *_carried(bare))
         if any(place.holds(a, port) for place in self.refused for a in every):
             return f"{address} port {port} is in THAW_FETCHD_REFUSE"
-        if any(place.holds(a, port) for place in self.allowed for a in every):
+        allowed = [place for place in self.allowed if any(place.holds(a, port) for a in every)]
+        if is_own and not any(place.is_exact for place in allowed):
+            return (
+                f"{address} is an address of this machine, which THAW_FETCHD_ALLOW must name by itself or with a port"
+            )
+        if allowed:
             return ""
-        if is_own:
-            return f"{address} is an address of this machine"
         if not all(map(_is_public, every)):
             return f"{address} is not a public address"
         return ""
@@ -102,8 +149,9 @@ def _carried(address: Address) -> Iterable[ipaddress.IPv4Address]:
 
 
 def _is_public(address: Address) -> bool:
-    if isinstance(address, ipaddress.IPv6Address) and any(_carried(address)):
-        return True  # the address that it carries is judged
-    if address.is_multicast or address.is_reserved or address.is_unspecified or not address.is_global:
-        return False
-    return not any(address.version == n.version and address in n for n in _NEVER_PUBLIC)
+    if isinstance(address, ipaddress.IPv6Address):
+        if any(_carried(address)):
+            return True  # the address that it carries is judged
+        if address not in _GLOBAL_UNICAST:
+            return False
+    return not any(address.version == n.version and address in n for n in _NOT_PUBLIC)

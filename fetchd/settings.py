@@ -46,7 +46,8 @@ class FetchdSettings:
     )
     file_roots: str = setting(
         "THAW_FETCHD_FILE_ROOTS",
-        "directories below which file:// models may lie, links resolved, separated by colons; empty: none",
+        "directories below which file:// models may lie, links resolved, separated by colons; empty: none. A colon or "
+        "percent sign in a name is written as %3A or %25",
         "",
     )
     own_store: str = setting(

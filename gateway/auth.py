@@ -12,7 +12,8 @@ from relay.state.api_keys import ApiKeys, Subject, digest_of
 from thaw.errors import Unauthorized
 
 CACHE_S: Final = 60.0
-"""For this long a known key costs no round trip, and a key that another gateway revoked still works."""
+"""For this long a known key costs no round trip, and a key that another gateway revoked still works, except where an
+operator's key is asked for."""
 _CACHED: Final = 10_000
 
 
@@ -33,16 +34,19 @@ class Authenticator:
             known = self._known.get(digest)
         return known is not None and known[0] > self._now_s()
 
-    def subject(self, authorization: str | None) -> Subject:
-        """Return the subject that the header belongs to.  Raises Unauthorized, Unavailable."""
+    def subject(self, authorization: str | None, *, anew: bool = False) -> Subject:
+        """Return the subject that the header belongs to.  ``anew``: ask the state server, whatever is remembered.
+        Raises Unauthorized, Unavailable."""
         digest = _digest(authorization)
         now_s = self._now_s()
         with self._lock:
             known, revoked = self._known.get(digest), self._revoked
-        if known is not None and known[0] > now_s:
+        if known is not None and known[0] > now_s and not anew:
             return known[1]
         subject = self._keys.subject(digest)
         if subject is None:
+            if known is not None:
+                self.forget(digest)
             raise Unauthorized("The supplied authentication is invalid.", hint="thaw property set --auth UUID:KEY")
         with self._lock:
             if len(self._known) >= _CACHED:

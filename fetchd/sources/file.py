@@ -51,7 +51,7 @@ def open_file(uri: str, settings: FetchdSettings, *, huge: bool) -> FileSource:
 
 def roots_of(settings: FetchdSettings) -> tuple[Path, ...]:
     """The directories below which models may lie, with links resolved.  Raises SettingError."""
-    named = [text for text in settings.file_roots.split(":") if text]
+    named = [unquote(text) for text in settings.file_roots.split(":") if text]
     for text in named:
         if not text.startswith("/"):
             raise SettingError(

@@ -31,7 +31,8 @@ _SLOW_READ_S: Final = 0.05
 _GROWTH: Final = 8
 """A read is at most this many times longer than the last one: bytes that were already buffered come at once and say
 nothing about the link."""
-_CONTENT_RANGE: Final = re.compile(r"\Abytes (\d+)-(\d+)/(\d+)\Z")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _BUSY: Final = (408, 425, 429)
 _HIDDEN: Final = (401, 403)
 _MISSING: Final = (404, 410)
@@ -102,7 +103,7 @@ class HttpConnection:
         if response.status != 200:
             raise self._refusal(name, response)
         length = response.getheader("Content-Length", "")
-        if not length.isdigit():
+        if not _LENGTH.fullmatch(length):
             raise ModelUnsupported(f"{self._url(name)}: the store does not say how long it is", hint="use another")
         return ObjectInfo(int(length), _etag(response))
 
@@ -198,7 +199,7 @@ class HttpConnection:
             )
         if response.status != 206:
             raise self._refusal(name, response)
-        found = _CONTENT_RANGE.match(response.getheader("Content-Range", ""))
+        found = _CONTENT_RANGE.fullmatch(response.getheader("Content-Range", ""))
         if found is None:
             raise ModelCorrupt(f"{self._url(name)}: 206 without a usable Content-Range")
         begin, last, total = (int(g) for g in found.groups())

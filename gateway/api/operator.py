@@ -1,6 +1,7 @@
 """/api/v1/thaw: what only an operator's key may ask for: hosts, keys, and what each namespace uses.
 
-Every route of this file is refused to tenants by :func:`only_operators`, so none can forget it.
+Every route of this file is refused to tenants by :func:`only_operators`, so none can forget it.  It asks the state
+server for the key each time: a revoked key that worked on here for a minute could make itself another one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from gateway.api.http import caller, gateway, json_object, json_response
+from gateway.api.http import caller, caller_now, gateway, json_object, json_response
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire
 from thaw.clock import wall_ms
@@ -27,7 +28,7 @@ _LONGEST_WAIT_S = 30.0
 @blueprint.before_request
 def only_operators() -> None:
     """Raises Unauthorized, Forbidden."""
-    if not caller().is_operator:
+    if not caller_now().is_operator:
         raise Forbidden(
             "Only an operator's key may do this.",
             hint="ask an operator, or use such a key with --auth (thaw key create --namespace N --operator makes one)",
@@ -102,12 +103,14 @@ def create_key() -> Response:
 
 @blueprint.delete("/keys/<key_id>")
 def revoke_key(key_id: str) -> Response:
-    """Here the key ends at once, at other gateways when they ask for it again (CACHE_S)."""
+    """Here the key ends at once, at other gateways when they ask for it again (CACHE_S).  The same request at another
+    gateway ends it there at once, too."""
     core = gateway()
     found = core.keys.revoke(key_id)
-    core.auth.forget(found.digest)
-    core.log.event("key_revoked", key_id=found.key_id, namespace=found.key.namespace, by=caller().namespace)
-    return json_response(_listed(found.key_id, found.key))
+    for one in found:
+        core.auth.forget(one.digest)
+        core.log.event("key_revoked", key_id=one.key_id, namespace=one.key.namespace, by=caller().namespace)
+    return json_response(_listed(key_id, found[0].key))
 
 
 @blueprint.get("/namespaces")
@@ -142,7 +145,6 @@ def models(ns: str) -> Response:
         change = allowed.add if request.method == "PUT" else allowed.remove
         own = change(namespace, _prefixes(json_object(_MOST_BYTES)))
         core.log.event("models_allowed", namespace=namespace, prefixes=list(own), by=caller().namespace)
-        core.actions.tell_changed(namespace)
     return json_response({"namespace": namespace, "for_all": list(core.models.policy.default), "own": list(own)})
 
 

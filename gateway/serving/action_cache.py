@@ -59,13 +59,6 @@ class Actions:
         self.forget(action.name)
         bus.publish(self._redis, ActionChanged(action.name))
 
-    def tell_changed(self, namespace: Namespace) -> None:
-        """Have everybody read the namespace's LLM actions again: what they may run has changed."""
-        for action in self._records.actions(namespace):
-            if action.is_llm:
-                self.forget(action.name)
-                bus.publish(self._redis, ActionChanged(action.name))
-
     def delete(self, name: ActionName) -> Action:
         """Raises NotFound."""
         action = self._records.delete_action(namespace_of(name), name)

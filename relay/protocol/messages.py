@@ -99,6 +99,13 @@ class ActionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsAllowedChanged:
+    """Gateway → schedulers: the prefixes of models that the namespace may run are others now."""
+
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
 class StartFailed:
     """Scheduler → gateways: these held activations end with this error; other demand of the action goes on."""
 
@@ -264,6 +271,7 @@ _TYPES: dict[str, type[Any]] = {
         DemandRemoved,
         InstanceChanged,
         ActionChanged,
+        ModelsAllowedChanged,
         StartFailed,
         ModelInspected,
         CommandRefused,

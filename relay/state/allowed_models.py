@@ -7,7 +7,8 @@ from typing import Any
 
 import redis
 
-from relay.state import keys, redis_link
+from relay.protocol.messages import ModelsAllowedChanged
+from relay.state import bus, keys, redis_link
 from thaw import wire
 from thaw.action import Action
 from thaw.ids import Namespace
@@ -37,13 +38,15 @@ class AllowedModels:
         return self._change(namespace, lambda had: tuple(p for p in had if p not in prefixes))
 
     def _change(self, namespace: Namespace, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> tuple[str, ...]:
-        """Read and write as one step: of two changes at once, neither is lost."""
+        """Read, write and tell the schedulers as one step: of two changes at once, neither is lost, and who ends right
+        after a change has told of it."""
 
         def write(pipe: Any) -> tuple[str, ...]:
             row = pipe.hget(keys.ALLOWED_MODELS, namespace)
             found = change(() if row is None else wire.loads(tuple[str, ...], row))
             pipe.multi()
             pipe.hset(keys.ALLOWED_MODELS, namespace, wire.dumps(found))
+            bus.append(pipe, ModelsAllowedChanged(namespace))
             return found
 
         with redis_link.translated("write which models are allowed"):

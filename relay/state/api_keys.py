@@ -10,7 +10,7 @@ import enum
 import hashlib
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -102,13 +102,14 @@ class ApiKeys:
             self._redis.hset(keys.API_KEYS, digest, wire.dumps(key))
 
     def admit(self, secret: str, key: ApiKey) -> None:
-        """Write the row unless there is one.  A row of an earlier version, without an id, is replaced."""
+        """Write the row unless there is one.  A live row of an earlier version, without an id, is replaced."""
         digest = digest_of(secret)
 
         def change(pipe: Any) -> None:
             row = pipe.hget(keys.API_KEYS, digest)
             pipe.multi()
-            if row is None or not wire.loads(ApiKey, row).key_id:
+            had = None if row is None else wire.loads(ApiKey, row)
+            if had is None or (had.is_live and not had.key_id):
                 pipe.hset(keys.API_KEYS, digest, wire.dumps(key))
 
         self._transaction("admit a key", change)
@@ -117,26 +118,29 @@ class ApiKeys:
         """The keys that work, of one namespace or of all, the oldest first."""
         with redis_link.translated("list keys"):
             rows: Any = self._redis.hgetall(keys.API_KEYS)
-        found = [one for one in _listed(rows) if namespace in (None, one.key.namespace)]
+        found = [one for one in _listed(rows) if one.key.is_live and namespace in (None, one.key.namespace)]
         return sorted(found, key=lambda one: (one.key.created_ms, one.key_id))
 
-    def revoke(self, key_id: str) -> Listed:
-        """Return the key as it was.  Raises NotFound, and Conflict for the last key of an operator: without one,
-        nobody could make another."""
+    def revoke(self, key_id: str) -> tuple[Listed, ...]:
+        """End every key of that id, and return them as they were.  A key that was revoked before is no error.  Raises
+        NotFound, and Conflict for the last key of an operator: without one, nobody could make another."""
 
-        def change(pipe: Any) -> Listed:
-            live = _listed(pipe.hgetall(keys.API_KEYS))
-            found = next((one for one in live if one.key_id == key_id), None)
-            if found is None:
+        def change(pipe: Any) -> tuple[Listed, ...]:
+            every = _listed(pipe.hgetall(keys.API_KEYS))
+            found = tuple(one for one in every if one.key_id == key_id)
+            if not found:
                 raise NotFound(f"There is no key {key_id:.80}.", hint="thaw key list")
-            others = [one for one in live if one.key.role is Role.OPERATOR and one.digest != found.digest]
-            if found.key.role is Role.OPERATOR and not others:
+            ending = [one for one in found if one.key.is_live]
+            staying = [one for one in every if one.key.is_live and one.key_id != key_id]
+            if _has_operator(ending) and not _has_operator(staying):
                 raise Conflict(
                     "This is the last key of an operator, so it cannot be revoked.",
                     hint="make another first: thaw key create --namespace N --operator",
                 )
             pipe.multi()
-            pipe.hset(keys.API_KEYS, found.digest, wire.dumps(replace(found.key, revoked_ms=wall_ms())))
+            for one in ending:
+                ended = replace(one.key, key_id=key_id, revoked_ms=wall_ms())
+                pipe.hset(keys.API_KEYS, one.digest, wire.dumps(ended))
             return found
 
         return self._transaction("revoke a key", change)
@@ -150,10 +154,12 @@ class ApiKeys:
 
 
 def _listed(rows: dict[bytes, bytes]) -> list[Listed]:
-    """The rows of keys that work."""
     found = []
     for field, row in rows.items():
         digest, key = redis_link.text(field), wire.loads(ApiKey, row)
-        if key.is_live:
-            found.append(Listed(key.key_id or f"sha256-{digest[:16]}", key, digest))
+        found.append(Listed(key.key_id or f"sha256-{digest[:16]}", key, digest))
     return found
+
+
+def _has_operator(some: Sequence[Listed]) -> bool:
+    return any(one.key.role is Role.OPERATOR for one in some)

@@ -48,7 +48,12 @@ def unpack(data: bytes) -> Any:
 def publish(client: redis.Redis, message: Any) -> None:
     """Append an event.  Raises Unavailable."""
     with redis_link.translated("publish an event"):
-        client.xadd(keys.EVENTS, {"f": pack(message)}, maxlen=EVENTS_KEPT, approximate=True)
+        append(client, message)
+
+
+def append(client: Any, message: Any) -> None:
+    """As :func:`publish`, for a pipeline that writes the event and what it tells of as one step."""
+    client.xadd(keys.EVENTS, {"f": pack(message)}, maxlen=EVENTS_KEPT, approximate=True)
 
 
 def send_command(client: redis.Redis, host_id: HostId, command: messages.Command) -> None:

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from thaw.dev import components
-from thaw.dev.layout import Platform
+from tests.fetchd.harness import Fetchd, write_model
+from thaw.cli.properties import read_properties, write_properties
+from thaw.cli.stores import open_store
+from thaw.dev import components, up
+from thaw.dev.layout import Layout, Platform
 from thaw.dev.options import Options, parse_rate
 from thaw.dev.ports import free_ports, is_free
 from thaw.dev.processes import ProcessId
 from thaw.errors import BadRequest
+from thaw.model_uri import policy_of
 
 
 @pytest.mark.parametrize(
@@ -35,18 +39,14 @@ def test_a_driver_that_is_not_there_is_refused() -> None:
         Options(driver="podman")
 
 
-@pytest.mark.parametrize(("asked", "address"), [({}, ""), ({"direct": True}, "127.0.0.1")])
-def test_stages_reach_one_another_only_if_that_was_asked_for(
-    tmp_path: Path, asked: dict[str, bool], address: str
-) -> None:
-    options = Options(**asked)
-    platform = Platform(
+def platform_with(store_dir: str, run_dir: Path) -> Platform:
+    return Platform(
         ProcessId(1, 1),
         "http://127.0.0.1:1",
         "redis://x",
         "redis://x",
-        str(tmp_path),
-        "/store",
+        str(run_dir),
+        store_dir,
         "",
         "",
         "",
@@ -56,8 +56,51 @@ def test_stages_reach_one_another_only_if_that_was_asked_for(
         "process",
         0,
     )
-    started = components.host(platform, options, 0)
+
+
+@pytest.mark.parametrize(("asked", "address"), [({}, ""), ({"direct": True}, "127.0.0.1")])
+def test_stages_reach_one_another_only_if_that_was_asked_for(
+    tmp_path: Path, asked: dict[str, bool], address: str
+) -> None:
+    started = components.host(platform_with("/store", tmp_path), Options(**asked), 0)
     assert {c.env["THAW_STAGE_ADDRESS"] for c in started} == {address}
+
+
+def test_the_store_may_lie_in_a_directory_of_any_name(tmp_path: Path) -> None:
+    """What ``thaw model push`` writes, gateways allow and fetchd reads is one directory."""
+    store_dir = tmp_path / "a b#c?d%2f:e,é"
+    platform = platform_with(str(store_dir), tmp_path)
+    uri = platform.model_uri("m")
+    policy_of(",".join(components.models(platform))).check("guest", uri, ())
+    made = write_model(tmp_path / "made")
+    for path in made.iterdir():
+        open_store(uri).write(path.name, iter([path.read_bytes()]), path.stat().st_size)
+    assert sorted(p.name for p in (store_dir / "m").iterdir()) == sorted(p.name for p in made.iterdir())
+    (fetchd_env,) = [c.env for c in components.host(platform, Options(), 0) if c.name.endswith("fetchd")]
+    roots = fetchd_env["THAW_FETCHD_FILE_ROOTS"]
+    with Fetchd(tmp_path, THAW_FETCHD_FILE_ROOTS=roots) as fetchd:
+        assert fetchd.client.inspect(uri).n_layers == 3
+
+
+def test_the_first_key_outlives_another_that_is_set_in_the_properties(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    first = up._first_key(layout, "http://127.0.0.1:1")
+    assert read_properties(layout.wskprops)["AUTH"] == first
+    assert layout.first_key.stat().st_mode & 0o777 == 0o600
+    write_properties(layout.wskprops, {**read_properties(layout.wskprops), "AUTH": "somebody:else"})
+    assert up._first_key(layout, "http://127.0.0.1:2") == first
+    assert read_properties(layout.wskprops) == {
+        "APIHOST": "http://127.0.0.1:2",
+        "AUTH": "somebody:else",
+        "NAMESPACE": "_",
+    }
+
+
+def test_a_first_key_that_an_earlier_version_kept_in_the_properties_stays(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    write_properties(layout.wskprops, {"AUTH": "the:first"})
+    assert up._first_key(layout, "http://127.0.0.1:1") == "the:first"
+    assert layout.first_key.read_text() == "the:first"
 
 
 def test_memory_is_shared_by_the_hosts() -> None:

@@ -71,6 +71,15 @@ def test_no_secret_has_a_default_and_no_port_is_open_to_other_machines() -> None
     ]
 
 
+def test_what_says_whom_a_host_may_reach_is_passed_from_the_env_file_to_every_fetchd() -> None:
+    """One that were not passed would be set in .env and do nothing, as a refusal that is believed in."""
+    limits = {"THAW_FETCHD_ALLOW", "THAW_FETCHD_REFUSE", "THAW_FETCHD_CREDENTIALS", "THAW_FETCHD_FILE_ROOTS"}
+    fetchds = [s["environment"] for name, s in compose_file()["services"].items() if name.endswith("-fetchd")]
+    assert len(fetchds) == 2
+    for environment in fetchds:
+        assert {name: environment.get(name) for name in limits} == {name: f"${{{name}:-}}" for name in limits}
+
+
 @pytest.mark.parametrize("name", sorted(compose_file()["services"]))
 def test_a_service_has_bounds_a_read_only_root_and_no_capability(name: str) -> None:
     service = compose_file()["services"][name]

@@ -166,7 +166,7 @@ class Fetchd:
 
     def reason(self, told: ThawError) -> dict[str, Any]:
         """What the log says of an error of which a tenant gets only the id."""
-        found = re.search(r"no model could be read there \(error id (\w{8})\)$", told.message)
+        found = re.search(r"\(error id (\w{8})\)$", told.message)
         assert found, told.message
         logged: list[dict[str, Any]] = []
         wait_until(lambda: bool(logged.extend(e for e in self.events if e.get("error_id") == found[1]) or logged))

@@ -188,8 +188,9 @@ def test_one_damaged_chunk_is_fetched_again_and_two_are_corruption(fetchd: Fetch
     fetchd.client.cancel(G, 1)
     started = fetchd.start(facts)
     descriptors, reader = fetchd.open(started.segment_id)
-    with pytest.raises(ModelCorrupt, match="chunk 0 failed its checksum twice"):
+    with pytest.raises(ModelCorrupt) as told:
         reader.wait(reader.n_bytes, 10)
+    assert "chunk 0 failed its checksum twice" in fetchd.reason(told.value)["error"]
     assert reader.end <= reader.locate(WEIGHTS, 0)
     reader.close()
     descriptors.close()
@@ -206,8 +207,9 @@ def test_an_object_replaced_during_the_fetch_is_never_mixed(fetchd: Fetchd, stor
 
     store.fault = fault
     fetchd.start(facts)
-    with pytest.raises(ModelCorrupt, match=r"changed"):
+    with pytest.raises(ModelCorrupt) as told:
         fetchd.client.wait(G, 0, deadline_s=10)
+    assert "changed" in fetchd.reason(told.value)["error"]
 
 
 def test_a_shorter_object_than_promised_is_corruption(fetchd: Fetchd, store: Store) -> None:
@@ -215,8 +217,9 @@ def test_a_shorter_object_than_promised_is_corruption(fetchd: Fetchd, store: Sto
     data = (store.root / "m" / WEIGHTS).read_bytes()
     (store.root / "m" / WEIGHTS).write_bytes(data[: len(data) // 2])
     fetchd.start(facts)
-    with pytest.raises(ModelCorrupt, match=r"asked for|shorter"):
+    with pytest.raises(ModelCorrupt) as told:
         fetchd.client.wait(G, 0, deadline_s=10)
+    assert "asked for" in fetchd.reason(told.value)["error"]
 
 
 def test_a_server_without_ranges_is_named_as_the_problem(fetchd: Fetchd, store: Store) -> None:
@@ -229,8 +232,9 @@ def test_a_server_without_ranges_is_named_as_the_problem(fetchd: Fetchd, store: 
 
     store.fault = fault
     fetchd.start(facts)
-    with pytest.raises(ModelUnsupported, match="does not serve ranges"):
+    with pytest.raises(ModelUnsupported) as told:
         fetchd.client.wait(G, 0, deadline_s=10)
+    assert "does not serve ranges" in fetchd.reason(told.value)["error"]
 
 
 def test_a_missing_model_is_not_found_and_a_forbidden_one_says_credentials(fetchd: Fetchd, store: Store) -> None:
@@ -257,8 +261,9 @@ def test_what_an_unverified_model_was_at_its_first_fetch_it_must_be_at_the_secon
     data[-1] ^= 1  # length and etag stay the same
     (store.root / "m" / WEIGHTS).write_bytes(data)
     fetchd.start(facts)
-    with pytest.raises(ModelCorrupt, match="failed its checksum twice"):
+    with pytest.raises(ModelCorrupt) as told:
         fetchd.client.wait(G, 0, deadline_s=10)
+    assert "failed its checksum twice" in fetchd.reason(told.value)["error"]
 
 
 def test_two_groups_that_want_the_same_bytes_share_one_fetch_and_one_may_leave(fetchd: Fetchd, store: Store) -> None:

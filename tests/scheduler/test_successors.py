@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.scheduler.ablations import Parts
-from gateway.scheduler.decisions import ReleaseInstance, StartGroup
+from gateway.scheduler.decisions import FailDemand, ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
 from relay.protocol.messages import CommandRefused
 from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
-from thaw.errors import ErrorInfo
+from thaw.errors import ErrorInfo, Forbidden
 from thaw.host import Resident
 from thaw.ids import HostId
 from thaw.instance import InstanceState
@@ -100,3 +100,33 @@ def test_a_group_whose_action_is_deleted_while_it_leaves_has_no_successor() -> N
     assert len(of(w.later(3.0), ReleaseInstance)) == 1
     w.do(ActionDeleted(CHAT))
     assert gone(w, start) == []
+
+
+REFUSED = Forbidden("nobody may run it any more").info()
+
+
+def test_a_group_whose_model_may_not_be_run_any_more_gives_way_to_nobody() -> None:
+    w, start = served()
+    w.do(ActionSeen(chat(slo_ttft_s=7.5, max_stages=4, refused=REFUSED)))
+    whole_model_at(w, start.plan.stages[0].host)
+    assert [r.reason for r in of(w.later(70.0), ReleaseInstance)] == ["keep_alive"], "what runs goes on"
+    assert gone(w, start) == []
+
+
+def test_a_group_whose_model_is_taken_back_while_it_leaves_has_no_successor() -> None:
+    w, start = served()
+    whole_model_at(w, start.plan.stages[0].host)
+    assert len(of(w.later(3.0), ReleaseInstance)) == 1
+    w.do(ActionSeen(chat(slo_ttft_s=7.5, max_stages=4, refused=REFUSED)))
+    assert gone(w, start) == []
+
+
+def test_who_waits_for_a_worker_that_runs_is_not_failed_when_its_model_is_taken_back() -> None:
+    w, start = served()
+    w.said(start, InstanceState.READY, inflight=8)
+    w.do(ActionSeen(chat(slo_ttft_s=7.5, max_stages=4, refused=REFUSED)))
+    decided = [*w.ask(CHAT), *w.later(5.0)]
+    assert (of(decided, FailDemand), of(decided, StartGroup)) == ([], [])
+    (failed,) = of(w.said(start, InstanceState.GONE), FailDemand)
+    assert failed.error == REFUSED
+    assert of(w.ask(CHAT), FailDemand) != [], "nothing serves any more"

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from fetchd.disclosure import disclosed
 from fetchd.gate import Gate, _is_own
 from fetchd.reach import Place, Reach, parse
 from fetchd.sources.http import HttpSource
 from tests.conftest import free_port
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_model
-from thaw.errors import ModelNotFound, StoreUnavailable, ThawError
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable, ThawError
+from thaw.ids import GroupId
+from thaw.logs import Log
 from thaw.settings import SettingError
 
 
@@ -112,6 +115,21 @@ REFUSED = [
     "172.16.0.1",
     "172.31.255.255",
     "192.0.0.1",
+    "192.0.0.8",
+    "192.0.0.9",
+    "192.0.0.10",
+    "192.0.0.192",
+    "192.31.196.1",
+    "192.52.193.1",
+    "192.175.48.1",
+    "168.63.129.16",
+    "::ffff:168.63.129.16",
+    "64:ff9b::168.63.129.16",
+    "2620:4f:8000::1",
+    "2001:4:112::1",
+    "2001:20::1",
+    "100:0:0:1::1",
+    "4000::1",
     "192.0.2.1",
     "192.88.99.1",
     "192.168.0.1",
@@ -148,7 +166,9 @@ REFUSED = [
 PUBLIC = [
     "1.1.1.1",
     "8.8.8.8",
+    "168.63.129.17",
     "172.32.0.1",
+    "192.0.1.1",
     "192.169.0.1",
     "::ffff:8.8.8.8",
     "64:ff9b::808:808",
@@ -160,7 +180,7 @@ PUBLIC = [
 def test_every_address_that_is_not_public_is_refused_however_it_is_written() -> None:
     assert [a for a in REFUSED if not Reach().problem(a, 80, is_own=False)] == []
     assert [a for a in PUBLIC if Reach().problem(a, 80, is_own=False)] == []
-    assert Reach().problem("8.8.8.8", 80, is_own=True) == "8.8.8.8 is an address of this machine"
+    assert "8.8.8.8 is an address of this machine" in Reach().problem("8.8.8.8", 80, is_own=True)
     assert [_is_own(a) for a in ("127.0.0.1", "::1", *own_addresses())] == [
         True,
         True,
@@ -182,6 +202,15 @@ def test_an_operator_allows_networks_and_single_ports_and_what_it_refuses_wins()
     refused = [("10.2.0.1", 1), ("127.0.0.1", 9001), ("127.0.0.2", 9000), ("::1", 81), ("10.1.9.1", 1), ("8.8.8.8", 1)]
     assert [reach.problem(a, p, is_own=a in ("127.0.0.1", "::1")) for a, p in allowed] == [""] * len(allowed)
     assert all(reach.problem(a, p, is_own=False) for a, p in refused)
+
+
+def test_a_wide_network_that_is_allowed_does_not_open_this_machine() -> None:
+    reach = Reach(parse("A", "10.1.0.0/16, 10.1.0.7:9000, 10.1.0.8, 127.0.0.0/8, 127.0.0.0/8:8000, [::]/0"))
+    own = ["10.1.0.5", "127.0.0.1", "::ffff:10.1.0.5", "::ffff:127.0.0.1", "::1", "10.1.0.7"]
+    assert [a for a in own if "address of this machine" not in reach.problem(a, 6379, is_own=True)] == []
+    named = [("10.1.0.7", 9000), ("10.1.0.8", 6379), ("127.0.0.1", 8000)]
+    assert [reach.problem(a, p, is_own=True) for a, p in named] == [""] * len(named)
+    assert reach.problem("10.1.0.5", 6379, is_own=False) == "", "another machine of that network"
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "somewhere", "1.2.3.4:99999", "::1", "10.0.0.0/33", "1.2.3.4;5.6.7.8"])
@@ -264,6 +293,69 @@ def test_a_missing_a_forbidden_and_a_moved_model_read_alike(tmp_path: Path) -> N
             error = refusal(fetchd, f"{store.uri}/{uri}")
             told.append((error.code, re.sub(r"\w{8}\)$", "ID)", error.message[len(store.uri) + 2 :]), error.hint))
         assert len(set(told)) == 1, told
+
+
+SECRET = "hunter2-0xdeadbeef"
+LEAKS = {
+    "config.json": f'{SECRET}: "',
+    "thaw-index.json": f'{{"{SECRET}": 1}}',
+    "model.safetensors.index.json": f'{{"weight_map": {{"w": "{SECRET}"}}}}',
+    "model.safetensors": SECRET * 5,
+}
+"""What stands where a model's file is looked for, and is none of the tenant's business."""
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_no_error_quotes_what_a_server_answered(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path / "m", n_layers=1, layer_bytes=1000)
+    (tmp_path / "m" / name).write_text(LEAKS[name])
+    with Store(tmp_path) as store, Fetchd(tmp_path) as fetchd:
+        with pytest.raises((ModelCorrupt, ModelUnsupported, ModelNotFound)) as told:
+            fetchd.client.inspect(f"{store.uri}/m")
+        fetchd.reason(told.value)
+        words = told.value.message.removeprefix(f"{store.uri}/m: ") + told.value.hint
+        for quoted in (SECRET, "JSON", "column", "bytes", "1000", name, *re.findall(r"0x\w+", words)):
+            assert quoted not in words, words
+
+
+def test_an_error_during_a_fetch_quotes_nothing_either(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", n_layers=1, layer_bytes=1000)
+    with Store(tmp_path) as store, Fetchd(tmp_path, THAW_FETCHD_RETRIES=1) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        n_bytes = (model / "model.safetensors").stat().st_size
+        (model / "model.safetensors").write_bytes(b"x" * (n_bytes - 7))
+        fetchd.start(facts)
+        with pytest.raises(ModelCorrupt) as told:
+            fetchd.client.wait(GroupId("g"), 0, deadline_s=20)
+        assert str(n_bytes - 7) in fetchd.reason(told.value)["error"]
+        assert str(n_bytes - 7) not in told.value.message + told.value.hint
+
+
+ODD = {
+    "superscript": b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+    "endless": b"HTTP/1.1 200 OK\r\nContent-Length: " + b"7" * 5000 + b"\r\n\r\n",
+    "range": b"HTTP/1.1 206 Partial\r\nContent-Length: 2\r\nContent-Range: bytes 0-" + b"7" * 5000 + b"/2\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_server_whose_numbers_are_none_is_told_of_as_every_other(tmp_path: Path, odd: str) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "thaw-index.json").write_text("{}")
+    with Store(tmp_path) as store, Fetchd(tmp_path) as fetchd:
+        store.fault = lambda r: (r.method == "HEAD") == (odd != "range") and answering(ODD[odd])(r)
+        with pytest.raises((ModelCorrupt, ModelUnsupported)) as told:
+            fetchd.client.inspect(f"{store.uri}/m")
+        assert re.search(r": [a-z ,]+ \(error id \w{8}\)$", told.value.message), told.value.message
+
+
+def test_an_error_that_nobody_foresaw_is_logged_and_not_told(capfd: pytest.CaptureFixture[str]) -> None:
+    log = Log("fetchd")
+    told = disclosed("HTTP://store.example/m", ValueError(SECRET), log)
+    assert isinstance(told, PlatformError)
+    assert SECRET not in str(told.info())
+    assert SECRET in capfd.readouterr().err
+    assert isinstance(disclosed("s3://models/m", ValueError(SECRET), log), ValueError)
 
 
 class Rebinding:

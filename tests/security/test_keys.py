@@ -177,7 +177,40 @@ def test_a_key_is_made_listed_used_and_revoked_and_its_secret_is_stored_nowhere(
     assert as_operator(gateway, "DELETE", f"/api/v1/thaw/keys/{made['id']}").status_code == 200
     assert not accepts(gateway, made["key"]), "the gateway that revoked it refuses it at once"
     assert as_operator(gateway, "GET", "/api/v1/thaw/keys?namespace=team-a").json()["keys"] == []
-    assert as_operator(gateway, "DELETE", f"/api/v1/thaw/keys/{made['id']}").status_code == 404
+    again = as_operator(gateway, "DELETE", f"/api/v1/thaw/keys/{made['id']}")
+    assert again.status_code == 200, "the same request ends it at a gateway that remembers it"
+    assert as_operator(gateway, "DELETE", "/api/v1/thaw/keys/nobody").status_code == 404
+
+
+def with_key(gateway: GatewayProcess, key: str, method: str, path: str, **more: Any) -> int:
+    headers = {"Authorization": f"Bearer {key}"}
+    return requests.request(method, gateway.url + path, headers=headers, timeout=30, **more).status_code
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/api/v1/thaw/keys"), ("DELETE", f"/api/v1/thaw/keys/{KEY.partition(':')[0]}")]
+)
+def test_a_revoked_operators_key_ends_at_once_at_every_gateway(
+    start_gateway: Callable[..., GatewayProcess], method: str, path: str
+) -> None:
+    """Where another gateway remembers it, it could make itself another key, or revoke those of others."""
+    revoking, other = start_gateway(), start_gateway()
+    stolen = make_key(revoking, namespace="admin", role="operator")
+    assert accepts(other, stolen["key"])
+    assert with_key(other, stolen["key"], "GET", "/api/v1/thaw/keys") == 200
+    assert as_operator(revoking, "DELETE", f"/api/v1/thaw/keys/{stolen['id']}").status_code == 200
+    assert with_key(other, stolen["key"], method, path, json={"namespace": "admin", "role": "operator"}) == 401
+    assert accepts(other, KEY)
+    assert not accepts(other, stolen["key"]), "what the state server said once is remembered"
+
+
+def test_revoking_again_at_another_gateway_ends_a_key_there(start_gateway: Callable[..., GatewayProcess]) -> None:
+    revoking, other = start_gateway(), start_gateway()
+    made = make_key(revoking, namespace="team-a")
+    assert accepts(other, made["key"])
+    for one in (revoking, other):
+        assert as_operator(one, "DELETE", f"/api/v1/thaw/keys/{made['id']}").status_code == 200
+    assert not accepts(other, made["key"])
 
 
 @pytest.mark.parametrize(
@@ -241,6 +274,36 @@ def test_a_first_key_that_was_revoked_stays_revoked_when_a_gateway_starts(
     assert not accepts(start_gateway(THAW_FIRST_KEY=FIRST), FIRST)
 
 
+def test_a_revoked_row_of_a_version_without_roles_does_not_come_back_as_an_operators_key(
+    start_gateway: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    digest = hashlib.sha256(FIRST.encode()).hexdigest()
+    with redis.Redis.from_url(valkey_url) as client:
+        client.hset(keys.API_KEYS, digest, json.dumps({"namespace": "guest", "subject": "guest"}))
+        gateway = start_gateway()
+        assert accepts(gateway, FIRST)
+        assert as_operator(gateway, "DELETE", f"/api/v1/thaw/keys/sha256-{digest[:16]}").status_code == 200
+        assert not accepts(start_gateway(THAW_FIRST_KEY=FIRST), FIRST)
+        half_revoked = {"namespace": "guest", "subject": "guest", "revoked_ms": 1}
+        client.hset(keys.API_KEYS, digest, json.dumps(half_revoked))
+        assert not accepts(start_gateway(THAW_FIRST_KEY=FIRST), FIRST)
+
+
+def test_all_keys_of_an_id_are_revoked_at_once(gateway: GatewayProcess, valkey_url: str) -> None:
+    """Nobody can make two keys of one id through the API; THAW_FIRST_KEY and a restored backup can."""
+    own = OPERATOR_KEY.partition(":")[0]
+    twins = [f"{own}:{name * 40}" for name in ("a", "b")]
+    with redis.Redis.from_url(valkey_url) as client:
+        for twin, role in zip(twins, Role, strict=True):
+            ApiKeys(client).put(digest_of(twin), ApiKey(Namespace("admin"), "x", role, own, 1))
+    refused = as_operator(gateway, "DELETE", f"/api/v1/thaw/keys/{own}")
+    assert refused.status_code == 409, "all operators' keys have this id"
+    last = make_key(gateway, namespace="admin", role="operator")
+    assert as_operator(gateway, "DELETE", f"/api/v1/thaw/keys/{own}").status_code == 200
+    assert not any(accepts(gateway, key) for key in (*twins, OPERATOR_KEY))
+    assert accepts(gateway, last["key"])
+
+
 def test_an_operator_sees_what_each_namespace_has(gateway: GatewayProcess) -> None:
     gateway.put_python()
     found = as_operator(gateway, "GET", "/api/v1/thaw/namespaces").json()["namespaces"]
@@ -281,6 +344,13 @@ def test_metrics_need_a_token_where_the_gateway_listens_beyond_loopback(
     for refused in ("", f"Bearer {KEY}", f"Bearer {OPERATOR_KEY}", "Bearer ", "Basic eA==", "Bearer wrong"):
         assert metrics_status(gateway, refused) == 401, refused
     assert metrics_status(gateway, f"Bearer {installation}") == 200
+
+
+def test_a_stranger_is_told_how_to_send_a_key(shared: GatewayProcess) -> None:
+    for authorization, hint in (("Bearer no:key", "thaw property set --auth"), ("Digest x", "send Basic base64")):
+        headers = {"Authorization": authorization}
+        reply = requests.get(shared.url + "/api/v1/namespaces", headers=headers, timeout=30)
+        assert (reply.status_code, reply.json()["hint"].startswith(hint)) == (401, True), reply.text
 
 
 def test_the_metrics_token_opens_metrics_and_nothing_else(start_gateway: Callable[..., GatewayProcess]) -> None:

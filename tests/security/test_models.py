@@ -17,11 +17,12 @@ import pytest
 import requests
 
 from relay.protocol.messages import InspectModel, Start, StartFailed
+from relay.state.allowed_models import AllowedModels
 from tests.fetchd.harness import Fetchd, write_model
 from tests.gateway.conftest import OPERATOR_KEY, ROOT, GatewayProcess, gateway, start_gateway
 from tests.scheduler.conftest import Platform, platform
 from thaw.errors import BadRequest, Forbidden, ModelNotFound
-from thaw.ids import GroupId
+from thaw.ids import GroupId, Namespace
 from thaw.model_uri import ModelUri, policy_of
 from thaw.settings import SettingError
 
@@ -228,6 +229,26 @@ def test_a_start_does_not_use_what_was_taken_back(
     assert len(host.commands.of(Start)) == 1
     assert len(host.commands.of(InspectModel)) == looks, "nobody even looks at it"
     assert as_operator(gateway, "PUT", "guest", prefixes=["s3://team-a"]).status_code == 200
+    platform.ask("guest/chat")
+    host.commands.wait(Start, 2)
+
+
+def test_who_takes_a_prefix_back_and_ends_right_after_has_taken_it_back(platform: Platform) -> None:
+    """The gateway that writes it tells the schedulers in the same step, so it cannot die in between."""
+    allowed = AllowedModels(platform.client)
+    allowed.add(Namespace("guest"), ["file:///m"])
+    host = platform.host()
+    platform.scheduler(THAW_MODELS="")
+    platform.llm()
+    served = platform.ask("guest/chat")
+    host.commands.wait(Start)
+    platform.served(served, "guest/chat")
+    allowed.remove(Namespace("guest"), ["file:///m"])
+    host.lose_all()
+    platform.ask("guest/chat")
+    (failed,) = platform.events.wait(StartFailed)
+    assert failed.error.code == "Forbidden"
+    allowed.add(Namespace("guest"), ["file:///m"])
     platform.ask("guest/chat")
     host.commands.wait(Start, 2)
 

@@ -41,6 +41,7 @@ def test_every_test_of_an_attack_is_on_the_page() -> None:
 
 
 NO_ATTACK = {
+    "test_a_stranger_is_told_how_to_send_a_key",
     "test_a_key_of_no_namespace_or_role_is_refused",
     "test_a_prefix_that_cannot_be_read_stops_the_start_with_the_settings_name",
     "test_a_prefix_without_a_place_allows_every_place_of_its_scheme_and_no_other",

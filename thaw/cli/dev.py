@@ -126,7 +126,8 @@ def _welcome(platform: Platform, *, already: bool) -> None:
             soft_wrap=True,
         )
     out().print(
-        "your key (thaw property get --auth) is an operator's; one for somebody else: thaw key create --namespace NAME",
+        "your key (thaw property get --auth) is an operator's; one for somebody else: thaw key create --namespace NAME "
+        f"(yours is also in {default_layout().first_key})",
         soft_wrap=True,
     )
     out().print(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
@@ -53,7 +53,7 @@ def _open_s3(uri: str, parts: SplitResult) -> Store | None:
 
 
 def _open_directory(uri: str, parts: SplitResult) -> Store | None:
-    return DirectoryStore(uri, Path(parts.path)) if parts.path.startswith("/") and not parts.netloc else None
+    return DirectoryStore(uri, Path(unquote(parts.path))) if parts.path.startswith("/") and not parts.netloc else None
 
 
 def _open_http(uri: str, parts: SplitResult) -> Store | None:

@@ -194,7 +194,7 @@ def _reading(platform: Platform) -> dict[str, str]:
     """What fetchd may read: the store with the store's key, and the directories that are models."""
     roots = [ModelUri.parse_prefix(prefix).directory for prefix in models(platform)]
     return platform.store_env() | {
-        "THAW_FETCHD_FILE_ROOTS": ":".join(filter(None, roots)),
+        "THAW_FETCHD_FILE_ROOTS": ":".join(quote(root) for root in roots if root),
         "THAW_FETCHD_OWN_STORE": "s3://",
     }
 

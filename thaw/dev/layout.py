@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import platformdirs
 
@@ -66,7 +67,7 @@ class Platform:
         return "127.0.0.1" if self.network is None else self.network.host_address(number)
 
     def model_uri(self, name: str) -> str:
-        return f"file://{self.store_dir}/{name}" if self.store_dir else f"s3://models/{name}"
+        return f"file://{quote(self.store_dir)}/{name}" if self.store_dir else f"s3://models/{name}"
 
     def store_env(self) -> dict[str, str]:
         """The variables that make botocore and fetchd use this platform's store."""
@@ -91,6 +92,11 @@ class Layout:
     @property
     def wskprops(self) -> Path:
         return self.root / "wskprops"
+
+    @property
+    def first_key(self) -> Path:
+        """The operator's key that the platform was made with.  ``wskprops`` has the key that its user has chosen."""
+        return self.root / "first-key"
 
     @property
     def logs(self) -> Path:

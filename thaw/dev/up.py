@@ -155,12 +155,18 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
 
 
 def _first_key(layout: Layout, apihost: str) -> str:
-    """The key of the namespace ``guest``, generated once and kept in the wskprops file."""
+    """The operator's key of the namespace ``guest``, generated once and kept in a file of its own: the wskprops file,
+    from which the commands take a key, may get another one (``thaw property set --auth``)."""
     from thaw.cli.properties import read_properties
 
-    auth = read_properties(layout.wskprops).get("AUTH") or f"{uuid.uuid4()}:{secrets.token_urlsafe(48)}"
-    write_private(layout.wskprops, f"APIHOST={apihost}\nAUTH={auth}\nNAMESPACE=_\n".encode())
-    return auth
+    chosen = read_properties(layout.wskprops).get("AUTH")
+    if layout.first_key.exists():
+        first = layout.first_key.read_text()
+    else:  # an earlier version kept it in wskprops only
+        first = chosen or f"{uuid.uuid4()}:{secrets.token_urlsafe(48)}"
+        write_private(layout.first_key, first.encode())
+    write_private(layout.wskprops, f"APIHOST={apihost}\nAUTH={chosen or first}\nNAMESPACE=_\n".encode())
+    return first
 
 
 def _rotate_logs(layout: Layout) -> None:

@@ -32,6 +32,7 @@ from relay.protocol.messages import (
     HostChanged,
     InstanceChanged,
     ModelInspected,
+    ModelsAllowedChanged,
 )
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.clock import StateClock
@@ -102,6 +103,10 @@ class Reading:
             if isinstance(item, ActionChanged):
                 read.add(item.action)
                 yield self._action(item.action, changed=True)
+            elif isinstance(item, ModelsAllowedChanged):
+                names = [name for name in _llms_of(item.namespace, view) if name not in read]
+                read.update(names)
+                yield from (self._action(name, changed=True) for name in names)
             elif isinstance(item, HostChanged):
                 report = self._registry.live_host(item.host_id)
                 yield HostsSeen(tuple(self._registry.live_hosts())) if report is None else HostSeen(report)
@@ -133,3 +138,9 @@ class Reading:
         except RequestError as e:
             return replace(facts, refused=e.info())
         return facts
+
+
+def _llms_of(namespace: Namespace, view: ClusterView) -> Iterator[ActionName]:
+    for name, action in view.actions.items():
+        if action.facts is not None and action.facts.is_llm and name.partition("/")[0] == namespace:
+            yield name

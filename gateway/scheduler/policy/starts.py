@@ -73,6 +73,8 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         view.keep_nothing()
     if not action.waiting and action.minimum == 0 and not facts.is_llm:
         return []
+    if facts.refused is not None and action.n_serving:  # what runs goes on, and serves the queue
+        return wake(action, name, now_s + _recheck_s(view), now_s) if action.waiting else []
     if (refused := _refusal(view, facts)) is not None:
         return fail_all(view, name, refused)
     lacks = lacking(view, action, facts, now_s)
@@ -288,7 +290,10 @@ def _recheck_s(view: ClusterView) -> float:
 def start_group(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, choice: Choice, now_s: float
 ) -> list[Decision]:
-    """Return the decisions that begin a start.  The view counts its memory and its fetches from now on."""
+    """Return the decisions that begin a start: none for a model that may not be run any more, whoever asks for it.  The
+    view counts the start's memory and its fetches from now on."""
+    if facts.refused is not None:
+        return []
     group_id = GroupId(view.new_id())
     names = Names(view.epoch, view.new_id(), group_id)
     several = choice.n_stages > 1

@@ -26,8 +26,8 @@ from thaw.ids import HostId
 
 
 def is_due(view: ClusterView, head: InstanceView) -> bool:
-    """True when an idle group of several stages may be replaced: its size was not forced, and the whole model lies on
-    its first host, which has room for it once more."""
+    """True when an idle group of several stages may be replaced: its size was not forced, its model may still be run,
+    and the whole model lies on its first host, which has room for it once more."""
     record, action = head.record, view.action(head.record.action)
     group = view.groups.get(record.group_id)
     return (
@@ -35,6 +35,7 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
         and group is not None
         and not consolidation.is_pursued(group)
         and action.facts is not None
+        and action.facts.refused is None
         and action.facts.forced_stages is None
         and not action.waiting
         and action.n_serving > action.minimum
