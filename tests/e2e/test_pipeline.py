@@ -160,8 +160,8 @@ def test_a_group_becomes_one_worker_while_it_answers(fleet: Fleet, reference: li
 
 
 def test_a_burst_on_a_group_ends_with_two_workers_that_both_answer(fleet: Fleet, reference: list[str]) -> None:
-    """Twelve requests are answered by a pipeline of three, of which two stages become workers meanwhile."""
-    fleet.deploy("grows", scaling={"stages": 3, "keep": 2, "max_batch": 4})
+    """Six requests are answered by a pipeline of three, of which two stages become workers meanwhile."""
+    fleet.deploy("grows", scaling={"stages": 3, "keep": 2, "max_batch": 4, "max_instances": 2})
 
     def burst(n: int) -> list[tuple[str, str]]:
         """The answers, each with the host that gave it."""
@@ -177,10 +177,10 @@ def test_a_burst_on_a_group_ends_with_two_workers_that_both_answer(fleet: Fleet,
         found = fleet.pipelines.containers("grows")
         return found if [c.record.n_stages for c in found] == [1, 1] else None
 
-    first = burst(12)
+    first = burst(6)
     workers = wait_for(grown, "the pipeline is not two workers", 180)
     assert len({c.record.group_id for c in workers}) == 2
-    both = {host for _, host in burst(8)}
+    both = {host for _, host in burst(6)}
     assert both == {c.record.host_id for c in workers}
     assert "2 × one worker" in fleet.thaw("action", "get", "grows").stdout
     explained = [fleet.thaw("activation", "explain", activation_id).stdout for activation_id, _ in first]

@@ -287,9 +287,22 @@ def test_the_word_of_a_further_worker_may_come_before_that_of_stage_0() -> None:
     start, _ = whole(w)
     decided = becomes_worker(w, start)
     assert [d.plan for d in of(decided, PlanWorker)] == [own_plan(start.plan, 1)]
+    assert of(decided, RevokeCredential) == []  # the others are in the pipeline still
     decided = switched(w, start)
     assert [r.instance_id for r in of(decided, ReleaseInstance)] == [s.instance_id for s in start.stages[2:]]
     assert serving(w) == both(start, 0, 1)
+
+
+def test_a_release_of_the_pipeline_is_no_release_of_a_worker_that_has_left_it() -> None:
+    w = group_world(facts=scaling())
+    start, _ = whole(w)
+    w.said(start, READY, 0, idle_since_wall_ms=1)
+    assert [r.reason for r in of(w.later(61.0), ReleaseInstance)] == ["keep_alive"]
+    becomes_worker(w, start, inflight=1, idle_since_wall_ms=None)
+    w.said(start, GONE, 0, n_stages=1)
+    assert w.view.instances[start.stages[1].instance_id].releasing is None
+    becomes_worker(w, start)
+    assert start.stages[1].instance_id in [r.instance_id for r in of(w.later(61.0), ReleaseInstance)]
 
 
 def test_the_end_of_stage_0_after_the_switch_leaves_the_further_workers_alone() -> None:

@@ -132,10 +132,12 @@ def joined(view: ClusterView, record: InstanceRecord, before: InstanceView | Non
     if before is None or before.record.group_id == record.group_id or record.n_stages > 1:
         return []
     kept, decided = view.kept.pop(record.instance_id, None), list[Decision]()
+    view.set_releasing(view.instances[record.instance_id], None)  # a release of its pipeline is none of it
     pipeline = view.groups.get(before.record.group_id)
+    left = [] if pipeline is None or len(pipeline.plan.stages) > 1 else groups.last_left(view, pipeline)
     if kept is None:
         if pipeline is None or len(pipeline.plan.stages) == 1:  # it was given up; it serves all the same
-            return [] if pipeline is None else groups.last_left(view, pipeline)
+            return left
         kept = KeptStage(
             own_plan(pipeline.plan, before.record.stage), pipeline.plan.group_id, before.record.stage, now_s
         )
@@ -144,7 +146,7 @@ def joined(view: ClusterView, record: InstanceRecord, before: InstanceView | Non
     facts = view.action(record.action).facts
     n_slots = record.slots if facts is None else slots(facts, 1)
     view.put_group(GroupView(kept.plan, (record.instance_id,), (), n_slots, set(), now_s, is_starting=False))
-    return [*decided, *([] if pipeline is None else groups.last_left(view, pipeline))]
+    return [*decided, *left]
 
 
 def lost(view: ClusterView, record: InstanceRecord, now_s: float) -> list[Decision]:
