@@ -9,11 +9,11 @@ import time
 
 from gateway.serving.call import Call
 from gateway.serving.invoker_pool import Reply
-from gateway.serving.migration import Migrations, Move
+from gateway.serving.migration import Migrations
+from gateway.serving.move import Move
 from gateway.serving.move_rules import Event, State
 from gateway.serving.routes import Route
-from relay.protocol.messages import RunFailed
-from thaw.errors import InstanceBusy, ThawError, from_info
+from thaw.errors import ThawError, TimeLimitExceeded
 from thaw.trace import Phase
 
 
@@ -35,6 +35,7 @@ class Moving:
         ClientGone."""
         move = self._move
         if not route.leaves:
+            self._n_failed = 0  # a later drain is another one
             self._stop(Event.STAYS, "the host is not emptied after all")
         elif move is None:
             if self._n_failed < self._migrations.limits.attempts:
@@ -55,7 +56,7 @@ class Moving:
 
     def _begin(self, route: Route) -> None:
         self._call.trace(Phase.MOVE_BEGIN, {"from": route.record.host_id})
-        self._move = self._migrations.begin(self._call)
+        self._move = self._migrations.begin(self._call, route.record)
 
     def _stop(self, event: Event, why: str) -> Route | None:
         move, self._move = self._move, None
@@ -66,27 +67,24 @@ class Moving:
         return at_hand
 
     def _note_failure(self, move: Move) -> None:
-        """The source goes on, and another destination may be tried.  An instance whose slots others had taken did not
-        fail."""
+        """The source goes on, and another destination may be tried."""
         self._move = None
-        self._n_failed += 0 if isinstance(move.error, InstanceBusy) else 1
+        self._n_failed = self._migrations.limits.attempts if move.is_last else self._n_failed + 1
         self._trace_end(move, {"stayed": move.error.message if move.error is not None else "it ended"})
 
     def _switch(self, move: Move, route: Route, reply: Reply) -> tuple[Route, Reply, object] | None:
-        if not move.take(Event.BOUNDARY):
+        if not self._migrations.at_boundary(move):
             return None  # it has ended meanwhile
-        move.settled.set()
         began_s = time.monotonic()
         try:
-            new = self._migrations.send_last(move)
-            message = _first_message(new)
+            new, message = self._migrations.send_last(move)
         except ThawError as e:
             self._call.hangup.check()
-            self._migrations.failed(move, e)
+            self._migrations.failed(move, e, is_last=isinstance(e, TimeLimitExceeded))  # the client waited enough
             return None
         new.extend(self._call.run_deadline_s())
         move.take(Event.FIRST_MESSAGE)
-        self._move = None
+        self._move, self._n_failed = None, 0
         reply.abort()
         self._migrations.give_back(route)
         self._note_move(move, time.monotonic() - began_s)
@@ -103,16 +101,3 @@ class Moving:
     def _trace_end(self, move: Move, attrs: dict[str, object]) -> None:
         rounds = {"rounds": move.n_rounds, "tokens": move.n_tokens, "rounds_s": round(move.rounds_s, 4)}
         self._call.trace(Phase.MOVE_END, {**attrs, **rounds})
-
-
-def _first_message(reply: Reply) -> object:
-    """Raises as Reply's methods do, and the error in which the run failed at once."""
-    try:
-        reply.read_head()
-        message: object = reply.read_message()
-        if isinstance(message, RunFailed):
-            raise from_info(message.error)
-    except BaseException:
-        reply.abort()
-        raise
-    return message
