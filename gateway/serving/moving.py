@@ -14,15 +14,17 @@ from gateway.serving.move import Move
 from gateway.serving.move_rules import Event, State
 from gateway.serving.routes import Route
 from thaw.errors import ThawError, TimeLimitExceeded
+from thaw.instance import InstanceRecord
 from thaw.trace import Phase
 
 
 class Moving:
-    __slots__ = ("_call", "_migrations", "_move", "_n_failed")
+    __slots__ = ("_call", "_left", "_migrations", "_move", "_n_failed")
 
     def __init__(self, migrations: Migrations, call: Call) -> None:
         self._migrations, self._call = migrations, call
         self._move: Move | None = None
+        self._left: InstanceRecord | None = None  # the worker that moves have failed to leave
         self._n_failed = 0
 
     @property
@@ -35,11 +37,9 @@ class Moving:
         ClientGone."""
         move = self._move
         if not route.leaves:
-            self._n_failed = 0  # a later drain is another one
             self._stop(Event.STAYS, "the host is not emptied after all")
         elif move is None:
-            if self._n_failed < self._migrations.limits.attempts:
-                self._begin(route)
+            self._begin(route)
         elif move.state is State.ENDED:
             self._note_failure(move)
         elif move.state is State.CAUGHT_UP:
@@ -55,6 +55,10 @@ class Moving:
         self._stop(Event.RUN_ENDED, "the run ended first")
 
     def _begin(self, route: Route) -> None:
+        if route.record is not self._left:  # it has a new one when the host was taken back, or the run has moved
+            self._left, self._n_failed = route.record, 0
+        if self._n_failed >= self._migrations.limits.attempts:
+            return
         self._call.trace(Phase.MOVE_BEGIN, {"from": route.record.host_id})
         self._move = self._migrations.begin(self._call, route.record)
 
@@ -84,7 +88,7 @@ class Moving:
             return None
         new.extend(self._call.run_deadline_s())
         move.take(Event.FIRST_MESSAGE)
-        self._move, self._n_failed = None, 0
+        self._move = None
         reply.abort()
         self._migrations.give_back(route)
         self._note_move(move, time.monotonic() - began_s)

@@ -468,6 +468,44 @@ def test_destinations_are_tried_three_times_at_most(gateway: Gateway, run: Run) 
     until(lambda: nothing_is_held(gateway))
 
 
+def test_what_failed_in_one_drain_is_tried_again_in_the_next(gateway: Gateway, run: Run) -> None:
+    gateway.dest.failures.extend(Throttled("no") for _ in range(3))
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read(2, paced=gateway.source)
+    assert len(gateway.migrations.moves) == 3
+    gateway.room.instance_changed(replace(gateway.here))
+    run.read(1, paced=gateway.source)
+    gateway.drain()
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_slot_that_is_there_does_not_wait_until_the_state_server_knows_of_all_demand(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(3)]
+    for run in runs:
+        run.read(2)
+    settle, answers = gateway.demand.settle, threading.Semaphore(0)
+    gateway.demand.settle = cast(Any, lambda call: (answers.acquire(timeout=WAIT_S), settle(call)))
+    gateway.drain()
+    for run in runs:
+        run.read(1)
+    gateway.ready(gateway.dest)  # while the first demand is on its way
+    answers.release()
+    until(lambda: [m.state for m in gateway.migrations.moves] == [State.CAUGHT_UP] * 3)
+    assert not answers.acquire(blocking=False)
+    answers.release(20)
+    for run in runs:
+        run.steps.close()
+    until(lambda: nothing_is_held(gateway))
+
+
 def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Gateway, run: Run) -> None:
     run.read(1, paced=gateway.source)
     until(lambda: gateway.demand.waits)
@@ -514,6 +552,19 @@ def test_a_run_whose_slot_others_took_before_the_switch_stays_and_asks_again(gat
     run.read_all()
     assert run.is_whole()
     assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_the_last_slot_of_the_destination_is_asked_for_at_once_again_when_a_round_has_just_ended_there(
+    gateway: Gateway, run: Run
+) -> None:
+    gateway.dest.frees_late = True
+    gateway.ready(gateway.dest, slots=1)
+    caught_up(gateway, run)
+    run.read(1)
+    assert run.ends[0]["to"] == "h1"
+    run.read_all()
+    assert run.is_whole()
     until(lambda: nothing_is_held(gateway))
 
 
