@@ -97,7 +97,7 @@ class Migrations:
         patience_s = move_rules.patience_s(move.last_round_s, self.limits.first_message_s)
         to = move.destination.record
         return _sent_again_if_busy(
-            lambda: _answered(send_run(self._pool, move.call, to, deadline_s=deadline_s, patience_s=patience_s))
+            move, lambda: _answered(send_run(self._pool, move.call, to, deadline_s=deadline_s, patience_s=patience_s))
         )
 
     def give_back(self, route: Route) -> None:
@@ -331,7 +331,7 @@ class Migrations:
         known = n_in_vain = 0  # tokens that the destination has, its prompt among them
         while True:
             n_sent, began_s = len(emitted), time.monotonic()
-            n_prompt = _sent_again_if_busy(lambda n=n_sent: self._compute(move, emitted[:n]))  # type: ignore[misc]
+            n_prompt = _sent_again_if_busy(move, lambda n=n_sent: self._compute(move, emitted[:n]))  # type: ignore[misc]
             took_s = time.monotonic() - began_s
             move.last_round_s, move.rounds_s = took_s, move.rounds_s + took_s
             move.n_rounds, move.n_tokens = move.n_rounds + 1, move.n_tokens + n_prompt + n_sent - known
@@ -385,11 +385,13 @@ def _answered(reply: Reply) -> tuple[Reply, object]:
     return reply, message
 
 
-def _sent_again_if_busy(send: Callable[[], T]) -> T:
+def _sent_again_if_busy(move: Move, send: Callable[[], T]) -> T:
     """An invoker frees a slot just after the last byte of the run that had it, which may have been our last round."""
     try:
         return send()
     except InstanceBusy:
+        if move.n_refusals:  # it is refused for longer than that
+            raise
         return send()
 
 
