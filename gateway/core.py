@@ -26,6 +26,7 @@ from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
@@ -89,7 +90,9 @@ class Gateway:
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
-        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, self.log, settings.llm_result_bytes)
+        self.dispatcher = Dispatcher(
+            self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
+        )
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
@@ -201,6 +204,7 @@ class Gateway:
             self.actions.forget(message.action)
             if message.deleted:
                 self._on_deleted(message.action)
+            self.room.action_changed(message.action)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)

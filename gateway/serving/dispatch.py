@@ -23,6 +23,7 @@ from gateway.serving.invoker_pool import InvokerPool, Reply, Unreachable
 from gateway.serving.migration import Migrations
 from gateway.serving.routes import Route
 from gateway.serving.sending import send_run
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import Ticket, WaitingRoom
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
@@ -38,12 +39,18 @@ here is used at once."""
 
 class Dispatcher:
     def __init__(
-        self, room: WaitingRoom, demand: Demand, pool: InvokerPool, log: Log, llm_result_bytes: int = 64 << 20
+        self,
+        room: WaitingRoom,
+        demand: Demand,
+        pool: InvokerPool,
+        versions: Versions,
+        log: Log,
+        llm_result_bytes: int = 64 << 20,
     ) -> None:
         """``llm_result_bytes``: what the tokens of one answer may take in memory."""
         self.llm_result_bytes = llm_result_bytes
-        self.room, self._demand, self._pool, self._log = room, demand, pool, log
-        self.migrations = Migrations(room, demand, pool, log)
+        self.room, self._demand, self._pool, self._versions, self._log = room, demand, pool, versions, log
+        self.migrations = Migrations(room, demand, pool, versions, log)
 
     def reach(self, call: Call, at_hand: Route | None = None) -> Generator[str | Reply, None, tuple[Route, Reply]]:
         """Return an instance that has accepted the call.  The caller ends the reply and gives the route back.
@@ -105,10 +112,11 @@ class Dispatcher:
         return PlatformError("There was an internal server error.")
 
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
-        ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
+        ticket = _ticket(call)
         self.room.enter(ticket)
         try:
             if ticket.route is None:
+                self._check_version(ticket)
                 self._begin_wait(call)
                 yield "queued"
                 yield from self._wait(call, ticket, refusals)
@@ -128,6 +136,7 @@ class Dispatcher:
     def _wait(self, call: Call, ticket: Ticket, refusals: int) -> Generator[str, None, None]:
         with call.hangup.waking(ticket.event.set):
             while ticket.route is None:
+                self._check_version(ticket)
                 if ticket.error is not None:
                     raise ticket.error
                 call.hangup.check()
@@ -145,6 +154,10 @@ class Dispatcher:
                     yield ticket.notices.popleft()
         call.hangup.check()
 
+    def _check_version(self, ticket: Ticket) -> None:
+        if ticket.exact:
+            self._versions.check(ticket.action, ticket.version)
+
     def _note_route(self, call: Call, route: Route) -> None:
         """Note the call's route.  The call is cold if it waited and got one of the slots that the instance was started
         for."""
@@ -160,6 +173,13 @@ class Dispatcher:
         call.trace(Phase.DISPATCHED, {"instance_id": route.record.instance_id, "host": route.record.host_id})
         call.dispatched_ms = call.dispatched_ms or wall_ms()
         return send_run(self._pool, call, route.record, deadline_s=deadline_s)
+
+
+def _ticket(call: Call) -> Ticket:
+    """An answer that has begun goes on with the version that began it."""
+    began = call.instance if call.emitted else None
+    version = call.action.version if began is None else began.action_version
+    return Ticket(call.activation_id, call.action.name, version, call.received_s, exact=began is not None)
 
 
 def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:

@@ -8,6 +8,8 @@ migration.py carries this out.  This file is pure: state and event in, state and
     a slot elsewhere     the destination       few enough tokens           the run reads no more       it reads the
     is asked for, like   computes the tokens   are missing there           from the source; the        destination
     any other            so far, in rounds                                 destination has all tokens
+       ▲                    │                     │                           │
+       ├────────────────────┴── others took the slot ─────────────────────────┤
        │                    │                     │                           │
        └── the run ends or stays, the source or the destination fails ────────┘──▶ ENDED, without having moved
 
@@ -25,6 +27,20 @@ from typing import Final, NamedTuple
 FEW_TOKENS: Final = 10
 """The source may be stopped when so many tokens or fewer are missing at the destination (ServerlessLLM's number): a
 destination computes them in one step, so a further round would not make the pause shorter."""
+
+
+MANY_TOKENS: Final = 64
+"""The source is not stopped when more tokens are missing, though rounds make them no fewer: the destination computes
+them in one step on a GPU, and for seconds where it has no time."""
+
+SLOW_ROUND_S: Final = 2.0
+"""A client may think that its answer has stopped when no token comes for longer than this."""
+
+IN_VAIN: Final = 1
+"""A round may be slow for once, as the first one is that meets a new batch size."""
+
+PATIENCE_S: Final = 1.0
+"""What the switch may take beyond two rounds: a new connection, and a step of the requests that run there."""
 
 
 class State(enum.StrEnum):
@@ -45,6 +61,7 @@ class Event(enum.StrEnum):
     STAYS = "stays"  # the host is not emptied after all
     SOURCE_FAILED = "source failed"
     DEST_FAILED = "destination failed"  # or it could not be started, or refused
+    DEST_BUSY = "destination busy"  # other gateways have taken its slots
     OVERDUE = "overdue"  # no token boundary came: the client may have stopped reading
 
 
@@ -52,6 +69,7 @@ class Command(enum.StrEnum):
     COMPUTE_AT_DEST = "destination: compute these tokens"
     SEND_TO_DEST = "destination: answer from here"
     STOP_SOURCE = "source: stop"  # its slot is free then
+    ASK_AGAIN = "queue: it wants a slot again"
     LEAVE_QUEUE = "queue: it wants no slot any more"
     DROP_AT_DEST = "destination: stop, and take the slot back"
     CONTINUE_AT_DEST = "run: go on at the destination, from the tokens emitted"
@@ -64,6 +82,7 @@ class Step(NamedTuple):
 
 _LEAVES: Final = Step(State.ENDED, (Command.LEAVE_QUEUE,))
 _DROPS: Final = Step(State.ENDED, (Command.DROP_AT_DEST,))
+_ASKS_AGAIN: Final = Step(State.ASKING, (Command.DROP_AT_DEST, Command.ASK_AGAIN))
 
 TABLE: Final[Mapping[tuple[State, Event], Step]] = {
     # the normal course
@@ -90,6 +109,9 @@ TABLE: Final[Mapping[tuple[State, Event], Step]] = {
     (State.RESUMING, Event.DEST_FAILED): _DROPS,
     (State.CAUGHT_UP, Event.DEST_FAILED): _DROPS,
     (State.SWITCHING, Event.DEST_FAILED): _DROPS,
+    # others were quicker, which is no failure: the same move asks again
+    (State.RESUMING, Event.DEST_BUSY): _ASKS_AGAIN,
+    (State.SWITCHING, Event.DEST_BUSY): _ASKS_AGAIN,
     # a run whose client does not read holds no slot at the destination for ever
     (State.CAUGHT_UP, Event.OVERDUE): _DROPS,
 }
@@ -104,6 +126,26 @@ def is_enough(missing: float, gained: float, few: float = FEW_TOKENS) -> bool:
     """Return True when no further round shall follow one after which ``missing`` tokens are missing at the destination,
     ``gained`` fewer than before it."""
     return missing <= few or gained <= few
+
+
+class Next(enum.Enum):
+    ROUND = enum.auto()
+    SWITCH = enum.auto()
+    GIVE_UP = enum.auto()
+
+
+def after_round(missing: int, gained: int, took_s: float, n_in_vain: int) -> Next:
+    """Return what follows a round.  Nobody answers the client during the switch, and the last round says how long that
+    takes, so there is none after a slow round.  ``n_in_vain``: the rounds before it that led neither to the switch nor
+    much nearer to it."""
+    if is_enough(missing, gained) and missing <= MANY_TOKENS and took_s <= SLOW_ROUND_S:
+        return Next.SWITCH
+    return Next.ROUND if gained > FEW_TOKENS or n_in_vain < IN_VAIN else Next.GIVE_UP
+
+
+def patience_s(last_round_s: float, most_s: float) -> float:
+    """Return how long the first message of the destination may take: it computes no more than in its last round."""
+    return min(most_s, 2 * last_round_s + PATIENCE_S)
 
 
 class Rounds(NamedTuple):

@@ -9,20 +9,22 @@ import time
 
 from gateway.serving.call import Call
 from gateway.serving.invoker_pool import Reply
-from gateway.serving.migration import Migrations, Move
+from gateway.serving.migration import Migrations
+from gateway.serving.move import Move
 from gateway.serving.move_rules import Event, State
 from gateway.serving.routes import Route
-from relay.protocol.messages import RunFailed
-from thaw.errors import InstanceBusy, ThawError, from_info
+from thaw.errors import ThawError, TimeLimitExceeded
+from thaw.instance import InstanceRecord
 from thaw.trace import Phase
 
 
 class Moving:
-    __slots__ = ("_call", "_migrations", "_move", "_n_failed")
+    __slots__ = ("_call", "_left", "_migrations", "_move", "_n_failed")
 
     def __init__(self, migrations: Migrations, call: Call) -> None:
         self._migrations, self._call = migrations, call
         self._move: Move | None = None
+        self._left: InstanceRecord | None = None  # the worker that moves have failed to leave
         self._n_failed = 0
 
     @property
@@ -37,8 +39,7 @@ class Moving:
         if not route.leaves:
             self._stop(Event.STAYS, "the host is not emptied after all")
         elif move is None:
-            if self._n_failed < self._migrations.limits.attempts:
-                self._begin(route)
+            self._begin(route)
         elif move.state is State.ENDED:
             self._note_failure(move)
         elif move.state is State.CAUGHT_UP:
@@ -54,8 +55,12 @@ class Moving:
         self._stop(Event.RUN_ENDED, "the run ended first")
 
     def _begin(self, route: Route) -> None:
+        if route.record is not self._left:  # it has a new one when the host was taken back, or the run has moved
+            self._left, self._n_failed = route.record, 0
+        if self._n_failed >= self._migrations.limits.attempts:
+            return
         self._call.trace(Phase.MOVE_BEGIN, {"from": route.record.host_id})
-        self._move = self._migrations.begin(self._call)
+        self._move = self._migrations.begin(self._call, route.record)
 
     def _stop(self, event: Event, why: str) -> Route | None:
         move, self._move = self._move, None
@@ -66,23 +71,20 @@ class Moving:
         return at_hand
 
     def _note_failure(self, move: Move) -> None:
-        """The source goes on, and another destination may be tried.  An instance whose slots others had taken did not
-        fail."""
+        """The source goes on, and another destination may be tried."""
         self._move = None
-        self._n_failed += 0 if isinstance(move.error, InstanceBusy) else 1
+        self._n_failed = self._migrations.limits.attempts if move.is_last else self._n_failed + 1
         self._trace_end(move, {"stayed": move.error.message if move.error is not None else "it ended"})
 
     def _switch(self, move: Move, route: Route, reply: Reply) -> tuple[Route, Reply, object] | None:
-        if not move.take(Event.BOUNDARY):
+        if not self._migrations.at_boundary(move):
             return None  # it has ended meanwhile
-        move.settled.set()
         began_s = time.monotonic()
         try:
-            new = self._migrations.send_last(move)
-            message = _first_message(new)
+            new, message = self._migrations.send_last(move)
         except ThawError as e:
             self._call.hangup.check()
-            self._migrations.failed(move, e)
+            self._migrations.failed(move, e, is_last=isinstance(e, TimeLimitExceeded))  # the client waited enough
             return None
         new.extend(self._call.run_deadline_s())
         move.take(Event.FIRST_MESSAGE)
@@ -103,16 +105,3 @@ class Moving:
     def _trace_end(self, move: Move, attrs: dict[str, object]) -> None:
         rounds = {"rounds": move.n_rounds, "tokens": move.n_tokens, "rounds_s": round(move.rounds_s, 4)}
         self._call.trace(Phase.MOVE_END, {**attrs, **rounds})
-
-
-def _first_message(reply: Reply) -> object:
-    """Raises as Reply's methods do, and the error in which the run failed at once."""
-    try:
-        reply.read_head()
-        message: object = reply.read_message()
-        if isinstance(message, RunFailed):
-            raise from_info(message.error)
-    except BaseException:
-        reply.abort()
-        raise
-    return message

@@ -9,8 +9,10 @@ gateways use the same slots, and this gateway does not see it.  When the instanc
 or cannot be reached, the entry is ``full`` until a slot of it is released here, its record changes, or some time has
 passed.  It is not dropped: an invoker sends no further report of an idle instance that gets no requests.
 
-An instance that drains is no route.  If it drains because a host is emptied, its entry is kept aside as one that
-``leaves``: the runs on it see that, and the entry comes back with its counts if the host is taken back.
+An instance that is no route now may still have runs of ours, so its entry is kept aside with its counts until they have
+ended, and is the instance's entry again if it becomes a route again.  If the instance drains because a host is emptied,
+the entry ``leaves``, and the runs on it see that.  An instance of a deleted action never leaves: no other instance can
+go on with its answers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from thaw.ids import ActionName, GroupId, InstanceId
+from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState
 
 
@@ -55,7 +57,7 @@ def version_key(version: str) -> tuple[int, ...]:
 class RouteTable:
     def __init__(self) -> None:
         self._routes: dict[ActionName, dict[InstanceId, Route]] = {}
-        self._leaving: dict[InstanceId, Route] = {}
+        self._aside: dict[InstanceId, Route] = {}  # no routes now: they have runs, or leave
         self._retired: set[InstanceId] = set()
         self._staying: dict[InstanceId, GroupId] = {}  # later stages that are to be workers too, and their pipelines
 
@@ -66,40 +68,40 @@ class RouteTable:
             if record.state is InstanceState.GONE and record.error is not None:
                 self._remove_group(record)
             return False
-        known = self._routes.get(record.action, {}).get(record.instance_id)
         if record.state is not InstanceState.READY:
-            self._remove(record.action, record.instance_id)
-            self._note_leaving(record, known)
-            if record.state is InstanceState.GONE:
-                self._retired.discard(record.instance_id)
+            self._leave(record)
             return False
         if record.instance_id in self._retired:
             return False
-        if known is None:
-            known = self._leaving.pop(record.instance_id, None) or Route(record, now_s)
-            self._routes.setdefault(record.action, {})[record.instance_id] = known
+        routes = self._routes.setdefault(record.action, {})
+        known = routes.get(record.instance_id) or self._aside.pop(record.instance_id, None) or Route(record, now_s)
+        routes[record.instance_id] = known
         known.record, known.full, known.leaves = record, False, False
         return True
 
-    def _note_leaving(self, record: InstanceRecord, known: Route | None) -> None:
+    def _leave(self, record: InstanceRecord) -> None:
+        instance_id = record.instance_id
+        route = self._routes.get(record.action, {}).get(instance_id) or self._aside.get(instance_id)
+        self._remove(record.action, instance_id)
         if record.state is InstanceState.GONE:
-            self._leaving.pop(record.instance_id, None)
-        elif record.state is InstanceState.DRAINING and record.drained and known is not None:
-            known.leaves = True
-            self._leaving[record.instance_id] = known
+            self._aside.pop(instance_id, None)
+            self._retired.discard(instance_id)
+        elif record.drained and route is not None and instance_id not in self._retired:
+            route.leaves = True
+            self._aside[instance_id] = route
 
     def replace(self, records: Iterable[InstanceRecord], now_s: float) -> set[ActionName]:
         """Start over from the registry, keeping counts of what is in flight.  Returns every action with a route."""
         records = list(records)
         for draining in (r for r in records if r.state is InstanceState.DRAINING):
             self.apply(draining, now_s)
-        for gone in self._leaving.keys() - {r.instance_id for r in records}:
-            del self._leaving[gone]
         ready = {r.instance_id: r for r in records if r.state is InstanceState.READY and r.takes_requests}
         for routes in list(self._routes.values()):
             for route in list(routes.values()):
                 if route.record.instance_id not in ready:
                     self._remove(route.record.action, route.record.instance_id)
+        for gone in self._aside.keys() - {r.instance_id for r in records}:
+            del self._aside[gone]
         self._staying.clear()
         for record in records:
             self._note_staying(record)
@@ -114,13 +116,17 @@ class RouteTable:
         else:
             self._staying.pop(record.instance_id, None)
 
-    def take(self, action: ActionName, version: str) -> Route | None:
-        """A slot on the least loaded instance that runs ``version`` or a later one; the caller releases it."""
+    def take(self, action: ActionName, version: str, *, exact: bool = False, moves: bool = False) -> Route | None:
+        """A slot on the least loaded instance that runs ``version``, or with ``exact`` only that one and else a later
+        one, too.  A run that ``moves`` goes to no host that is being emptied.  The caller releases the slot."""
         wanted = version_key(version)
+        emptied = self._emptied() if moves else frozenset()
         free = [
             r
             for r in self._routes.get(action, {}).values()
-            if r.free and version_key(r.record.action_version) >= wanted
+            if r.free
+            and (version_key(r.record.action_version) >= wanted if not exact else r.record.action_version == version)
+            and r.record.host_id not in emptied
         ]
         if not free:
             return None
@@ -135,6 +141,13 @@ class RouteTable:
             route.full = False
         else:
             route.handed -= 1
+        if not route.inflight and not route.leaves:
+            self._aside.pop(route.record.instance_id, None)
+
+    def _emptied(self) -> frozenset[HostId]:
+        """Hosts that are being emptied, as far as the routes tell.  Of a pipeline any stage's host may be the one."""
+        leaving = (r.record for r in self._aside.values() if r.leaves)
+        return frozenset(record.host_id for record in leaving if record.n_stages == 1)
 
     def drop(self, route: Route) -> None:
         """The instance left, or broke under a request.  Its invoker's next report brings it back."""
@@ -151,6 +164,10 @@ class RouteTable:
     def retire(self, action: ActionName) -> None:
         """The action was deleted: a new one of the same name must not run on its instances."""
         self._retired.update(self._routes.pop(action, {}))
+        for route in [r for r in self._aside.values() if r.record.action == action]:
+            route.leaves = False
+            del self._aside[route.record.instance_id]
+            self._retired.add(route.record.instance_id)
 
     def groups(self, action: ActionName) -> frozenset[GroupId]:
         """Return the groups that are ready, with or without a free slot."""
@@ -173,6 +190,8 @@ class RouteTable:
         routes = self._routes.get(action)
         if routes is None:
             return
-        routes.pop(instance_id, None)
+        route = routes.pop(instance_id, None)
+        if route is not None and route.inflight:
+            self._aside[instance_id] = route
         if not routes:
             del self._routes[action]

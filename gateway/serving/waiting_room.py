@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,7 +25,11 @@ _HANDED_KEPT: Final = 32
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request's place.  ``route`` or ``error`` settles it; ``notices`` tell a waiting client about its progress."""
+    """One request's place.  ``route`` or ``error`` settles it; ``notices`` tell a waiting client about its progress.
+
+    ``exact``: only ``version`` can go on with an answer that it began.  ``moves``: a run that has a slot and is asking
+    for one on another host; no request waits longer for it, and it does not count as one that waits.
+    """
 
     activation_id: ActivationId
     action: ActionName
@@ -35,11 +39,13 @@ class Ticket:
     route: Route | None = None
     error: ThawError | None = None
     notices: deque[str] = field(default_factory=deque)
+    exact: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The state of one action's queue, from which a wait is estimated."""
+    """The state of one action's queue, from which a wait is estimated.  Runs that move are not in it."""
 
     n_waiting: int
     n_in_namespace: int
@@ -53,6 +59,7 @@ class WaitingRoom:
         self._lock = threading.Lock()
         self._table = RouteTable()
         self._queues: dict[ActionName, deque[Ticket]] = {}
+        self._moving: Counter[ActionName] = Counter()  # of those in the queue, runs that move
         self._handed: dict[ActionName, deque[float]] = {}  # of actions with a queue
 
     # what requests do ----------------------------------------------------------------------------------------------
@@ -61,10 +68,11 @@ class WaitingRoom:
         """Give ``ticket`` a route, or its place in the queue.  leave() ends the wait, release() the route's use."""
         with self._lock:
             # while others wait there is no free slot for this version: slots are handed on as they come
-            ticket.route = self._table.take(ticket.action, ticket.version)
+            ticket.route = self._take(ticket)
             if ticket.route is None:
                 queue = self._queues.setdefault(ticket.action, deque())
                 queue.insert(_place(queue, ticket), ticket)
+                self._moving[ticket.action] += ticket.moves
 
     def leave(self, ticket: Ticket) -> None:
         """Give the place up.  A route that was handed over meanwhile goes to the next request."""
@@ -73,7 +81,8 @@ class WaitingRoom:
             if queue is not None and ticket in queue:
                 self._unqueue(ticket)
             elif ticket.route is not None:
-                self._table.release(ticket.route, ran=False)
+                route, ticket.route = ticket.route, None
+                self._table.release(route, ran=False)
                 self._serve(ticket.action)
 
     def release(self, route: Route) -> None:
@@ -125,7 +134,11 @@ class WaitingRoom:
         with self._lock:
             for action in self._table.replace(records, time.monotonic()):
                 self._serve(action)
-            return [t for queue in self._queues.values() for t in queue]
+            waiting = [t for queue in self._queues.values() for t in queue]
+            for ticket in waiting:
+                if ticket.exact:  # it may have missed that its action changed
+                    ticket.event.set()
+            return waiting
 
     def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
         with self._lock:
@@ -142,6 +155,13 @@ class WaitingRoom:
         with self._lock:
             waiting = [t.activation_id for t in self._queues.get(action, ())]
         self.fail(action, waiting, error)
+
+    def action_changed(self, action: ActionName) -> None:
+        """Have whoever can use only one version of the action look whether that is still the version it has."""
+        with self._lock:
+            for ticket in self._queues.get(action, ()):
+                if ticket.exact:
+                    ticket.event.set()
 
     def retire(self, action: ActionName) -> None:
         """The action was deleted: its instances are no routes for a later action of its name."""
@@ -164,20 +184,30 @@ class WaitingRoom:
         namespace = action.partition("/")[0] + "/"
         with self._lock:
             queue = self._queues.get(action, ())
-            within = sum(len(q) for name, q in self._queues.items() if name.startswith(namespace))
-            oldest_s = queue[0].since_s if queue else None
-            return Queue(len(queue), within, oldest_s, tuple(self._handed.get(action, ())), self._table.groups(action))
+            within = sum(len(q) - self._moving[a] for a, q in self._queues.items() if a.startswith(namespace))
+            oldest_s = next((t.since_s for t in queue if not t.moves), None)
+            handed_s = tuple(self._handed.get(action, ()))
+            return Queue(len(queue) - self._moving[action], within, oldest_s, handed_s, self._table.groups(action))
 
     def _serve(self, action: ActionName) -> None:
-        while queue := self._queues.get(action):
-            ticket = queue[0]
-            route = self._table.take(action, ticket.version)
-            if route is None:
+        """Hand free slots on.  Who can use only some instances does not hold up who can use any."""
+        n_passed = 0
+        while len(queue := self._queues.get(action, ())) > n_passed:
+            ticket = queue[n_passed]
+            route = self._take(ticket)
+            if route is None and not ticket.exact:
                 return
-            self._handed.setdefault(action, deque(maxlen=_HANDED_KEPT)).append(time.monotonic())
+            if route is None:
+                n_passed += 1
+                continue
+            if not ticket.moves:
+                self._handed.setdefault(action, deque(maxlen=_HANDED_KEPT)).append(time.monotonic())
             self._unqueue(ticket)
             ticket.route = route
             ticket.event.set()
+
+    def _take(self, ticket: Ticket) -> Route | None:
+        return self._table.take(ticket.action, ticket.version, exact=ticket.exact, moves=ticket.moves)
 
     def _notify(self, action: ActionName, notice: str) -> None:
         for ticket in self._queues.get(action, ()):
@@ -192,7 +222,9 @@ class WaitingRoom:
     def _unqueue(self, ticket: Ticket) -> None:
         queue = self._queues[ticket.action]
         queue.remove(ticket)
+        self._moving[ticket.action] -= ticket.moves
         if not queue:
+            del self._moving[ticket.action]
             del self._queues[ticket.action]
             self._handed.pop(ticket.action, None)
         self._wake_asking(ticket.action)

@@ -190,10 +190,10 @@ class Fleet:
         """End the instance in any state: its run took too long, its caller hung up, or its group was given up."""
         if error is not None:
             live.blame(error)
-        for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE):
-            if live.apply(event) is Effect.STOP:
-                self.stop(live)
-                return
+        with live.lock:  # else an instance that drains for a moment could be taken back
+            stops = any(live.apply(event) is Effect.STOP for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE))
+        if stops:
+            self.stop(live)
 
     def stop(self, live: Live) -> None:
         """STOPPING → GONE: end the process, then undo the rest.  Its memory is free when this returns."""

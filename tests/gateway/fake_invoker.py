@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +19,7 @@ import redis
 from relay.protocol import messages
 from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunToken, TokenLogprob
 from relay.state.registry import Registry
-from thaw.errors import ThawError
+from thaw.errors import InstanceBusy, ThawError
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 
@@ -43,6 +43,10 @@ class FakeInvoker:
         self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
         self.entered = threading.Semaphore(0)  # released once for each run that arrived
         self.running = 0
+        self.frees_late = False  # a run that ended keeps its slot until a request was refused for that
+        self._slots: dict[str, int] = {}  # of its instances
+        self._taken: Counter[str] = Counter()
+        self._late: Counter[str] = Counter()
         self._token = ""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()  # the connections of runs
@@ -85,6 +89,7 @@ class FakeInvoker:
             n_stages=n_stages,
         )
         self.registry.put_instance(record)
+        self._slots[instance] = slots
         return record
 
     def gone(self, record: InstanceRecord, error: ThawError | None = None) -> None:
@@ -110,6 +115,19 @@ class FakeInvoker:
         with self._lock:
             for connection in self._open:
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def take_slot(self, instance: str) -> bool:
+        with self._lock:
+            if self._taken[instance] < self._slots.get(instance, 1000):
+                self._taken[instance] += 1
+                return True
+            self._taken[instance] -= self._late.pop(instance, 0)
+            return False
+
+    def give_slot(self, instance: str) -> None:
+        with self._lock:
+            held = self._late if self.frees_late else self._taken
+            held[instance] += 1 if self.frees_late else -1
 
     @contextlib.contextmanager
     def run(self, connection: socket.socket) -> Iterator[None]:
@@ -147,19 +165,26 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             if self.path == "/logs":
                 self._json(200, {"logs": [fake.log_lines for _ in body["runs"]]})
                 return
+            instance = self.path.split("/")[2]
             if fake.refusals:
-                error = fake.refusals.popleft()
-                info = {"code": error.code, "message": error.message, "hint": ""}
-                self._json(410 if error.code == "InstanceGone" else 429, {"error": error.message, "info": info})
-                return
-            fake.runs.append({**body, "path": self.path, "header": self.headers.get(ACTIVATION_HEADER)})
-            fake.entered.release()
-            with fake.run(self.connection):
-                try:
-                    self._run(body["value"])
-                except OSError:
-                    self.close_connection = True
-                    fake.closed.release()
+                self._refuse(fake.refusals.popleft())
+            elif not fake.take_slot(instance):
+                self._refuse(InstanceBusy("all slots are taken"))
+            else:
+                fake.runs.append({**body, "path": self.path, "header": self.headers.get(ACTIVATION_HEADER)})
+                fake.entered.release()
+                with fake.run(self.connection):
+                    try:
+                        self._run(body["value"])
+                    except OSError:
+                        self.close_connection = True
+                        fake.closed.release()
+                    finally:
+                        fake.give_slot(instance)
+
+        def _refuse(self, error: ThawError) -> None:
+            info = {"code": error.code, "message": error.message, "hint": ""}
+            self._json(410 if error.code == "InstanceGone" else 429, {"error": error.message, "info": info})
 
         def _run(self, value: Any) -> None:
             if "application/x-thaw-stream" in self.headers.get("Accept", ""):

@@ -18,6 +18,7 @@ from gateway.serving.dispatch import Dispatcher
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from relay.state import keys, redis_link
 from relay.state.pending import PendingClaims
@@ -59,10 +60,9 @@ def runner_of(
     log, records = Log("gateway"), Records(client)
     pool, room = InvokerPool("token"), WaitingRoom()
     demand = Demand(room, registry, OURS, log)
-    dispatcher, recorder = Dispatcher(room, demand, pool, log), Recorder(records, pool, log)
-    return AsyncRunner(
-        url, OURS, execute, dispatcher, demand, Actions(client, records), records, registry, claims, recorder, 2, log
-    )
+    actions, recorder = Actions(client, records), Recorder(records, pool, log)
+    dispatcher = Dispatcher(room, demand, pool, Versions(actions.get), log)
+    return AsyncRunner(url, OURS, execute, dispatcher, demand, actions, records, registry, claims, recorder, 2, log)
 
 
 def test_what_another_gateway_runs_is_left_to_it_though_the_first_look_at_it_failed(valkey_url: str) -> None:

@@ -10,6 +10,7 @@ from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool, Reply
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from relay.state.api_keys import Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
@@ -54,7 +55,9 @@ class Noted:
 def test_a_slot_does_not_wait_for_the_state_server() -> None:
     """The request is sent before its demand is withdrawn.  If the invoker refuses it, it becomes demand again."""
     noted, room = Noted(), WaitingRoom()
-    dispatcher = Dispatcher(room, cast(Demand, noted), cast(InvokerPool, noted), Log("gateway"))
+    dispatcher = Dispatcher(
+        room, cast(Demand, noted), cast(InvokerPool, noted), Versions(lambda _: action), Log("gateway")
+    )
     action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
     reached = dispatcher.reach(Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup()))
     assert next(reached) == "queued"
@@ -84,7 +87,7 @@ def test_a_slot_does_not_wait_for_the_state_server() -> None:
 def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
     """The invoker sends no further message about an idle instance, so a route that was dropped would never return."""
     noted, room, pool = Noted(), WaitingRoom(), InvokerPool("token")
-    dispatcher = Dispatcher(room, cast(Demand, noted), pool, Log("gateway"))
+    dispatcher = Dispatcher(room, cast(Demand, noted), pool, Versions(lambda _: action), Log("gateway"))
     action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
     with socket.socket() as invoker:
         invoker.bind(("127.0.0.1", 0))

@@ -13,22 +13,25 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.serving import move_rules
 from gateway.serving.call import Call
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import ClientGone, Hangup
 from gateway.serving.invoker_pool import InvokerPool
-from gateway.serving.migration import Limits, Migrations, Move
+from gateway.serving.migration import Migrations
+from gateway.serving.move import Limits, Move
 from gateway.serving.move_rules import State
 from gateway.serving.moving import Moving
 from gateway.serving.runs import llm_tokens
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.api_keys import Subject
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.action import KIND_LLM, Action, Exec
 from thaw.action import Limits as ActionLimits
-from thaw.errors import InstanceBusy, InstanceGone, PlatformError, Throttled, WorkerLost
+from thaw.errors import InstanceBusy, InstanceGone, NotFound, PlatformError, Throttled, WorkerLost
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
@@ -66,8 +69,8 @@ class Watched(Migrations):
         super().__init__(*args)
         self.moves: list[Move] = []
 
-    def begin(self, call: Call) -> Move:
-        self.moves.append(super().begin(call))
+    def begin(self, call: Call, source: InstanceRecord) -> Move:
+        self.moves.append(super().begin(call, source))
         return self.moves[-1]
 
 
@@ -81,8 +84,10 @@ class Gateway:
         self.demand = NotedDemand(self.room)
         self.pool = InvokerPool(self.source.token)
         log = Log("gateway")
-        self.dispatcher = Dispatcher(self.room, cast(Demand, self.demand), self.pool, log)
-        self.migrations = Watched(self.room, self.demand, self.pool, log, limits)
+        self.version = "0.0.1"  # of the action, as it is deployed; empty: it was deleted
+        versions = Versions(self.action)
+        self.dispatcher = Dispatcher(self.room, cast(Demand, self.demand), self.pool, versions, log)
+        self.migrations = Watched(self.room, self.demand, self.pool, versions, log, limits)
         self.dispatcher.migrations = self.migrations
         self.here = self.ready(self.source)
 
@@ -94,11 +99,15 @@ class Gateway:
     def drain(self) -> None:
         self.room.instance_changed(replace(self.here, state=InstanceState.DRAINING, drained=True))
 
+    def action(self, _: ActionName = CHAT) -> Action:
+        if not self.version:
+            raise NotFound("The requested resource does not exist.")
+        return Action(CHAT, Namespace("guest"), self.version, Exec(KIND_LLM), ActionLimits(timeout=60_000))
+
     def call(self, name: str = "a", **body: Any) -> Call:
-        action = Action(CHAT, Namespace("guest"), "0.0.1", Exec(KIND_LLM), ActionLimits(timeout=60_000))
         payload = {"messages": [], "max_tokens": 40, **body}
         subject = Subject(Namespace("guest"), "x")
-        return Call(ActivationId(name), action, subject, payload, Hangup(), endpoint="chat", seed=7)
+        return Call(ActivationId(name), self.action(), subject, payload, Hangup(), endpoint="chat", seed=7)
 
     def close(self) -> None:
         self.pool.close()
@@ -179,7 +188,7 @@ def movers() -> list[str]:
 
 def nothing_is_held(gateway: Gateway) -> bool:
     """No slot, no place in the queue, no demand, no run at the hosts, no thread."""
-    routes = {*gateway.room._table._routes.get(CHAT, {}).values(), *gateway.room._table._leaving.values()}
+    routes = {*gateway.room._table._routes.get(CHAT, {}).values(), *gateway.room._table._aside.values()}
     return (
         not gateway.room.counts()[0]
         and not gateway.demand.waits
@@ -261,12 +270,12 @@ def test_the_destination_is_sent_what_came_meanwhile_until_little_is_missing(gat
     until(lambda: nothing_is_held(gateway))
 
 
-def test_a_run_that_finds_no_slot_elsewhere_asks_for_one_with_its_age_and_is_counted_once(
+def test_a_run_that_finds_no_slot_elsewhere_asks_for_one_as_a_new_request_and_is_counted_once(
     gateway: Gateway, run: Run
 ) -> None:
     run.read(1, paced=gateway.source)
     until(lambda: gateway.demand.waits)
-    assert gateway.demand.waits == {"a": run.call.received_s}
+    assert gateway.demand.waits["a"] > run.call.received_s  # its move is young, and its source serves it still
     assert gateway.room.counts()[0] == 1
     run.read(5, paced=gateway.source)  # the source goes on meanwhile
     assert gateway.room.counts()[0] == 1
@@ -320,7 +329,7 @@ def test_a_run_that_ends_first_is_answered_by_its_source_and_everything_is_given
         gateway.dest.prefill_pace = threading.Semaphore(0)
     if while_ != "asking":
         gateway.ready(gateway.dest)
-    run.read(36, paced=gateway.source)
+    run.read(1 if while_ == "caught up" else 36, paced=gateway.source)  # a further token would be the boundary
     wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[while_]
     until(lambda: gateway.migrations.moves[0].state is wanted)
     if while_ == "computing":
@@ -425,7 +434,7 @@ def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token
     until(lambda: nothing_is_held(gateway))
 
 
-@pytest.mark.parametrize("fault", ["is lost", "fails", "has left", "is full"])
+@pytest.mark.parametrize("fault", ["is lost", "fails", "has left"])
 def test_a_destination_that_does_not_take_the_run_over_leaves_it_with_the_source(
     gateway: Gateway, run: Run, fault: str
 ) -> None:
@@ -438,8 +447,6 @@ def test_a_destination_that_does_not_take_the_run_over_leaves_it_with_the_source
             gateway.dest.failures.append(WorkerLost("the engine failed"))
         case "has left":
             gateway.dest.refusals.append(InstanceGone("no such instance"))
-        case "is full":
-            gateway.dest.refusals.append(InstanceBusy("all slots are taken"))
     run.read(1, paced=gateway.source)
     assert len(run.tokens) == 5
     assert gateway.migrations.moves[0].state is State.ENDED
@@ -461,6 +468,44 @@ def test_destinations_are_tried_three_times_at_most(gateway: Gateway, run: Run) 
     until(lambda: nothing_is_held(gateway))
 
 
+def test_what_failed_in_one_drain_is_tried_again_in_the_next(gateway: Gateway, run: Run) -> None:
+    gateway.dest.failures.extend(Throttled("no") for _ in range(3))
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read(2, paced=gateway.source)
+    assert len(gateway.migrations.moves) == 3
+    gateway.room.instance_changed(replace(gateway.here))
+    run.read(1, paced=gateway.source)
+    gateway.drain()
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_slot_that_is_there_does_not_wait_until_the_state_server_knows_of_all_demand(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(3)]
+    for run in runs:
+        run.read(2)
+    settle, answers = gateway.demand.settle, threading.Semaphore(0)
+    gateway.demand.settle = cast(Any, lambda call: (answers.acquire(timeout=WAIT_S), settle(call)))
+    gateway.drain()
+    for run in runs:
+        run.read(1)
+    gateway.ready(gateway.dest)  # while the first demand is on its way
+    answers.release()
+    until(lambda: [m.state for m in gateway.migrations.moves] == [State.CAUGHT_UP] * 3)
+    assert not answers.acquire(blocking=False)
+    answers.release(20)
+    for run in runs:
+        run.steps.close()
+    until(lambda: nothing_is_held(gateway))
+
+
 def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Gateway, run: Run) -> None:
     run.read(1, paced=gateway.source)
     until(lambda: gateway.demand.waits)
@@ -473,16 +518,51 @@ def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Ga
     until(lambda: nothing_is_held(gateway))
 
 
-def test_a_run_whose_slot_others_took_asks_again_and_moves(gateway: Gateway, run: Run) -> None:
-    gateway.dest.refusals.extend(InstanceBusy("all slots are taken") for _ in range(4))
+def test_a_run_whose_slot_others_took_asks_again_less_and_less_often_and_moves(
+    gateway: Gateway, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.dest.refusals.extend(InstanceBusy("all slots are taken") for _ in range(5))
     gateway.ready(gateway.dest)
-    for _ in range(30):
-        if run.ends and "to" in run.ends[-1]:
-            break
-        run.read(1, paced=gateway.source)
-        until(lambda: gateway.migrations.moves[-1].state in (State.ENDED, State.CAUGHT_UP, State.MOVED))
-    assert "to" in run.ends[-1]
-    assert not gateway.dest.refusals  # four refusals are no three failures
+    run.read(1, paced=gateway.source)
+    (move,) = gateway.migrations.moves
+    asked: list[int] = []
+    retry = gateway.room.retry
+    monkeypatch.setattr(gateway.room, "retry", lambda action: (asked.append(move.n_refusals), retry(action)))
+    until_s = time.monotonic() + WAIT_S
+    while move.state is not State.CAUGHT_UP and time.monotonic() < until_s:
+        run.read(1, paced=gateway.source)  # each token is a boundary, and none of them begins another move
+        threading.Event().wait(0.1)
+    assert asked == [1, 2, 3, 4]  # each time after a longer pause
+    assert not gateway.dest.refusals  # and so many refusals are no three failures
+    run.read_all()
+    assert run.is_whole()
+    assert gateway.migrations.moves == [move]
+    assert [e.name for e in run.call.events if e.name.startswith("move.")] == ["move.begin", "move.end"]
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_slot_others_took_before_the_switch_stays_and_asks_again(gateway: Gateway, run: Run) -> None:
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    gateway.dest.refusals.extend(InstanceBusy("all slots are taken") for _ in range(2))
+    run.read(1, paced=gateway.source)
+    assert gateway.source.running == 1
+    (move,) = gateway.migrations.moves
+    until(lambda: move.state is State.CAUGHT_UP)  # again
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_the_last_slot_of_the_destination_is_asked_for_at_once_again_when_a_round_has_just_ended_there(
+    gateway: Gateway, run: Run
+) -> None:
+    gateway.dest.frees_late = True
+    gateway.ready(gateway.dest, slots=1)
+    caught_up(gateway, run)
+    run.read(1)
+    assert run.ends[0]["to"] == "h1"
     run.read_all()
     assert run.is_whole()
     until(lambda: nothing_is_held(gateway))
@@ -550,6 +630,193 @@ def test_a_run_whose_client_does_not_read_gives_its_slot_at_the_destination_back
     assert run.is_whole()
     assert "read no token" in run.ends[0]["stayed"]
     until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(boundary_s=300)])
+def test_clients_that_do_not_read_keep_no_worker_from_the_others(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    gateway.here = gateway.ready(gateway.source, slots=20)
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(9)]
+    for run in runs:
+        run.read(2)
+    gateway.ready(gateway.dest, slots=20)
+    gateway.drain()
+    for run in runs[:8]:
+        run.read(1)
+    until(lambda: [m.state for m in gateway.migrations.moves] == [State.CAUGHT_UP] * 8)
+    runs[8].read(1)
+    until(lambda: gateway.migrations.moves[8].state is State.CAUGHT_UP)
+    for run in runs:
+        run.steps.close()
+    until(lambda: nothing_is_held(gateway))
+
+
+# the switch is short -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [Limits(first_message_s=0.2)])
+def test_a_switch_that_was_too_slow_is_not_tried_again(gateway: Gateway, run: Run) -> None:
+    gateway.dest.pace = threading.Semaphore(0)
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    run.read(1, paced=gateway.source)
+    run.read(5, paced=gateway.source)
+    assert len(gateway.migrations.moves) == len(run.ends) == 1
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_there_is_no_switch_to_a_destination_whose_rounds_are_slow(
+    gateway: Gateway, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_rules, "SLOW_ROUND_S", -1.0)
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read_all()
+    assert run.is_whole()
+    assert resumed(gateway.dest, prefill_only=False) == []
+    assert all("for a round" in end["stayed"] for end in run.ends)
+    until(lambda: nothing_is_held(gateway))
+
+
+# errors of our own -------------------------------------------------------------------------------------------------
+
+
+def test_a_move_that_fails_on_a_bug_ends_alone(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(2)]
+    for run in runs:
+        run.read(2)
+    settle = gateway.demand.settle
+    gateway.demand.settle = cast(Any, lambda _: {}["a row that cannot be read"])
+    gateway.drain()
+    runs[0].read(1)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED and not gateway.migrations._unchecked)
+    gateway.demand.settle = cast(Any, settle)
+    runs[1].read(1)
+    until(lambda: gateway.demand.waits)
+    gateway.ready(gateway.dest)
+    until(lambda: gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    for run in runs:
+        run.read_all()
+        assert run.is_whole()
+    assert "a row that cannot be read" in runs[0].ends[0]["stayed"]
+    assert runs[1].ends[0]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("name", ["move-asker", "mover"])
+def test_a_run_stays_and_others_move_later_when_no_thread_can_be_started(
+    gateway: Gateway, run: Run, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def full(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    if name == "mover":
+        gateway.ready(gateway.dest)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        run.read(1, paced=gateway.source)
+        assert gateway.migrations.moves[0].state is State.ENDED
+        run.read(1, paced=gateway.source)
+        assert len(run.ends) == 1
+    run.read(1, paced=gateway.source)
+    if name == "move-asker":
+        until(lambda: gateway.demand.waits)
+        gateway.ready(gateway.dest)
+    until(lambda: gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+# one answer, one model ---------------------------------------------------------------------------------------------
+
+
+def updated(gateway: Gateway, version: str) -> None:
+    gateway.version = version
+    gateway.room.action_changed(CHAT)
+
+
+def test_a_run_moves_to_no_other_version_of_its_action(gateway: Gateway, run: Run) -> None:
+    there = gateway.dest.ready(CHAT, instance="later", group="d" * 32, version="0.0.2")
+    gateway.room.instance_changed(there)
+    updated(gateway, "0.0.2")
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    assert not gateway.demand.waits  # which would start another worker of the later version
+    run.read_all()
+    assert run.is_whole()
+    assert gateway.dest.runs == []
+    (stayed,) = run.ends
+    assert "Version 0.0.1 of guest/chat began this answer, and the action is version 0.0.2 now" in stayed["stayed"]
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("version", ["0.0.2", ""])
+def test_a_move_ends_when_its_action_changes_while_it_asks_for_a_slot(gateway: Gateway, run: Run, version: str) -> None:
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.demand.waits)
+    updated(gateway, version)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED and not gateway.demand.waits)
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_still_moves_to_a_worker_of_its_version_when_the_action_has_a_later_one(
+    gateway: Gateway, run: Run
+) -> None:
+    updated(gateway, "0.0.2")
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[0]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("when", ["before", "while it waits"])
+@pytest.mark.parametrize("version", ["0.0.2", ""])
+def test_an_answer_whose_worker_was_lost_is_not_continued_by_another_version(
+    gateway: Gateway, when: str, version: str
+) -> None:
+    run = Run(gateway, gateway.call())
+    run.read(3, paced=gateway.source)
+    if when == "before":
+        there = gateway.dest.ready(CHAT, instance="later", group="d" * 32, version="0.0.2")
+        gateway.room.instance_changed(there)
+        updated(gateway, version)
+    else:
+        changes = threading.Thread(target=lambda: (until(lambda: gateway.demand.waits), updated(gateway, version)))
+        changes.start()
+    gateway.source.drop_runs()
+    with pytest.raises(WorkerLost, match=f"action {'is version 0.0.2 now' if version else 'was deleted'}"):
+        run.read(1)
+    assert gateway.dest.runs == []
+    if when != "before":
+        changes.join()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_an_answer_that_has_not_begun_may_be_made_by_a_later_version(gateway: Gateway) -> None:
+    run = Run(gateway, gateway.call())
+    gateway.source.cut_after.append(0)
+    gateway.dest.pace = None
+    assert next(run.steps) == "the worker was lost, continuing elsewhere"
+    updated(gateway, "0.0.2")
+    there = gateway.dest.ready(CHAT, instance="later", group="d" * 32, version="0.0.2")
+    gateway.room.instance_changed(there)
+    run.read_all()
+    assert run.is_whole()
 
 
 # other requests ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,20 @@ import math
 import pytest
 
 from gateway.scheduler.placement.serverlessllm import ResumeCost
-from gateway.serving.move_rules import FEW_TOKENS, TABLE, Command, Event, State, Step, is_enough, rounds, step
+from gateway.serving.move_rules import (
+    FEW_TOKENS,
+    TABLE,
+    Command,
+    Event,
+    Next,
+    State,
+    Step,
+    after_round,
+    is_enough,
+    patience_s,
+    rounds,
+    step,
+)
 
 UNDER_WAY = (State.ASKING, State.RESUMING, State.CAUGHT_UP, State.SWITCHING)
 AT_DEST = (State.RESUMING, State.CAUGHT_UP, State.SWITCHING)
@@ -70,8 +83,9 @@ def test_whatever_happens_in_whatever_order_a_slot_at_the_destination_is_used_or
             state, commands = step(state, event)
             said += commands
         ends = (Command.STOP_SOURCE, Command.DROP_AT_DEST, Command.CONTINUE_AT_DEST)
-        assert sum(said.count(c) for c in ends) == said.count(Command.COMPUTE_AT_DEST) <= 1, events
-        assert said.count(Command.LEAVE_QUEUE) == (Command.COMPUTE_AT_DEST not in said), events
+        n_asked, n_found = 1 + said.count(Command.ASK_AGAIN), said.count(Command.COMPUTE_AT_DEST)
+        assert sum(said.count(c) for c in ends) == n_found <= n_asked, events
+        assert said.count(Command.LEAVE_QUEUE) == n_asked - n_found, events
 
 
 @pytest.mark.parametrize("state", [State.ENDED, State.MOVED])
@@ -105,3 +119,27 @@ def test_a_destination_that_recomputes_no_faster_than_the_source_speaks_never_ca
     assert rounds(10, 100, resume_per_token_s=0.03, round_s=0.0, token_s=0.03).resume_s == math.inf
     slow_rounds = rounds(10, 1_000, resume_per_token_s=0.0001, round_s=5.0, token_s=0.01)
     assert slow_rounds.n_rounds == 2  # in each round 500 more tokens are generated
+
+
+def test_a_short_last_round_is_followed_by_the_switch() -> None:
+    assert after_round(missing=5, gained=300, took_s=0.2, n_in_vain=0) is Next.SWITCH
+    assert after_round(missing=40, gained=3, took_s=0.2, n_in_vain=0) is Next.SWITCH  # rounds make them no fewer
+    assert after_round(missing=40, gained=300, took_s=0.2, n_in_vain=0) is Next.ROUND
+
+
+@pytest.mark.parametrize(("missing", "took_s"), [(5, 2.5), (65, 0.2)])
+def test_no_client_waits_for_a_switch_after_a_slow_round_or_with_much_missing(missing: int, took_s: float) -> None:
+    assert after_round(missing, 300, took_s, 0) is Next.ROUND
+    assert after_round(missing, 0, took_s, 0) is Next.ROUND  # once may be an accident
+    assert after_round(missing, 0, took_s, 1) is Next.GIVE_UP
+
+
+def test_the_switch_may_take_little_longer_than_the_last_round() -> None:
+    assert patience_s(0.1, most_s=10) < 2
+    assert patience_s(60.0, most_s=10) == 10
+
+
+@pytest.mark.parametrize("state", [State.RESUMING, State.SWITCHING])
+def test_a_destination_whose_slots_others_took_is_no_failure_and_the_same_move_asks_again(state: State) -> None:
+    again = Step(State.ASKING, (Command.DROP_AT_DEST, Command.ASK_AGAIN))
+    assert step(state, Event.DEST_BUSY) == again

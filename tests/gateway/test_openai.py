@@ -192,11 +192,11 @@ def test_a_body_that_cannot_be_run_names_its_parameter(
 
 
 BROKEN = """
-from gateway.serving import dispatch
-run_body = dispatch.run_body
-def broken(call, deadline_s):
-    return run_body(call, deadline_s) if call.payload.get("user") != "unlucky" else {}["nothing"]
-dispatch.run_body = broken
+from gateway.serving import sending
+run_body = sending.run_body
+def broken(call, deadline_s, tokens, **more):
+    return run_body(call, deadline_s, tokens, **more) if call.payload.get("user") != "unlucky" else {}["nothing"]
+sending.run_body = broken
 """
 
 

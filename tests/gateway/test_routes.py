@@ -115,9 +115,12 @@ def test_leaving_with_a_route_in_hand_gives_it_to_the_next() -> None:
     room = WaitingRoom()
     first, second = (enter(room, n) for n in "ab")
     room.instance_changed(record("a", slots=1))
-    assert first.route is not None
-    room.leave(first)
-    assert second.route is first.route
+    given = first.route
+    assert given is not None
+    for _ in range(2):  # it is given up once, whoever says so
+        room.leave(first)
+    assert second.route is given
+    assert given.inflight == 1
     assert second.event.is_set()
 
 
@@ -247,3 +250,89 @@ def test_who_waits_is_told_which_stage_starts_where() -> None:
     ticket = enter(room, "a")
     room.instance_changed(replace(record("b", group="g", stage=1, n_stages=4), state=InstanceState.STARTING))
     assert list(ticket.notices) == ["starting on h0 (stage 2 of 4)"]
+
+
+@pytest.mark.parametrize("lost", ["it left", "a sibling was lost"])
+def test_a_route_that_was_dropped_under_a_run_is_the_same_route_again_and_may_leave(lost: str) -> None:
+    room = WaitingRoom()
+    room.instance_changed(record("a"))
+    running, other = (enter(room, n).route for n in "ab")
+    assert running is not None
+    assert other is running
+    room.refused(other, gone=True) if lost == "it left" else room.lost(other)
+    if lost == "a sibling was lost":
+        room.instance_changed(record("a"))  # its invoker's next report
+        assert enter(room, "c").route is running
+        assert running.inflight == 2  # and none of its slots is given twice
+    room.instance_changed(replace(record("a"), state=InstanceState.DRAINING, drained=True))
+    assert running.leaves
+
+
+def test_an_entry_without_runs_and_of_no_route_is_forgotten() -> None:
+    table = RouteTable()
+    table.apply(record("a"), 0)
+    route = table.take(CHAT, "0.0.1")
+    assert route is not None
+    table.drop(route)
+    table.release(route)
+    assert not table._aside
+    table.apply(replace(record("a"), state=InstanceState.DRAINING, drained=True), 1)
+    assert not route.leaves
+
+
+def test_the_instance_of_a_deleted_action_does_not_leave_and_is_no_route_again() -> None:
+    table = RouteTable()
+    table.apply(record("a"), 0)
+    route = table.take(CHAT, "0.0.1")
+    assert route is not None
+    table.apply(replace(record("a"), state=InstanceState.DRAINING, drained=True), 1)
+    assert route.leaves
+    table.retire(CHAT)
+    assert not route.leaves
+    table.apply(replace(record("a"), state=InstanceState.DRAINING, drained=True, inflight=1), 2)
+    assert not route.leaves
+    assert not table.apply(record("a"), 3)  # its host was taken back
+    assert table.count() == 0
+
+
+def test_who_waits_for_one_version_gets_no_other_and_does_not_hold_up_the_others() -> None:
+    room = WaitingRoom()
+    exact = Ticket(ActivationId("a"), CHAT, "0.0.1", 1.0, exact=True)
+    room.enter(exact)
+    room.instance_changed(record("b", version="0.0.2", slots=1))
+    assert exact.route is None
+    other = enter(room, "b")
+    assert other.route is not None
+    waiting = enter(room, "c")
+    room.release(other.route)
+    assert waiting.route is not None
+    room.instance_changed(record("a", version="0.0.1"))
+    assert exact.route is not None
+    assert exact.route.record.instance_id == "a"
+
+
+def test_a_run_that_moves_finds_no_slot_on_a_host_that_is_emptied() -> None:
+    room = WaitingRoom()
+    room.instance_changed(record("a"))
+    assert enter(room, "a").route is not None
+    room.instance_changed(replace(record("a"), state=InstanceState.DRAINING, drained=True))
+    moving = Ticket(ActivationId("m"), CHAT, "0.0.1", exact=True, moves=True)
+    room.enter(moving)
+    room.instance_changed(record("b"))  # a start that was under way on the same host
+    assert moving.route is None
+    assert enter(room, "c").route is not None  # it serves who waited for it
+    room.instance_changed(replace(record("d"), host_id=HostId("h1")))
+    assert moving.route is not None
+
+
+def test_runs_that_move_are_not_counted_as_requests_that_wait() -> None:
+    room = WaitingRoom()
+    moving = [Ticket(ActivationId(n), CHAT, "0.0.1", 1.0, exact=True, moves=True) for n in "ab"]
+    for ticket in moving:
+        room.enter(ticket)
+    found = room.queue(CHAT)
+    assert (found.n_waiting, found.n_in_namespace, found.oldest_s) == (0, 0, None)
+    enter(room, "c", 5.0)
+    room.leave(moving[0])
+    found = room.queue(CHAT)
+    assert (found.n_waiting, found.n_in_namespace, found.oldest_s) == (1, 1, 5.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from invoker.containers.fleet import Fleet
-from invoker.containers.instance import Event
+from invoker.containers.instance import Effect, Event
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from relay.clients.fetch import FetchClient
@@ -82,6 +82,25 @@ def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() 
     second.start()
     second.join(WAIT_S)
     assert live.gone.is_set()
+
+
+def test_an_instance_that_is_killed_is_not_taken_back_in_between() -> None:
+    fleet = Fleet(Containers(), FetchClient("/none"), Noted(), Ledger(1), Log("test"))  # type: ignore[arg-type]
+    live = busy(fleet, 1)
+    apply, undrains = live.apply, list[threading.Thread]()
+
+    def interrupted(event: Event) -> Effect:
+        effect = apply(event)
+        if event is Event.DRAIN:
+            undrains.append(threading.Thread(target=fleet.undrain, args=(live.record.instance_id,), daemon=True))
+            undrains[0].start()
+            undrains[0].join(0.2)  # it has to wait for the lock, or it would have undone the drain by now
+        return effect
+
+    live.apply = interrupted  # type: ignore[method-assign]
+    fleet.kill(live, None)
+    undrains[0].join(WAIT_S)
+    assert live.record.state is InstanceState.GONE
 
 
 def test_an_instance_that_ends_while_it_is_announced_as_idle_is_announced_as_gone_last() -> None:

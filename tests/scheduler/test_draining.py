@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from gateway.scheduler.decisions import ReleaseInstance, StartGroup, UndrainInstance
-from gateway.scheduler.events import HostsSeen
+from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
 from relay.protocol.messages import InstanceChanged
 from relay.state.registry import Registry
 from tests.scheduler.test_policy import HELLO, hello, of, report, world
@@ -104,6 +104,66 @@ def test_a_draining_instance_does_not_keep_its_actions_maximum_from_starting_els
     drained(w)
     draining(w, start)
     assert [s.plan.stages[0].host for s in of(w.ask(), StartGroup)] == ["h1"]
+
+
+@pytest.mark.parametrize("event", [ActionDeleted(HELLO), ActionSeen(replace(hello(), version="0.0.2"), changed=True)])
+def test_what_no_new_request_could_use_is_not_taken_back(event: Any) -> None:
+    w = two_hosts()
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    drained(w)
+    draining(w, start)
+    w.do(event)
+    assert of(drained(w, drain=False), UndrainInstance) == []
+
+
+def test_no_more_is_taken_back_than_the_actions_maximum() -> None:
+    w = two_hosts(max_instances=1)
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    drained(w)
+    draining(w, start)
+    (elsewhere,) = of(w.ask(), StartGroup)
+    w.ready(elsewhere, idle=False)
+    assert of(drained(w, drain=False), UndrainInstance) == []
+    record = w.view.instances[elsewhere.stages[0].instance_id].record
+    w.do(InstanceChanged(replace(record, state=InstanceState.GONE)))
+    assert [u.instance_id for u in of(drained(w, drain=False), UndrainInstance)] == [start.stages[0].instance_id]
+
+
+def test_of_several_that_were_drained_as_many_are_taken_back_as_the_maximum_allows() -> None:
+    w = two_hosts(max_instances=2)
+    starts = of([*w.ask(), *w.ask()], StartGroup)
+    for start in starts:
+        w.ready(start, idle=False)
+    drained(w)
+    for start in starts:
+        draining(w, start)
+    (elsewhere,) = of(w.ask(), StartGroup)
+    w.ready(elsewhere, idle=False)
+    for _ in range(2):  # and the same one is told again
+        (undrain,) = of(drained(w, drain=False), UndrainInstance)
+        assert undrain.instance_id == min(start.stages[0].instance_id for start in starts)
+
+
+def test_a_stage_that_is_left_of_a_group_is_not_taken_back_and_its_release_stands() -> None:
+    w = group_world(facts=chat(forced_stages=2, max_stages=2))
+    (start,) = of(w.ask(CHAT), StartGroup)
+    w.ready(start, idle=False)
+    hosts = [s.host for s in start.plan.stages]
+
+    def seen(*names: str, lost: str = "") -> list[Any]:
+        reports = [v.report for v in w.view.hosts.values() if v.host_id != lost]
+        return w.do(HostsSeen(tuple(replace(r, draining=r.host_id in names) for r in reports)))
+
+    w.now += 100
+    seen(hosts[1])
+    draining(w, start)
+    seen(hosts[1], lost=hosts[1])  # it is switched off before the requests have left
+    left = w.view.instances[start.stages[0].instance_id]
+    assert left.releasing is not None
+    assert of(seen(lost=hosts[1]), UndrainInstance) == []
+    assert left.releasing is not None
 
 
 def test_a_group_is_taken_back_when_no_host_of_its_stages_is_drained_any_more() -> None:

@@ -5,14 +5,15 @@ instance there for ever.  The requests that it has end there if they are a funct
 their gateways (gateway/serving/migration.py), which ask for slots elsewhere as any request does.  A group that is
 starting may become ready and serves the requests that wait for it; it is released at the next heartbeat after that.
 
-A host that is taken back keeps what has not ended yet.
+A host that is taken back keeps what has not ended yet, as far as its action still wants it.
 """
 
 from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision, UndrainInstance
 from gateway.scheduler.policy import scale_up
-from gateway.scheduler.policy.starts import release, rescale
+from gateway.scheduler.policy.groups import is_orphan
+from gateway.scheduler.policy.starts import n_kept, release, rescale
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.hosts import HostView
@@ -39,17 +40,40 @@ def leave(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
 
 
 def stay(view: ClusterView, host: HostView) -> list[Decision]:
-    """Take back every group here that still drains because a host was emptied and that needs no such host now.  It is
+    """Take back every group here that still drains because a host was emptied, and that its action may have now.  It is
     told again until its host says so, or that it has gone."""
     decided: list[Decision] = []
     for head in _heads(view, host):
         record = head.record
-        if not record.drained or head.state is not InstanceState.DRAINING or _needs_drained_host(view, head):
+        if not _may_stay(view, head) or not _has_room(view, head):
             continue
         for member in view.stages_of(head):
             view.set_releasing(member, None)
         decided.append(UndrainInstance(record.host_id, record.instance_id, CommandId(view.new_id())))
     return decided
+
+
+def _may_stay(view: ClusterView, head: InstanceView) -> bool:
+    """True when the group drains only because of a host that is taken back now, and nothing else has ended it."""
+    record = head.record
+    if not record.drained or head.state is not InstanceState.DRAINING or _needs_drained_host(view, head):
+        return False
+    if record.group_id not in view.groups or is_orphan(view, head):
+        return False
+    facts = view.action(record.action).facts
+    return facts is not None and facts.version == record.action_version
+
+
+def _has_room(view: ClusterView, head: InstanceView) -> bool:
+    """True when the action, which may have started others elsewhere meanwhile, keeps within its maximum."""
+    action = view.action(head.record.action)
+    if action.facts is None:
+        return False
+    drained = sorted(i for i in action.instances if _may_stay(view, view.instances[i]))
+    return (
+        head.record.instance_id
+        in drained[: max(0, action.facts.max_instances - action.n_serving - n_kept(view, action))]
+    )
 
 
 def _heads(view: ClusterView, host: HostView) -> list[InstanceView]:

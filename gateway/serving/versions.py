@@ -1,0 +1,36 @@
+"""One answer is made by one version of its action: another version may be another model.
+
+An instance of that version may go on with the answer, wherever it is.  A new one can be started only while the action
+has that version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thaw.action import Action
+from thaw.errors import NotFound, PlatformError, WorkerLost
+from thaw.ids import ActionName
+
+
+class Versions:
+    """``action`` returns an action as it is deployed now, and raises NotFound and PlatformError."""
+
+    def __init__(self, action: Callable[[ActionName], Action]) -> None:
+        self._action = action
+
+    def check(self, name: ActionName, version: str) -> None:
+        """Raises WorkerLost when no further instance of this version will be started.  While the state server is away
+        nobody knows, and the wait goes on."""
+        try:
+            now = self._action(name).version
+        except NotFound:
+            now = ""
+        except PlatformError:
+            return
+        if now != version:
+            became = f"is version {now} now" if now else "was deleted"
+            raise WorkerLost(
+                f"Version {version} of {name} began this answer, and the action {became}: no worker can go on with it.",
+                hint="send the request again",
+            )
