@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.placement.link_ledger import Discipline, LinkLedger
@@ -221,6 +221,20 @@ def same_answers_of_each_size(
 @settings(max_examples=300, deadline=None)
 @given(
     unlike_st, st.sampled_from(["edf", "equal"]), st.sampled_from([4.5, 6.0, 7.5]), st.sampled_from([2, 6]), kinds_st
+)
+@example(  # hosts that are left out have a stem cell, so with them a start could be ready sooner; the best group has none
+    [
+        (0.5, False, [(4, [])], [], False),
+        (0.99, False, [(24, [])], [], False),
+        (0.83, 2.0, [(24, [2])], [], False),
+        (0.66, 2.0, [(24, [7])], [(9, 4.0)], False),
+        (0.52, False, [(4, []), (4, [2])], [], False),
+        (0.51, True, [(4, [2, 2])], [], False),
+    ],
+    "edf",
+    6.0,
+    2,
+    [("A10", "none")],
 )
 def test_hosts_offered_for_one_size_on_idle_devices_hold_its_best_group(
     plain: Plain, discipline: Discipline, slo: float, n_bytes: int, kinds: Sequence[tuple[str, str]]

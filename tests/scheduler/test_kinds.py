@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import LearnFrom, ReleaseInstance, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionSeen, HostSeen
 from gateway.scheduler.placement.predict import Times
-from gateway.scheduler.placement.schemes import Gpu, Request, Scheme, Server
-from gateway.scheduler.placement.select import select
+from gateway.scheduler.placement.schemes import Gpu, Request, Scheme, Server, Size, sizes, static_bandwidth
+from gateway.scheduler.placement.select import best_of, select
 from gateway.scheduler.policy.starts import RECHECK_S
 from gateway.scheduler.view.history import Measured
 from tests.scheduler.test_predict import kappa
@@ -170,7 +170,7 @@ Plain = list[tuple[Times, float, int, int, bool]]
 
 
 def outcome(servers: list[Server], request: Request, full: tuple[int, ...], low: tuple[int, ...]) -> Any:
-    """(sharing, memory, s, w, TTFT) of one placement, or None if it has no room or misses an objective."""
+    """(sharing, memory, s, w, TTFT, ids) of one placement, or None if it has no room or misses an objective."""
     s, chosen = len(full) + len(low), [servers[i] for i in (*full, *low)]
     needs = [request.need_full] * len(full) + [request.need_low(s)] * len(low)
     if any(server.gpus[0].free < need for server, need in zip(chosen, needs, strict=True)):
@@ -185,16 +185,25 @@ def outcome(servers: list[Server], request: Request, full: tuple[int, ...], low:
         tpot += v.times.t_d * part + v.times.t_n
     if ttft > request.slo_ttft + 1e-9 or tpot > request.slo_tpot + 1e-9:
         return None
-    return sum(v.gpus[0].n_workers for v in chosen), sum(needs), s, len(full), round(ttft, 9)
+    return sum(v.gpus[0].n_workers for v in chosen), sum(needs), s, len(full), round(ttft, 9), full, low
 
 
-def every_placement(n_servers: int, min_full: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def every_placement(n_servers: int, every: Sequence[Size]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     ids = range(n_servers)
-    for s in range(1, 5):
-        for w in range(max(1 if s == 1 else 0, min(min_full, s)), s + 1):
-            for full in itertools.combinations(ids, w):
-                for low in itertools.combinations([i for i in ids if i not in full], s - w):
-                    yield full, low
+    for size in every:
+        for full in itertools.combinations(ids, size.w):
+            for low in itertools.combinations([i for i in ids if i not in full], size.s - size.w):
+                yield full, low
+
+
+def of_every_subset(servers: list[Server], request: Request, every: Sequence[Size]) -> Any:
+    outcomes = (outcome(servers, request, *placement) for placement in every_placement(len(servers), every))
+    return min((o for o in outcomes if o is not None), default=None)
+
+
+def plainly(scheme: Scheme) -> Any:
+    ttft = round(scheme.ttft, 9)
+    return scheme.sharing, scheme.memory, scheme.s, scheme.w, ttft, scheme.full_ids, scheme.low_ids
 
 
 @settings(max_examples=150, deadline=None)
@@ -209,11 +218,24 @@ def test_over_hosts_of_any_kinds_and_shares_the_answer_is_that_of_trying_every_s
 ) -> None:
     servers = [server(i, times, b, free=f, n_workers=n, share=held) for i, (times, b, f, n, held) in enumerate(plain)]
     request = Request(12 * G, slo_ttft=slo, slo_tpot=per_token)
-    every = (outcome(servers, request, *placement) for placement in every_placement(len(servers), min_full))
-    best = min((o for o in every if o is not None), default=None)
-    scheme: Scheme | None = select(servers, request, min_full=min_full)
+    best = of_every_subset(servers, request, sizes(request, 1, 4, min_full))
+    scheme = select(servers, request, min_full=min_full)
     if best is None:
         assert scheme is None or scheme.fallback
     else:
         assert scheme is not None
-        assert (scheme.sharing, scheme.memory, scheme.s, scheme.w, round(scheme.ttft, 9)) == best
+        assert plainly(scheme) == best
+
+
+@settings(max_examples=150, deadline=None)
+@given(plain=servers_st, slo=st.sampled_from([7.5, 10.0, 15.0]))
+@example([(FAST, 2.0, 24, 0, False), (FAST, 2.0, 24, 0, True), (FAST, 2.0, 24, 0, True)], 7.5)  # two full on any two
+@example([(SLOW, 1.0, 12, 0, False)] * 3 + [(SLOW, 1.0, 12, 0, True)], 15.0)  # thirds add up to less in one order
+def test_over_hosts_of_any_kinds_and_shares_the_best_placement_of_every_size_is_found(plain: Plain, slo: float) -> None:
+    """This also checks sizes that do not win.  Of placements that are equally good, the one of least ids is found,
+    whatever their mixes of speeds."""
+    servers = [server(i, times, b, free=f, n_workers=n, share=held) for i, (times, b, f, n, held) in enumerate(plain)]
+    request = Request(12 * G, slo_ttft=slo)
+    for size in sizes(request, 1, 4, 0):
+        scheme = best_of(size, servers, "min_sharing", static_bandwidth)
+        assert (scheme and plainly(scheme)) == of_every_subset(servers, request, [size])

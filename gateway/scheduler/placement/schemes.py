@@ -357,16 +357,18 @@ def queue_s(server: Server, part: float, b: float) -> float:
 
 def _blended(mix: Mix, s: int, base: Times) -> tuple[float, Times]:
     """F and the times of a pass over workers of several speeds, such that ``t_p * F + t_n * s`` is the sum of what each
-    of them adds."""
-    factors = [(q, predict.f_general([1.0] * q.n_full + [q.speed.low_share] * q.n_low, s)) for q in mix]
-    factor = math.fsum(f for _, f in factors)
-    if len(mix) == 1:
-        t_p, t_d, t_n, t_tail, _ = mix[0].speed
+    of them adds.  The sums go over the workers and not over the quotas, so that mixes whose workers add the same have
+    exactly the same pass.  Rounding would otherwise decide between them, and not the ids."""
+    workers = [(q.speed, share) for q in mix for share in [1.0] * q.n_full + [q.speed.low_share] * q.n_low]
+    factor = predict.f_general([share for _, share in workers], s)
+    times = {(q.speed.t_p, q.speed.t_d, q.speed.t_n, q.speed.t_tail) for q in mix}
+    if len(times) == 1:
+        ((t_p, t_d, t_n, t_tail),) = times
     else:
-        t_p = math.fsum(q.speed.t_p * f for q, f in factors) / factor
-        t_d = math.fsum(q.speed.t_d * f for q, f in factors) / factor
-        t_n = math.fsum(q.speed.t_n * (q.n_full + q.n_low) for q in mix) / s
-        t_tail = max(q.speed.t_tail for q in mix)
+        t_p = math.fsum(speed.t_p / s / share for speed, share in workers) / factor
+        t_d = math.fsum(speed.t_d / s / share for speed, share in workers) / factor
+        t_n = math.fsum(speed.t_n for speed, _ in workers) / s
+        t_tail = max(speed.t_tail for speed, _ in workers)
     return factor, replace(base, t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
 
 

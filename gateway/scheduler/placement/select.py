@@ -108,8 +108,8 @@ def _best_mix(possible: Possible, mixes: Iterable[Size], variant: Variant) -> Sc
     best: Scheme | None = None
     for mixed in mixes:
         soonest_s = mixed.request.t_w + possible.runtime_s(mixed) + mixed.work_s
-        if best is not None and best.sharing == 0 and best.ttft <= soonest_s:
-            break  # neither this pass nor a longer one can be over sooner
+        if best is not None and best.sharing == 0 and best.ttft < soonest_s:
+            break  # this pass and every longer one end later; one that ends at the same time may have lesser ids
         found = possible.candidates(mixed)
         scheme = least_sharing(mixed, found) if variant == "min_sharing" else greedy(mixed, found)
         if scheme is not None and (best is None or _order(scheme, variant) < _order(best, variant)):
