@@ -1,6 +1,8 @@
 """The catalogue: what each of the models used last consists of.
 
-A model's description is read once and remembered while the store still has that version.
+A model's description is read once and remembered while the store still has that version.  A plain name leads to its
+newest version through a small object, the pointer (thaw/versions.py), which every inspection reads anew; what a pin
+names never changes, so it is read once.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -13,13 +15,20 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn, TypeVar
 
 from fetchd.backoff import backoff_s
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, SourceOpener, read_bytes
-from thaw import checkpoint
-from thaw.errors import ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
+from thaw import checkpoint, versions
+from thaw.errors import (
+    ModelChanged,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    StoreUnavailable,
+    ThawError,
+)
 from thaw.model import INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 T = TypeVar("T")
@@ -49,10 +58,11 @@ class Entry:
 
 
 class _Place:
-    """The entry of one uri, and the lock that its reader holds."""
+    """The source and the entry of one uri, and the lock that its reader holds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.source: Source | None = None
         self.entry: Entry | None = None
 
 
@@ -65,23 +75,39 @@ class Catalog:
         self._places: dict[str, _Place] = {}  # by uri, least recently used first
 
     def inspect(self, uri: str) -> ModelFacts:
-        """Return the facts of the version that the store has now."""
-        place = self._place(uri)
+        """Return the facts of the version that the store has now: of a plain name, the newest one."""
+        found_at = self._newest(uri)
+        place = self._place(found_at)
         with place.lock:
-            if place.entry is None or not _is_current(place.entry):
-                place.entry = self._load(uri)
+            if place.entry is None or not (versions.pinned(found_at) or _is_current(place.entry)):
+                place.entry = self._load(found_at, place)
             entry = place.entry
             if entry.facts is None:
-                config = self._persist(entry.source, lambda connection: _Loader(uri, connection).config())
-                entry.facts = checkpoint.facts_of(uri, entry.index, config)
-            return entry.facts
+                config = self._persist(entry.source, lambda connection: _Loader(found_at, connection).config())
+                entry.facts = checkpoint.facts_of(found_at, entry.index, config)
+            return entry.facts if found_at == uri else replace(entry.facts, name=uri)
+
+    def _newest(self, uri: str) -> str:
+        """Return the pin that a plain name leads to now, or ``uri`` itself: a pin, or a directory without versions."""
+        if versions.pinned(uri):
+            return uri
+        place = self._place(uri)
+        with place.lock:
+            source = self._source(uri, place)
+            try:
+                data = self._persist(
+                    source, lambda connection: read_bytes(connection, versions.POINTER_NAME, 0, versions.POINTER_BYTES)
+                )
+            except ModelNotFound:
+                return uri
+        return versions.pin(uri, versions.read_pointer(uri, data))
 
     def planned(self, uri: str, version: str) -> Entry:
         """Return the version that was planned.  Raises ModelChanged when the store now has another one."""
         place = self._place(uri)
         with place.lock:
             if place.entry is None or place.entry.version != version:
-                place.entry = self._load(uri)
+                place.entry = self._load(uri, place)
             entry = place.entry
         if entry.version != version:
             raise ModelChanged(
@@ -89,6 +115,27 @@ class Catalog:
                 hint="nothing to do: the next start plans with the new version",
             )
         return entry
+
+    def stamp(self, uri: str, version: str) -> str:
+        """Return a value that changes when somebody writes the files of a version on this machine.
+
+        Bytes that were read before must not be used again then, although the index beside them still names the same
+        version.  Empty for other stores, which would have to be asked, and for a model that cannot be read: its fetch
+        says why.
+        """
+        place = self._place(uri)
+        try:
+            with place.lock:
+                source = self._source(uri, place)
+            if source.host:
+                return ""
+            connection = source.connect()
+            try:
+                return _combined_etag({f.name: connection.stat(f.name) for f in self.planned(uri, version).index.files})
+            finally:
+                connection.close()
+        except ThawError:
+            return ""
 
     def check_unchanged(self, uri: str, version: str) -> None:
         """Read the model again after bytes failed a check.  Raises ModelChanged when the store has another version."""
@@ -109,9 +156,14 @@ class Catalog:
                 del self._places[next(iter(self._places))]
             return place
 
-    def _load(self, uri: str) -> Entry:
-        source = self._open(uri)
+    def _load(self, uri: str, place: _Place) -> Entry:
+        source = self._source(uri, place)
         return self._persist(source, lambda connection: _Loader(uri, connection).load(source))
+
+    def _source(self, uri: str, place: _Place) -> Source:
+        if place.source is None:
+            place.source = self._open(uri)
+        return place.source
 
     def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
         """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
@@ -147,8 +199,20 @@ class _Loader:
         self._refused: AccessRefused | None = None
 
     def load(self, source: Source) -> Entry:
-        index = self._index_beside() or self._index_by_structure()
+        pinned = versions.pinned(self._uri)
+        index = self._index_beside() or (self._no_version() if pinned else self._index_by_structure())
+        if pinned != versions.short(index.sha256) and pinned:
+            raise ModelCorrupt(
+                f"{self._uri} holds another version, {versions.short(index.sha256)}",
+                hint=f"push the model again: thaw model push DIR {versions.plain_name(self._uri)}",
+            )
         return Entry(source, index, self._objects)
+
+    def _no_version(self) -> NoReturn:
+        raise self._refused or ModelNotFound(
+            f"{self._uri}: there is no such version",
+            hint="it was never pushed, or its push did not end: thaw model list shows what there is",
+        )
 
     def config(self) -> dict[str, Any]:
         info = self._connection.stat("config.json")

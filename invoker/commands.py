@@ -86,7 +86,7 @@ class Commands:
             case Start():
                 self._start(body)
             case InspectModel():
-                self._in_background(command, lambda: self._inspect(body.uri))
+                self._in_background(command, lambda: self._inspect(body))
             case Release():
                 self._release(body)
             case Cancel():
@@ -115,14 +115,17 @@ class Commands:
         self._fleet.announce(live)
         threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
 
-    def _inspect(self, uri: str) -> None:
+    def _inspect(self, body: InspectModel) -> None:
         try:
-            facts = self._fleet.fetch.inspect(uri)
+            facts = self._fleet.fetch.inspect(body.uri)
         except ThawError as e:
-            bus.publish(self._redis, ModelInspected(uri, self._host_id, None, e.info()))
+            bus.publish(self._redis, ModelInspected(body.uri, self._host_id, None, e.info()))
+            return
+        if (facts.uri, facts.version) == (body.known_uri, body.known_version):
+            bus.publish(self._redis, ModelInspected(body.uri, self._host_id, None, None, facts.version))
             return
         self._registry.put_model(facts)
-        bus.publish(self._redis, ModelInspected(uri, self._host_id, facts))
+        bus.publish(self._redis, ModelInspected(body.uri, self._host_id, facts))
 
     def _release(self, body: Release) -> None:
         live = self._fleet.find(body.instance_id)

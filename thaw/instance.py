@@ -56,6 +56,7 @@ class InstanceRecord:
     stage: int = 0  # its stage in the group; requests go to stage 0, which reaches the others through the relay server
     n_stages: int = 1
     is_consolidating: bool = False  # stage 0 of a pipeline that is becoming one worker; then n_stages is 1
+    model_version: str = ""  # of the model that runs (ModelFacts.version); empty for an ordinary function
 
     @property
     def takes_requests(self) -> bool:

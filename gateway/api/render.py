@@ -36,7 +36,7 @@ def action(entity: Action, *, code: bool = True, serving: Sequence[InstanceRecor
 def _instance(record: InstanceRecord) -> Json:
     """A group is one instance.  ``becoming``: the number of stages that it will have."""
     becoming = {"becoming": 1} if record.is_consolidating else {}
-    where = {"host": record.host_id, "groupId": record.group_id}
+    where = {"host": record.host_id, "groupId": record.group_id, "modelVersion": record.model_version}
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 
 
@@ -103,6 +103,7 @@ def _annotations(record: Activation) -> Json:
         "startMode": record.start_mode,
         "host": record.host or None,
         "groupId": record.group_id or None,
+        "modelVersion": record.model_version or None,
         "seed": record.seed,
         "usage": dict(record.usage) or None,
     }

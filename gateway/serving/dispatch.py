@@ -138,7 +138,7 @@ class Dispatcher:
     def _note_route(self, call: Call, route: Route) -> None:
         """Note the call's route.  The call is cold if it waited and got one of the slots that the instance was started
         for."""
-        call.instance = route.record
+        call.note_instance(route.record)
         waited = call.announced_s is not None and route.ready_s >= call.announced_s
         call.cold = waited and route.handed <= route.record.slots
         if call.queued:

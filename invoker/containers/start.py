@@ -79,6 +79,7 @@ def new_live(command: Start, deps: Deps) -> Live:
         created_wall_ms=wall_ms(),
         stage=stage.stage,
         n_stages=len(plan.stages),
+        model_version=plan.model.version if plan.model is not None else "",
     )
     return Live(record, KIND_LLM if plan.model is not None else KIND_PYTHON)
 

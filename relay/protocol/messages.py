@@ -110,10 +110,13 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class ModelInspected:
+    """``unchanged_version``: the version that the question named is the one there is, so its facts are not repeated."""
+
     uri: str
     host_id: HostId
     facts: ModelFacts | None
     error: ErrorInfo | None = None
+    unchanged_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,11 @@ class StreamWanted:
 
 @dataclass(frozen=True, slots=True)
 class InspectModel:
+    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them."""
+
     uri: str
+    known_uri: str = ""
+    known_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

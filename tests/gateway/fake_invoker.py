@@ -64,6 +64,7 @@ class FakeInvoker:
         group: str = "a" * 32,
         stage: int = 0,
         n_stages: int = 1,
+        model_version: str = "",
     ) -> InstanceRecord:
         record = InstanceRecord(
             InstanceId(instance),
@@ -80,6 +81,7 @@ class FakeInvoker:
             init_ms=40,
             stage=stage,
             n_stages=n_stages,
+            model_version=model_version,
         )
         self.registry.put_instance(record)
         return record

@@ -314,3 +314,15 @@ def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost
     inspected = host.events.wait(lambda m: isinstance(m, ModelInspected))
     assert inspected.facts == host.registry.model(URI)
     assert inspected.error is None
+
+
+def test_a_model_that_is_as_the_scheduler_knows_it_is_not_described_again(host: LlmHost) -> None:
+    host.send(InspectModel(URI, URI, "00"))
+    unchanged = host.events.wait(lambda m: isinstance(m, ModelInspected))
+    assert (unchanged.facts, unchanged.error, unchanged.unchanged_version) == (None, None, "00")
+    host.send(InspectModel(URI, f"{URI}@other", "00"))
+    host.events.wait(lambda m: isinstance(m, ModelInspected) and m.facts is not None)
+
+
+def test_an_instance_says_which_version_of_the_model_it_runs(host: LlmHost) -> None:
+    assert host.ready_llm().model_version == "00"

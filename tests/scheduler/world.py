@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway.scheduler.decisions import Decision, StartGroup, Wake
+from gateway.scheduler.decisions import Decision, InspectModelOn, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
 from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
@@ -97,6 +97,9 @@ class World:
         self.now = 100.0
         self.timers: list[Wake] = []
         self._asked = itertools.count()
+        self.answers_looks = (
+            True  # no model changes: a look whether known facts hold is answered at once, and not returned
+        )
         self.reports = {h.host_id: h for h in hosts}
         self.do(HostsSeen(tuple(hosts)))
 
@@ -104,6 +107,11 @@ class World:
         """Give the policy events that are read together, and return its decisions."""
         decided = decide_all(self.view, events, self.now)
         self.timers += [d for d in decided if isinstance(d, Wake)]
+        if self.answers_looks:
+            looks = [d for d in decided if isinstance(d, InspectModelOn) and self.view.model(d.uri).fresh]
+            decided = [d for d in decided if d not in looks]
+            for look in looks:
+                decided += self.do(ModelInspected(look.uri, look.host_id, None, None, look.known_version))
         return decided
 
     def ask(self, action: ActionName = HELLO, gateway: str = "g") -> list[Decision]:

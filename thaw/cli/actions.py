@@ -106,16 +106,20 @@ def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
-    """Name what serves a model now, each kind once: "pipeline of 4, becoming one worker"."""
+    """Name what serves a model now, each kind once: "pipeline of 4, becoming one worker, of version 3f0c…"."""
     kinds = Counter(map(_kind_of, instances))
     said = [kind if n == 1 else f"{n} × {kind}" for kind, n in sorted(kinds.items())]
     return f": {'; '.join(said)}" if said else ""
 
 
 def _kind_of(instance: dict[str, Any]) -> str:
+    from thaw.versions import short
+
     stages = instance.get("stages", 1)
     kind = "one worker" if stages == 1 else f"pipeline of {stages}"
-    return kind + (", becoming one worker" if instance.get("becoming") == 1 else "")
+    becoming = ", becoming one worker" if instance.get("becoming") == 1 else ""
+    version = short(instance.get("modelVersion", ""))
+    return kind + becoming + (f", of version {version}" if version else "")
 
 
 @app.command("list")

@@ -1,21 +1,23 @@
 """Push, read and verify a checkpoint: its files, and ``thaw-index.json`` beside them.
 
-A push reads every file once.  It hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it, sha256
-of the file) and writes it to the store.  It removes an older index first and writes the new one last: a push that was
-interrupted leaves a model without an index, never an index that describes other bytes.
+A push reads every file twice.  First it hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it,
+sha256 of the file), which gives the model's version.  Then it writes the files to the place of that version
+(thaw/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that was
+interrupted therefore changes nothing for those who read the plain name; the next push of the same files goes on with
+the file at which this one stopped.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw import checkpoint
-from thaw.cli.stores import Store
-from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw import checkpoint, versions
+from thaw.cli.stores import Store, open_store
+from thaw.errors import BadRequest, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -29,30 +31,44 @@ def _xxh3(chunk: bytes) -> str:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files that a push uploads: known sidecars and safetensors.  Raises ModelNotFound, ModelUnsupported,
-    ModelCorrupt.
+    """The files that a push uploads: known sidecars, and the weights that belong to the model.  Raises ModelNotFound,
+    ModelUnsupported, ModelCorrupt.
     """
     if not directory.is_dir():
         raise ModelNotFound(f"{directory} is not a directory", hint="give the directory that holds config.json")
-    names = [p.name for p in directory.iterdir() if p.is_file() and checkpoint.is_fetchable(p.name)]
-    weights = [n for n in names if n.endswith(".safetensors")]
-    if not weights:
-        foreign = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).exists()]
-        raise ModelUnsupported(
-            f"{directory} has no safetensors file" + (f", only {foreign[0]}" if foreign else ""),
-            hint="convert it: save_pretrained(..., safe_serialization=True)",
-        )
-    if "config.json" not in names:
+    weights = _weights_of(directory)
+    sidecars = [n for n in checkpoint.SIDECAR_NAMES if (directory / n).is_file()]
+    if "config.json" not in sidecars:
         raise ModelCorrupt(f"{directory} has no config.json", hint="give the directory that save_pretrained wrote")
+    return [directory / name for name in checkpoint.fetch_order([*sidecars, *weights])]
+
+
+def _weights_of(directory: Path) -> list[str]:
+    """The files that the index of the shards names, or the plain file.  Other safetensors files (an adapter, the same
+    weights in another layout) are not the model."""
     shards = directory / checkpoint.SHARDS_NAME
-    if shards.exists():
-        missing = sorted(set(checkpoint.shard_names(shards.read_bytes())) - set(weights))
+    if shards.is_file():
+        names = checkpoint.shard_names(shards.read_bytes())
+        missing = [n for n in names if not (directory / n).is_file()]
         if missing:
             raise ModelCorrupt(
                 f"{directory}: {missing[0]} is named in {checkpoint.SHARDS_NAME} but does not exist",
                 hint=f"{len(missing)} of the shards are missing: download the model again",
             )
-    return [directory / name for name in checkpoint.fetch_order(names)]
+        return names
+    if (directory / checkpoint.WEIGHTS_NAME).is_file():
+        return [checkpoint.WEIGHTS_NAME]
+    strays = sorted(p.name for p in directory.glob("*.safetensors"))
+    if strays:
+        raise ModelUnsupported(
+            f"{directory} has neither {checkpoint.WEIGHTS_NAME} nor {checkpoint.SHARDS_NAME}, only {strays[0]}",
+            hint="give the directory that save_pretrained wrote: only what one of these two names is the model",
+        )
+    foreign = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).exists()]
+    raise ModelUnsupported(
+        f"{directory} has no safetensors file" + (f", only {foreign[0]}" if foreign else ""),
+        hint="convert it: save_pretrained(..., safe_serialization=True)",
+    )
 
 
 def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
@@ -64,35 +80,111 @@ def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
     return checkpoint.parse_header(path.name, header, n_bytes)
 
 
-def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A checkpoint in a directory, and the index that describes it."""
+
+    directory: Path
+    index: ModelIndex
+
+
+def check(directory: Path) -> int:
+    """Check the checkpoint without reading its weights; return its bytes.  Raises what :func:`files_of` and
+    :func:`tensors_of` raise."""
     paths = files_of(directory)
-    sums = {p: checkpoint.TensorSums(tensors_of(p) if p.suffix == ".safetensors" else (), _xxh3) for p in paths}
+    _tensors(paths)
     _read_config((directory / "config.json").read_bytes())
+    return sum(p.stat().st_size for p in paths)
+
+
+def _tensors(paths: list[Path]) -> dict[Path, tuple[TensorInfo, ...]]:
+    return {p: tensors_of(p) if p.suffix == ".safetensors" else () for p in paths}
+
+
+def hash_files(directory: Path, advance: Advance) -> Hashed:
+    """Read the whole checkpoint.  Raises what :func:`check` raises."""
+    check(directory)
+    paths = files_of(directory)
+    sums = {p: checkpoint.TensorSums(tensors, _xxh3) for p, tensors in _tensors(paths).items()}
+    files = [_hash_file(p, sums[p], advance) for p in paths]
+    return Hashed(directory, checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()]))
+
+
+def _hash_file(path: Path, sums: checkpoint.TensorSums, advance: Advance) -> ModelFile:
+    def chunks() -> Iterator[bytes]:
+        for chunk in _chunks_of(path):
+            sums.update(chunk)
+            advance(len(chunk))
+            yield chunk
+
+    return checkpoint.describe_file(path.name, chunks(), _xxh3)
+
+
+def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
+    """Hash and upload; ``advance`` hears of the upload."""
+    return upload(hash_files(directory, lambda _: None), store, advance)
+
+
+def check_pushable(store: Store) -> None:
+    """Raises BadRequest for the URI of one version, and what ``store`` raises when it cannot be written."""
+    if versions.pinned(store.uri):
+        raise BadRequest(
+            f"{store.uri} is one version of a model, and a version never changes",
+            hint=f"push to the plain name: {versions.plain_name(store.uri)}",
+        )
     store.check_writable()
-    store.delete(INDEX_NAME)
-    files = [_push_file(p, sums[p], store, advance) for p in paths]
-    index = checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()])
-    content = checkpoint.write_index(index)
-    store.write(INDEX_NAME, iter([content]), len(content))
+
+
+def upload(hashed: Hashed, store: Store, advance: Advance) -> ModelIndex:
+    """Write what the version's place lacks, its index, and the pointer.  Raises ModelCorrupt for a file that is not
+    what was hashed."""
+    check_pushable(store)
+    index, directory = hashed.index, hashed.directory
+    version = open_store(versions.pin(store.uri, index.sha256))
+    for file in index.files:
+        if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
+            advance(file.n_bytes)
+        else:
+            version.write(file.name, _hashed_chunks(directory / file.name, file, advance), file.n_bytes)
+    shards = directory / checkpoint.SHARDS_NAME
+    if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
+        _write(version, checkpoint.SHARDS_NAME, shards.read_bytes())
+    _write(version, INDEX_NAME, checkpoint.write_index(index))
+    _write(store, versions.POINTER_NAME, versions.write_pointer(index.sha256))
     return index
 
 
-def _push_file(path: Path, sums: checkpoint.TensorSums, store: Store, advance: Advance) -> ModelFile:
-    whole, digests, n_bytes = hashlib.sha256(), list[str](), 0
+def _write(store: Store, name: str, content: bytes) -> None:
+    store.write(name, iter([content]), len(content))
 
-    def chunks() -> Iterator[bytes]:
-        nonlocal n_bytes
-        with path.open("rb") as f:
-            while chunk := f.read(CHUNK_BYTES):
-                whole.update(chunk)
-                digests.append(_xxh3(chunk))
-                sums.update(chunk)
-                n_bytes += len(chunk)
-                advance(len(chunk))
-                yield chunk
 
-    store.write(path.name, chunks(), path.stat().st_size)
-    return ModelFile(path.name, n_bytes, path.name in checkpoint.SIDECAR_NAMES, whole.hexdigest(), tuple(digests))
+def _hashed_chunks(path: Path, file: ModelFile, advance: Advance) -> Iterator[bytes]:
+    n_chunks = 0
+    for chunk, expected in zip(_chunks_of(path), file.chunks_xxh3, strict=False):
+        if _xxh3(chunk) != expected:
+            break
+        n_chunks += 1
+        advance(len(chunk))
+        yield chunk
+    if n_chunks != len(file.chunks_xxh3) or path.stat().st_size != file.n_bytes:
+        raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
+
+
+def _chunks_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as f:
+        while chunk := f.read(CHUNK_BYTES):
+            yield chunk
+
+
+def newest(store: Store) -> Store:
+    """The place of the newest version of a plain name; ``store`` itself for a pin, or for a model without versions."""
+    if versions.pinned(store.uri):
+        return store
+    try:
+        pointer = b"".join(store.read(versions.POINTER_NAME))
+    except ModelNotFound:
+        return store
+    return open_store(versions.pin(store.uri, versions.read_pointer(store.uri, pointer)))
 
 
 def read_index(store: Store) -> ModelIndex:

@@ -21,7 +21,10 @@ DEMO_NAME = "smollm2-135m"
 
 @app.command()
 def push(directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")], uri: Uri) -> None:
-    """Check a model, upload it, and write an index of its checksums beside it."""
+    """Check a model, upload it as a version of its own with an index of its checksums, and make the name mean it.
+
+    The next start of each function takes the new version; one that names URI@VERSION keeps its version.
+    """
     _push(directory, uri)
 
 
@@ -29,12 +32,17 @@ def _push(directory: Path, uri: str) -> None:
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
     from thaw.cli.tables import size
+    from thaw.versions import pin
 
     store = open_store(uri)
-    total = sum(p.stat().st_size for p in checkpoints.files_of(directory))
+    total = checkpoints.check(directory)
+    checkpoints.check_pushable(store)
+    with _progress("hashing", total) as advance:
+        hashed = checkpoints.hash_files(directory, advance)
     with _progress("pushing", total) as advance:
-        index = checkpoints.push(directory, store, advance)
+        index = checkpoints.upload(hashed, store, advance)
     say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}")
+    out().print(f"version {pin(uri, index.sha256)}", soft_wrap=True)
     out().print(f"sha256 {index.sha256}", soft_wrap=True)
 
 
@@ -43,13 +51,15 @@ def list_() -> None:
     """List the models in the store of the platform on this machine, or in the one that THAW_S3_ENDPOINT names."""
     from thaw.cli.listing import models
     from thaw.cli.tables import show, size, table
+    from thaw.versions import short
 
-    rows = table("model", "bytes", "tensors", "sha256")
-    for uri, index in models():
+    rows = table("model", "bytes", "tensors", "newest version", "versions")
+    for found in models():
+        index, n_versions = found.index, str(found.n_versions or "")
         if index is None:
-            rows.add_row(uri, "?", "?", "(not indexed: push it again)")
+            rows.add_row(found.uri, "?", "?", "(not indexed: push it again)", n_versions)
         else:
-            rows.add_row(uri, size(index.n_bytes), str(len(index.tensors)), index.sha256[:16])
+            rows.add_row(found.uri, size(index.n_bytes), str(len(index.tensors)), short(index.sha256), n_versions)
     show(rows)
 
 
@@ -60,10 +70,12 @@ def inspect(uri: Uri) -> None:
     from thaw.cli.stores import open_store
     from thaw.cli.tables import show, size, table
 
-    store = open_store(uri)
+    store = checkpoints.newest(open_store(uri))
     index = checkpoints.read_index(store)
     facts = checkpoints.read_facts(store, index)
     out().print(f"[bold]{uri}[/bold]  {facts.architecture}", soft_wrap=True)
+    if store.uri != uri:
+        out().print(f"newest   {store.uri}", soft_wrap=True)
     out().print(f"sha256   {facts.sha256}", soft_wrap=True)
     out().print(f"bytes    {facts.n_bytes} ({size(facts.n_bytes)}), weights {size(facts.weight_bytes)}")
     per_layer = f", {size(max(facts.layer_bytes))} the largest" if facts.layer_bytes else ""
@@ -80,7 +92,7 @@ def verify(uri: Uri) -> None:
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
 
-    store = open_store(uri)
+    store = checkpoints.newest(open_store(uri))
     expected = checkpoints.read_index(store)
     with _progress("verifying", expected.n_bytes) as advance:
         index = checkpoints.verify(store, advance)

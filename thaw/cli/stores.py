@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
@@ -30,7 +30,9 @@ class Store(Protocol):
         """Yield pieces of CHUNK_BYTES; the last one may be shorter.  Raises ModelNotFound."""
         ...
 
-    def delete(self, name: str) -> None: ...
+    def size(self, name: str) -> int | None:
+        """Bytes of the object; None when there is none."""
+        ...
 
     def check_writable(self) -> None: ...
 
@@ -53,7 +55,7 @@ def _open_s3(uri: str, parts: SplitResult) -> Store | None:
 
 
 def _open_directory(uri: str, parts: SplitResult) -> Store | None:
-    return DirectoryStore(uri, Path(parts.path)) if parts.path.startswith("/") and not parts.netloc else None
+    return DirectoryStore(uri, Path(unquote(parts.path))) if parts.path.startswith("/") and not parts.netloc else None
 
 
 def _open_http(uri: str, parts: SplitResult) -> Store | None:
@@ -93,8 +95,11 @@ class DirectoryStore:
         except FileNotFoundError:
             raise ModelNotFound(f"there is no {name} in {self._directory}") from None
 
-    def delete(self, name: str) -> None:
-        (self._directory / name).unlink(missing_ok=True)
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._directory / name).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def check_writable(self) -> None:
         with _os_errors(self.uri):
@@ -112,8 +117,9 @@ class HttpStore:
     def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
         self.check_writable()
 
-    def delete(self, name: str) -> None:
+    def size(self, name: str) -> int | None:
         self.check_writable()
+        return None
 
     def check_writable(self) -> None:
         raise BadRequest(f"{self.uri} is read only", hint="push to s3:// or file:// instead")
@@ -168,9 +174,12 @@ class S3Store:
             finally:
                 body.close()
 
-    def delete(self, name: str) -> None:
-        with self._errors(name):
-            self._s3.delete_object(**self._at(name))
+    def size(self, name: str) -> int | None:
+        try:
+            with self._errors(name):
+                return int(self._s3.head_object(**self._at(name))["ContentLength"])
+        except ModelNotFound:
+            return None
 
     def check_writable(self) -> None:
         with self._errors(""):

@@ -273,9 +273,9 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
     """Give back all that the start held; then either its requests fail or the action is retried after a pause."""
     plan = group.plan
     decided = groups.end(view, group, now_s)
-    if plan.model is not None and error.code in ABOUT_THE_MODEL:
-        view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
+    if action.facts is not None and action.facts.is_llm and error.code in ABOUT_THE_MODEL:
+        view.model(action.facts.model_uri).fresh = False
     action.failures += 1
     decided.append(
         Flag(

@@ -31,6 +31,7 @@ from thaw import partition, wire
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
+from thaw.model import ModelFacts
 from thaw.plan import Plan, PlanTransport, StageRole
 
 SLOT_TRUST_S = 1.0
@@ -40,9 +41,9 @@ record changed (the gateway is about to use it); if the request still waits then
 CROSSING_S = 0.2
 """A request and an instance's record whose times are this close may have crossed on their way."""
 
-INSPECT_DEADLINE_S = 30.0
-"""An inspection reads a model's index in a few small requests.  A host that has not answered by then will not
-answer."""
+INSPECT_DEADLINE_S, LOOK_DEADLINE_S = 30.0, 5.0
+"""An inspection reads a model's index in a few small requests.  A host that has not answered by then will not answer.
+A look whether known facts still hold is one request, and a start can go on without its answer."""
 
 _TO_SAY_IT_S: Final = 2.0
 """An error must reach the gateway this long before the request's time limit."""
@@ -84,10 +85,12 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         return wake(action, name, action.gathers_until_s, now_s)
     stages: Stages | None = None
     if facts.is_llm:
-        asked = ensure_model(view, facts.model_uri, now_s)
-        stages = view.model(facts.model_uri).stages
-        if stages is None or not view.model(facts.model_uri).fresh:
-            return asked
+        model = view.model(facts.model_uri)
+        stages = model.stages
+        if stages is None or not model.is_current(now_s):
+            if was_blocked:
+                _stay_in_line(view, name)
+            return ensure_model(view, facts.model_uri, now_s)
         error = _indivisible(view, facts, stages) or pools.refusal(
             view, facts, stages, most_stages(view, facts, stages)
         )
@@ -97,6 +100,13 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
     if facts.is_llm and any(isinstance(d, StartGroup) for d in decided):
         action.gathers_until_s = now_s + GATHER_S
     return decided
+
+
+def _stay_in_line(view: ClusterView, name: ActionName) -> None:
+    """While the model is being looked at, no other action takes the room that this one has waited for."""
+    view.block(name)
+    if view.blocked.first == name:
+        view.keep_nearest(name)
 
 
 def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> list[Decision]:
@@ -175,10 +185,10 @@ def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newes
 
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
-    """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a failed
+    """Ask a host for the model's facts unless they are current or already asked for.  In the pause after a failed
     inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later."""
     model = view.model(uri)
-    if (model.fresh and model.facts is not None) or model.asked is not None:
+    if model.is_current(now_s) or model.asked is not None:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
         return []
@@ -188,7 +198,14 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     command_id = CommandId(view.new_id())
     model.asked, model.asked_s = (HostId(host_id), command_id), now_s
     model.attempts += 1
-    return [InspectModelOn(HostId(host_id), uri, command_id), Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]
+    known = (model.facts.uri, model.facts.version) if model.facts is not None else ("", "")
+    due_s = now_s + inspect_deadline_s(model)
+    return [InspectModelOn(HostId(host_id), uri, command_id, *known), Wake(due_s, TimerKind.INSPECT, uri)]
+
+
+def inspect_deadline_s(model: ModelView) -> float:
+    """Return how long a host may take to answer."""
+    return LOOK_DEADLINE_S if model.fresh and model.facts is not None else INSPECT_DEADLINE_S
 
 
 def first_due_s(view: ClusterView, model: ModelView) -> float:
@@ -282,20 +299,17 @@ def start_group(
     instance_ids, command_ids = tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts)
     n_slots = slots(facts, choice.n_stages)
     view.put_group(GroupView(plan, instance_ids, command_ids, n_slots, set(served), now_s, served=served))
-    _book(view, plan, now_s + choice.fetch_within_s, now_s)
+    if stages is not None:
+        _book(view, plan, stages.facts, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
     return [StartGroup(plan, starts, served, _attrs(facts, wished, plan, choice)), deadline]
 
 
-def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> None:
+def _book(view: ClusterView, plan: Plan, model: ModelFacts, deadline_s: float, now_s: float) -> None:
     """Book each stage's own bytes on its own host's link."""
-    if plan.model is None:
-        return
-    facts = view.model(plan.model.uri).facts
-    least = plan.model.n_bytes if facts is None else facts.weight_bytes
     for stage in plan.stages:
         host, n_bytes = view.hosts[stage.host], partition.size(stage.first_ranges)
-        if host.has_model(plan.model.uri, least, plan.model.sha256 or plan.model.etag):
+        if host.has_model(model.uri, model.weight_bytes, model.version):
             continue  # nothing to fetch: the host copies the part
         host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
 
