@@ -15,7 +15,7 @@ from typing import Any, Final
 from bench._common import median, percentile
 from bench.scheduler import model_facts
 from bench.simulation.constants import KEEP_ALIVE_S, KV_RESERVE, MODELS, SLOTS
-from gateway.scheduler.decisions import StartGroup, TimerKind, Wake
+from gateway.scheduler.decisions import InspectModelOn, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
 from gateway.scheduler.policy import starts
 from gateway.scheduler.policy.decide import decide_all
@@ -165,6 +165,8 @@ class _Scheduler:
                 self._starts.append((at_s, decision))
             elif isinstance(decision, Wake) and decision.kind is TimerKind.RESCALE:
                 self._timers.append(decision)
+            elif isinstance(decision, InspectModelOn):  # the model does not change
+                self._tell([ModelInspected(decision.uri, decision.host_id, None, None, decision.known_version)], at_s)
 
 
 def _after_pauses(waiting: Sequence[float], way: Way) -> Iterator[float]:
