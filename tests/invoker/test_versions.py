@@ -21,6 +21,7 @@ from tests.invoker import weights_llm
 from tests.invoker.platform import WAIT_S
 from tests.scheduler.conftest import Platform
 from tests.seaweed import KEY, SECRET, seaweed
+from thaw import versions
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.cli import checkpoints
 from thaw.cli.stores import open_store
@@ -142,13 +143,20 @@ def fleet(valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 def test_a_model_pushed_again_is_served_by_the_next_start_on_each_of_four_hosts(fleet: Fleet) -> None:
     names = [f"guest/chat{i}" for i in range(N_HOSTS)]
-    _, old = fleet.push(1)
+    pushed, old = fleet.push(1)
     first = [fleet.start(name) for name in names]
     assert {r.host_id for r in first} == {f"h{i}" for i in range(N_HOSTS)}
     assert {fleet.weights(r) for r in first} == {old}
+    assert {r.model_version for r in first} == {pushed.sha256}
+    again, new = fleet.push(2, n_layers=5)
+    assert {fleet.weights(r) for r in first} == {old}, "what runs goes on"
     for record in first:
         fleet.end(record)
-    _, new = fleet.push(2)
     second = [fleet.start(name) for name in names]
     assert {r.host_id for r in second} == {f"h{i}" for i in range(N_HOSTS)}
     assert {r.host_id: fleet.weights(r) for r in second} == {r.host_id: new for r in second}
+    assert {r.model_version for r in second} == {again.sha256}
+    fleet.end(second[0])
+    fleet.deploy("guest/pinned", versions.pin(URI, pushed.sha256))
+    third = fleet.start("guest/pinned")
+    assert (fleet.weights(third), third.model_version) == (old, pushed.sha256)
