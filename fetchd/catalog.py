@@ -247,6 +247,11 @@ class _Loader:
             return checkpoint.shard_names(self._whole(checkpoint.SHARDS_NAME, shards, _MAX_INDEX_BYTES))
         if self._find(checkpoint.WEIGHTS_NAME) is not None:
             return [checkpoint.WEIGHTS_NAME]
+        if self._find("adapter_config.json") is not None:
+            raise ModelUnsupported(
+                f"{self._uri} holds an adapter and not a model",
+                hint="merge it into its base model, then push the result: thaw model push DIR URI",
+            )
         for name in checkpoint.FOREIGN_NAMES:
             if self._find(name) is not None:
                 raise ModelUnsupported(

@@ -7,21 +7,23 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import typer
 
 from tests.cli.conftest import Run
 from thaw import checkpoint, versions, wire
-from thaw.cli import checkpoints
+from thaw.cli import checkpoints, models
 from thaw.cli.stores import DirectoryStore, open_store
 from thaw.dev.layout import Platform
 from thaw.dev.processes import ProcessId
-from thaw.errors import ModelCorrupt
+from thaw.errors import DeveloperError, ModelCorrupt
 from thaw.model import CHUNK_BYTES
 
 N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
@@ -160,11 +162,11 @@ class Observed(DirectoryStore):
         super().__init__(uri, directory)
         self._written, self._cut_at = written, cut_at
 
-    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+    def _write(self, name: str, chunks: Iterator[bytes]) -> None:
         if name == self._cut_at:
             raise Cut
         self._written.append(name)
-        super().write(name, chunks, n_bytes)
+        super()._write(name, chunks)
 
 
 @pytest.mark.parametrize("cut_at", ["config.json", "model.safetensors", "thaw-index.json", versions.POINTER_NAME])
@@ -191,6 +193,21 @@ def test_a_push_that_is_cut_leaves_the_old_version_and_the_next_one_goes_on_wher
     files = [f.name for f in index.files]
     assert sorted(n for n in written if n in files) == sorted(files), "each file was sent once"
     assert written[n_sent:][-2:] == ["thaw-index.json", versions.POINTER_NAME]
+
+
+def test_ctrl_c_says_that_nothing_was_harmed_and_how_to_go_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "upload", interrupt)
+    uri = (tmp_path / "m").as_uri()
+    with pytest.raises(typer.Exit) as caught:
+        models.push(model, uri)
+    assert caught.value.exit_code == 130
+    told = f"stopped: {uri} is what it was; the same command goes on where this one stopped\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_file_that_changes_while_it_is_pushed_becomes_no_version(
@@ -248,6 +265,73 @@ def test_models_are_listed_by_name_with_their_newest_version(
     rows = [line.split() for line in thaw("model", "list").stdout.splitlines() if "file://" in line]
     assert [(r[0], r[-2:]) for r in rows if "store/m" in r[0]] == [(f"file://{store}/m", [index.sha256[:16], "2"])]
     assert [r[0] for r in rows] == [f"file://{store}/copied", f"file://{store}/m"]
+
+
+def _adapter(model: Path) -> None:
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+
+
+def _gguf(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "small.Q4_K_M.gguf")
+
+
+def _pickle(model: Path) -> None:
+    (model / "training_args.bin").write_bytes(b"")
+    (model / "model.safetensors").rename(model / "pytorch_model-00001-of-00002.bin")
+
+
+def _pointer(model: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9000000000\n"
+    (model / "model.safetensors").write_text(text)
+
+
+def _pointer_beside(model: Path) -> None:
+    (model / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+
+
+def _cached(model: Path, repo: Path) -> None:
+    for revision in ("aaaa", "zzzz"):
+        (repo / "snapshots" / revision).mkdir(parents=True)
+    for path in list(model.iterdir()):
+        if path.is_file():
+            path.rename(repo / "snapshots" / "aaaa" / path.name)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("aaaa")
+
+
+def _repo(model: Path) -> None:
+    _cached(model, model)
+
+
+def _cache(model: Path) -> None:
+    _cached(model, model / "models--org--name")
+
+
+@pytest.mark.parametrize(
+    ("become", "message", "command"),
+    [
+        (_adapter, "holds an adapter for org/base and not a model", "merge_and_unload"),
+        (_gguf, "has no safetensors file, only small.Q4_K_M.gguf", "gguf_file="),
+        (_pickle, "has no safetensors file, only pytorch_model-00001-of-00002.bin", "from transformers import"),
+        (_pointer, "model.safetensors is a git-lfs pointer and not the file itself", "lfs pull"),
+        (_pointer_beside, "tokenizer.json is a git-lfs pointer and not the file itself", "lfs pull"),
+        (_repo, "is a model's directory in a hub cache", "thaw model push {model}/snapshots/aaaa URI"),
+        (
+            _cache,
+            "is a hub cache with the models of 1 repositories",
+            "thaw model push {model}/models--org--name/snapshots/aaaa URI",
+        ),
+    ],
+)
+def test_what_is_nearly_a_model_is_called_by_its_name_with_the_command_that_helps(
+    model: Path, tmp_path: Path, become: Callable[[Path], None], message: str, command: str
+) -> None:
+    become(model)
+    with pytest.raises(DeveloperError, match=re.escape(message)) as caught:
+        checkpoints.push(model, open_store((tmp_path / "m").as_uri()), lambda _: None)
+    assert command.format(model=model) in caught.value.hint
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.fixture

@@ -3,21 +3,23 @@
 A push reads every file twice.  First it hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it,
 sha256 of the file), which gives the model's version.  Then it writes the files to the place of that version
 (thaw/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that was
-interrupted therefore changes nothing for those who read the plain name; the next push of the same files goes on with
-the file at which this one stopped.
+interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes on
+where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thaw import checkpoint, versions
+from thaw.cli import near_misses
+from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
-from thaw.errors import BadRequest, ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.errors import BadRequest, ModelCorrupt, ModelNotFound
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -40,7 +42,10 @@ def files_of(directory: Path) -> list[Path]:
     sidecars = [n for n in checkpoint.SIDECAR_NAMES if (directory / n).is_file()]
     if "config.json" not in sidecars:
         raise ModelCorrupt(f"{directory} has no config.json", hint="give the directory that save_pretrained wrote")
-    return [directory / name for name in checkpoint.fetch_order([*sidecars, *weights])]
+    paths = [directory / name for name in checkpoint.fetch_order([*sidecars, *weights])]
+    for path in paths:
+        near_misses.check_not_pointer(path)
+    return paths
 
 
 def _weights_of(directory: Path) -> list[str]:
@@ -58,17 +63,7 @@ def _weights_of(directory: Path) -> list[str]:
         return names
     if (directory / checkpoint.WEIGHTS_NAME).is_file():
         return [checkpoint.WEIGHTS_NAME]
-    strays = sorted(p.name for p in directory.glob("*.safetensors"))
-    if strays:
-        raise ModelUnsupported(
-            f"{directory} has neither {checkpoint.WEIGHTS_NAME} nor {checkpoint.SHARDS_NAME}, only {strays[0]}",
-            hint="give the directory that save_pretrained wrote: only what one of these two names is the model",
-        )
-    foreign = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).exists()]
-    raise ModelUnsupported(
-        f"{directory} has no safetensors file" + (f", only {foreign[0]}" if foreign else ""),
-        hint="convert it: save_pretrained(..., safe_serialization=True)",
-    )
+    raise near_misses.without_weights(directory)
 
 
 def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
@@ -120,9 +115,17 @@ def _hash_file(path: Path, sums: checkpoint.TensorSums, advance: Advance) -> Mod
     return checkpoint.describe_file(path.name, chunks(), _xxh3)
 
 
+@dataclass(slots=True)
+class Pushed:
+    """A push that has ended.  Of the bytes of its files, ``sent_bytes`` went over the network."""
+
+    index: ModelIndex
+    sent_bytes: int = 0
+
+
 def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
     """Hash and upload; ``advance`` hears of the upload."""
-    return upload(hash_files(directory, lambda _: None), store, advance)
+    return upload(hash_files(directory, lambda _: None), store, advance).index
 
 
 def check_pushable(store: Store) -> None:
@@ -135,39 +138,63 @@ def check_pushable(store: Store) -> None:
     store.check_writable()
 
 
-def upload(hashed: Hashed, store: Store, advance: Advance) -> ModelIndex:
+def upload(hashed: Hashed, store: Store, advance: Advance) -> Pushed:
     """Write what the version's place lacks, its index, and the pointer.  Raises ModelCorrupt for a file that is not
     what was hashed."""
     check_pushable(store)
     index, directory = hashed.index, hashed.directory
-    version = open_store(versions.pin(store.uri, index.sha256))
+    version, pushed, held = open_store(versions.pin(store.uri, index.sha256)), Pushed(index), _held(store)
+
+    def sent(n_bytes: int) -> None:
+        pushed.sent_bytes += n_bytes
+        advance(n_bytes)
+
     for file in index.files:
         if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
             advance(file.n_bytes)
         else:
-            version.write(file.name, _hashed_chunks(directory / file.name, file, advance), file.n_bytes)
+            version.write_file(file.name, _content(directory / file.name, file, held, sent, advance))
     shards = directory / checkpoint.SHARDS_NAME
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
-        _write(version, checkpoint.SHARDS_NAME, shards.read_bytes())
-    _write(version, INDEX_NAME, checkpoint.write_index(index))
-    _write(store, versions.POINTER_NAME, versions.write_pointer(index.sha256))
-    return index
+        version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
+    version.write(INDEX_NAME, checkpoint.write_index(index))
+    store.write(versions.POINTER_NAME, versions.write_pointer(index.sha256))
+    return pushed
 
 
-def _write(store: Store, name: str, content: bytes) -> None:
-    store.write(name, iter([content]), len(content))
+def _held(store: Store) -> dict[tuple[str, int], Held]:
+    """The chunks of the newest version, by checksum and length."""
+    place = newest(store)
+    if place is store:
+        return {}  # what is not a version may be written by anybody at any time
+    try:
+        files = read_index(place).files
+    except (ModelNotFound, ModelCorrupt):
+        return {}
+    return {
+        (xxh3, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
+        for f in files
+        for i, xxh3 in enumerate(f.chunks_xxh3)
+    }
 
 
-def _hashed_chunks(path: Path, file: ModelFile, advance: Advance) -> Iterator[bytes]:
-    n_chunks = 0
-    for chunk, expected in zip(_chunks_of(path), file.chunks_xxh3, strict=False):
-        if _xxh3(chunk) != expected:
-            break
-        n_chunks += 1
-        advance(len(chunk))
-        yield chunk
-    if n_chunks != len(file.chunks_xxh3) or path.stat().st_size != file.n_bytes:
-        raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
+def _content(
+    path: Path, file: ModelFile, held: Mapping[tuple[str, int], Held], sent: Advance, there: Advance
+) -> Content:
+    def chunk(number: int) -> bytes:
+        with path.open("rb") as f:
+            f.seek(number * CHUNK_BYTES)
+            data = f.read(CHUNK_BYTES)
+            is_longer = number == len(file.chunks_xxh3) - 1 and f.read(1)
+        if _xxh3(data) != file.chunks_xxh3[number] or is_longer:
+            raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
+        return data
+
+    def held_at(number: int) -> Held | None:
+        n_bytes = min(CHUNK_BYTES, file.n_bytes - number * CHUNK_BYTES)
+        return held.get((file.chunks_xxh3[number], n_bytes))
+
+    return Content(file.n_bytes, chunk, held_at, sent, there)
 
 
 def _chunks_of(path: Path) -> Iterator[bytes]:

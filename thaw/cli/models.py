@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the mod
 Uri = Annotated[str, typer.Argument(help="The model: s3://bucket/prefix, file:///absolute/path, http(s)://host/path.")]
 
 DEMO_NAME = "smollm2-135m"
+_INTERRUPTED = 130  # as shells say it of a program that Ctrl-C ended
 
 
 @app.command()
@@ -30,6 +29,7 @@ def push(directory: Annotated[Path, typer.Argument(help="A directory that save_p
 
 def _push(directory: Path, uri: str) -> None:
     from thaw.cli import checkpoints
+    from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
     from thaw.cli.tables import size
     from thaw.versions import pin
@@ -37,11 +37,17 @@ def _push(directory: Path, uri: str) -> None:
     store = open_store(uri)
     total = checkpoints.check(directory)
     checkpoints.check_pushable(store)
-    with _progress("hashing", total) as advance:
+    with progress("hashing", total) as advance:
         hashed = checkpoints.hash_files(directory, advance)
-    with _progress("pushing", total) as advance:
-        index = checkpoints.upload(hashed, store, advance)
-    say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}")
+    try:
+        with progress("pushing", total) as advance:
+            pushed = checkpoints.upload(hashed, store, advance)
+    except KeyboardInterrupt:
+        err().print(f"stopped: {uri} is what it was; the same command goes on where this one stopped", soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    index = pushed.index
+    was_there = f"; {size(index.n_bytes - pushed.sent_bytes)} were there" if pushed.sent_bytes < index.n_bytes else ""
+    say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}{was_there}")
     out().print(f"version {pin(uri, index.sha256)}", soft_wrap=True)
     out().print(f"sha256 {index.sha256}", soft_wrap=True)
 
@@ -90,11 +96,12 @@ def inspect(uri: Uri) -> None:
 def verify(uri: Uri) -> None:
     """Read a model from its store and compare every chunk with its index."""
     from thaw.cli import checkpoints
+    from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
 
     store = checkpoints.newest(open_store(uri))
     expected = checkpoints.read_index(store)
-    with _progress("verifying", expected.n_bytes) as advance:
+    with progress("verifying", expected.n_bytes) as advance:
         index = checkpoints.verify(store, advance)
     n_chunks = sum(len(f.chunks_xxh3) for f in index.files)
     say_ok(f"{n_chunks} chunks of {len(index.files)} files are what was pushed ({index.n_bytes} bytes)")
@@ -136,13 +143,3 @@ def _demo_uri() -> str:
     if platform is None:
         raise Unavailable("no platform runs on this machine", hint="start one: thaw dev up")
     return platform.model_uri(DEMO_NAME)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=out(), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda n: progress.advance(task, n)
