@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
-_MOST_MODELS: Final = 64
+_MOST_MODELS: Final = 128
+"""A plain name and the pin that it leads to count as two."""
 _SPECULATIVE_BYTES: Final = 64 * 1024
 """The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
 

@@ -40,6 +40,11 @@ class SegmentKey(NamedTuple):
     later: tuple[FileRange, ...] = ()
     stamp: str = ""
 
+    @property
+    def content(self) -> str:
+        """The name of these bytes in a host's reports."""
+        return content_key(self.uri, self.version, self.ranges, self.later)
+
     def has_same_files(self, other: SegmentKey) -> bool:
         return (self.uri, self.version, self.stamp) == (other.uri, other.version, other.stamp)
 
@@ -79,8 +84,7 @@ class Segment:
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
     def __post_init__(self) -> None:
-        key = self.key
-        self.content = content_key(key.uri, key.version, key.ranges, key.later)
+        self.content = self.key.content
 
     def views(self, segment_offset: int, n_bytes: int) -> list[memoryview]:
         """Writable pieces of [segment_offset, +n_bytes), one per slab touched."""

@@ -124,6 +124,22 @@ def test_a_host_that_does_not_answer_a_look_keeps_a_start_for_five_seconds() -> 
     assert len(of(w.later(0.2), StartGroup)) == 1
 
 
+def test_a_look_that_is_answered_too_late_takes_no_newer_version_back() -> None:
+    w = watched(llm_world(report("h0"), report("h1"), model=version(OLD)))
+    w.later(30.0)
+    (slow,) = of(w.ask(CHAT), InspectModelOn)
+    (start,) = of(w.later(5.1), StartGroup)
+    w.ready(start, idle=False)
+    w.later(5.0)
+    (look,) = of(w.ask(CHAT), InspectModelOn)
+    assert look.host_id != slow.host_id, "a host that works less is asked"
+    w.do(ModelInspected(NAME, slow.host_id, version(OLD)))
+    (second,) = of(w.do(ModelInspected(NAME, look.host_id, version(NEW))), StartGroup)
+    w.do(ModelInspected(NAME, slow.host_id, version(OLD)))
+    assert second.plan.model is not None
+    assert (second.plan.model.sha256, w.view.model(NAME).facts) == (NEW, version(NEW))
+
+
 def test_a_model_that_was_deleted_fails_the_next_start() -> None:
     w = watched(llm_world(model=version(OLD)))
     w.later(30.0)

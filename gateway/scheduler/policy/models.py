@@ -41,12 +41,20 @@ LOOK_AGAIN_S: Final = 5.0
 
 def inspected(view: ClusterView, event: ModelInspected, now_s: float) -> list[Decision]:
     model = view.model(event.uri)
+    if _is_late(model, event):
+        return []
     if event.facts is None and event.error is None:
         return _confirmed(view, event, model, now_s)
     if event.facts is None:
         error = event.error or StoreUnavailable(f"{event.uri} could not be inspected").info()
         return _failed(view, event.uri, model, error, now_s)
     return _take(view, model, event.facts, now_s)
+
+
+def _is_late(model: ModelView, event: ModelInspected) -> bool:
+    """True for an answer that nobody waits for: a start went on without it, and the model may be another by now."""
+    is_known = model.facts is not None and model.fresh
+    return is_known and (model.asked is None or model.asked[0] != event.host_id)
 
 
 def _confirmed(view: ClusterView, event: ModelInspected, model: ModelView, now_s: float) -> list[Decision]:
