@@ -44,15 +44,13 @@ class Call:
     dispatched_ms: int | None = None
     emitted: list[int] = field(default_factory=list)
     losses: int = 0
-    model_versions: list[str] = field(default_factory=list)  # that the answer's tokens come from, in order
+    model_version: str = ""  # that the answer's tokens come from
 
     def note_instance(self, record: InstanceRecord) -> None:
         """The call goes to this instance now, with the tokens that others have emitted."""
         self.instance = record
-        if not self.emitted:
-            self.model_versions.clear()
-        if record.model_version and self.model_versions[-1:] != [record.model_version]:
-            self.model_versions.append(record.model_version)
+        if not (self.emitted and self.model_version):
+            self.model_version = record.model_version
 
     def trace(self, phase: Phase, attrs: Mapping[str, object] | None = None) -> None:
         group_id = self.instance.group_id if self.instance is not None and self.cold else ""

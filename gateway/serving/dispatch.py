@@ -95,7 +95,10 @@ class Dispatcher:
         return PlatformError("There was an internal server error.")
 
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
-        ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s)
+        began_with = call.model_version if call.emitted else ""
+        ticket = Ticket(
+            call.activation_id, call.action.name, call.action.version, call.received_s, model_version=began_with
+        )
         self.room.enter(ticket)
         try:
             if ticket.route is None:
@@ -167,7 +170,7 @@ def run_body(call: Call, deadline_s: float) -> bytes:
     emitted."""
     value = call.payload
     if call.action.is_llm:
-        resume = LlmResume(tuple(call.emitted)) if call.emitted else None
+        resume = LlmResume(tuple(call.emitted), call.model_version) if call.emitted else None
         value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume))
     plain = {
         "value": value,

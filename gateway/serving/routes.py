@@ -76,13 +76,16 @@ class RouteTable:
             self.apply(record, now_s)
         return set(self._routes)
 
-    def take(self, action: ActionName, version: str) -> Route | None:
-        """A slot on the least loaded instance that runs ``version`` or a later one; the caller releases it."""
+    def take(self, action: ActionName, version: str, model_version: str = "") -> Route | None:
+        """A slot on the least loaded instance that runs ``version`` or a later one; the caller releases it.
+        ``model_version``: only an instance with this version of the model will do."""
         wanted = version_key(version)
         free = [
             r
             for r in self._routes.get(action, {}).values()
-            if r.free and version_key(r.record.action_version) >= wanted
+            if r.free
+            and version_key(r.record.action_version) >= wanted
+            and r.record.model_version in (model_version or r.record.model_version, "")
         ]
         if not free:
             return None
@@ -101,6 +104,12 @@ class RouteTable:
     def drop(self, route: Route) -> None:
         """The instance left, or broke under a request.  Its invoker's next report brings it back."""
         self._remove(route.record.action, route.record.instance_id)
+
+    def other_model(self, action: ActionName, model_version: str) -> str:
+        """Return the version of the model that the action's instances run if none runs ``model_version``; else, and
+        if there is no instance, return an empty string."""
+        found = {route.record.model_version for route in self._routes.get(action, {}).values()}
+        return "" if found & {model_version, ""} else max(found, default="")
 
     def is_any_full(self, action: ActionName) -> bool:
         return any(route.full for route in self._routes.get(action, {}).values())

@@ -115,11 +115,32 @@ def test_an_answer_whose_group_is_lost_goes_on_from_its_tokens_on_another(
         invoker.drop_runs()
         invoker.wait_for_demand()
         invoker.pace = None
-        group(invoker, "b", model_version="v2")
+        group(invoker, "b", model_version="v1")
         received += list(lines)
-    assert model_version(gateway, reply) == "v1,v2"
+    assert model_version(gateway, reply) == "v1"
     deltas = [json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"] for line in received]
     assert "".join(d.get("content") or "" for d in deltas) == "w0 w1 w2 w3 w4 w5 "
     resumed = invoker.runs[1]["value"]["resume"]["output_token_ids"]
     assert resumed == list(range(100, 100 + len(resumed)))
     assert len(resumed) == 3
+
+
+def test_an_answer_that_an_older_model_began_ends_when_only_a_newer_one_serves(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    first, follower = group(invoker, "a", model_version="v1")
+    invoker.pace = threading.Semaphore(3)
+    with gateway.chat(stream=True, max_tokens=6) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith(b"data: {"))
+        received = [next(lines) for _ in range(3)]
+        invoker.gone(follower)
+        invoker.gone(first)
+        invoker.drop_runs()
+        invoker.wait_for_demand()
+        invoker.pace = None
+        group(invoker, "b", model_version="v2")
+        received += list(lines)
+    assert "version v1 of the model began it" in json.loads(received[-1].removeprefix(b"data: "))["error"]["message"]
+    assert (len(invoker.runs), model_version(gateway, reply)) == (1, "v1")
+    assert gateway.chat(max_tokens=1).status_code == 200, "another request runs there"
