@@ -94,7 +94,7 @@ class Cluster:
         names = list(OBJECTIVES)
         for i in range(n_functions):
             self._tell(ActionSeen(_facts(i, names[i % len(names)])))
-            self._tell(ModelInspected(f"s3://m/{i}", HostId("host-0000"), model_facts(i, names[i % len(names)])))
+            self.view.model(f"s3://m/{i}").take(model_facts(i, names[i % len(names)]), self.now)
         self.names = [ActionName(f"guest/f{i}") for i in range(n_functions)]
         self._rate = 1.0
         self._arrive()
@@ -132,7 +132,9 @@ class Cluster:
                 timer = Timer(decision.kind, decision.key)
                 self._after(decision.at_s - self.now, lambda: self._tell(timer))
             case InspectModelOn():  # no model changes
-                look = ModelInspected(decision.uri, decision.host_id, None, None, decision.known_version)
+                look = ModelInspected(
+                    decision.uri, decision.host_id, None, None, decision.known_version, decision.command_id
+                )
                 self._after(LOOK_S, lambda: self._tell(look))
             case FailDemand():
                 raise AssertionError(f"every model fits: {decision}")

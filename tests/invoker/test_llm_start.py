@@ -313,15 +313,17 @@ def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmH
 
 
 def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost) -> None:
-    host.send(InspectModel(URI))
+    asked = host.send(InspectModel(URI))
     inspected = host.events.wait(lambda m: isinstance(m, ModelInspected))
+    assert inspected.command_id == asked
     assert inspected.facts == host.registry.model(URI)
     assert inspected.error is None
 
 
 def test_a_model_that_is_as_the_scheduler_knows_it_is_not_described_again(host: LlmHost) -> None:
-    host.send(InspectModel(URI, URI, "00"))
+    asked = host.send(InspectModel(URI, URI, "00"))
     unchanged = host.events.wait(lambda m: isinstance(m, ModelInspected))
+    assert unchanged.command_id == asked
     assert (unchanged.facts, unchanged.error, unchanged.unchanged_version) == (None, None, "00")
     host.send(InspectModel(URI, f"{URI}@other", "00"))
     host.events.wait(lambda m: isinstance(m, ModelInspected) and m.facts is not None)

@@ -8,9 +8,25 @@ import pytest
 
 from gateway.scheduler.decisions import Decision, FailDemand, InspectModelOn, StartGroup
 from gateway.scheduler.events import ActionSeen, Rebuilt
-from relay.protocol.messages import ModelInspected
-from tests.scheduler.world import CHAT, MIB, SMOLLM2, World, chat, group_world, llm_world, of, pool, report
+from gateway.scheduler.policy.instances import POOL_LOOKS
+from relay.protocol.messages import DemandRemoved, ModelInspected
+from tests.scheduler.world import (
+    CHAT,
+    HELLO,
+    MIB,
+    SMOLLM2,
+    World,
+    chat,
+    group_world,
+    hello,
+    llm_world,
+    of,
+    pool,
+    report,
+    world,
+)
 from thaw.errors import ErrorInfo
+from thaw.host import Resident
 from thaw.ids import ActionName, HostId
 from thaw.instance import InstanceState
 from thaw.model import ModelFacts
@@ -124,20 +140,117 @@ def test_a_host_that_does_not_answer_a_look_keeps_a_start_for_five_seconds() -> 
     assert len(of(w.later(0.2), StartGroup)) == 1
 
 
-def test_a_look_that_is_answered_too_late_takes_no_newer_version_back() -> None:
-    w = watched(llm_world(report("h0"), report("h1"), model=version(OLD)))
+@pytest.mark.parametrize(
+    ("facts", "error", "unchanged"), [(version(OLD), None, ""), (None, AWAY, ""), (None, None, OLD)]
+)
+def test_an_answer_to_an_earlier_question_is_no_answer_to_the_open_one(
+    facts: ModelFacts | None, error: ErrorInfo | None, unchanged: str
+) -> None:
+    w = watched(llm_world(model=version(OLD), facts=chat(slots=1)))
     w.later(30.0)
     (slow,) = of(w.ask(CHAT), InspectModelOn)
-    (start,) = of(w.later(5.1), StartGroup)
-    w.ready(start, idle=False)
+    assert len(of(w.later(5.1), StartGroup)) == 1
     w.later(5.0)
     (look,) = of(w.ask(CHAT), InspectModelOn)
-    assert look.host_id != slow.host_id, "a host that works less is asked"
-    w.do(ModelInspected(NAME, slow.host_id, version(OLD)))
-    (second,) = of(w.do(ModelInspected(NAME, look.host_id, version(NEW))), StartGroup)
-    w.do(ModelInspected(NAME, slow.host_id, version(OLD)))
-    assert second.plan.model is not None
-    assert (second.plan.model.sha256, w.view.model(NAME).facts) == (NEW, version(NEW))
+    late = ModelInspected(NAME, HostId("h0"), facts, error, unchanged, slow.command_id)
+    assert w.do(late) == []
+    start, *_ = of(w.do(ModelInspected(NAME, HostId("h0"), version(NEW), command_id=look.command_id)), StartGroup)
+    assert w.do(late) == []
+    assert start.plan.model is not None
+    assert (start.plan.model.sha256, w.view.model(NAME).facts) == (NEW, version(NEW))
+
+
+def test_facts_are_as_old_as_the_question_and_who_waited_starts_with_them() -> None:
+    w = watched(llm_world(report(memory_mb=8192), model=version(OLD), facts=chat(slots=1)))
+    w.later(30.0)
+    w.ask(CHAT)
+    w.later(3.0)
+    assert len(of(unchanged(w, OLD), StartGroup)) == 1
+    w.later(0.1)
+    assert len(of(w.ask(CHAT), InspectModelOn)) == 1, "the store was looked at three seconds ago"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_look_that_is_open_when_its_facts_are_contradicted_is_not_waited_for_in_vain(answers: bool) -> None:
+    w = watched(llm_world(report("h0"), report("h1"), model=version(OLD)))
+    w.later(30.0)
+    w.ask(CHAT)
+    w.later(1.0)
+    w.do(ActionSeen(chat(version="2"), changed=True))
+    assert of(w.later(3.9), InspectModelOn) == []
+    (again,) = of(w.later(1.0), InspectModelOn)
+    if answers:
+        assert len(of(answer(w, version(NEW)), StartGroup)) == 1
+    else:
+        assert again.host_id == "h1", "another host than the one that did not answer"
+        assert of(w.later(100.0), InspectModelOn) != []
+
+
+def test_a_first_look_has_its_time_though_facts_came_meanwhile() -> None:
+    w = watched(world(facts=chat()))
+    w.ask(CHAT)
+    w.later(10.0)
+    w.view.model(NAME).take(version(OLD), w.now - 5.0)
+    assert of(w.later(19.9), InspectModelOn) == []
+    assert len(of(w.later(0.2), StartGroup)) == 1
+
+
+def test_one_host_alone_does_not_fail_requests_for_a_model_that_is_known() -> None:
+    w = watched(llm_world(report("h0"), report("h1"), model=version(OLD)))
+    w.later(30.0)
+    (look,) = of(w.ask(CHAT), InspectModelOn)
+    refused = ErrorInfo("ModelNotFound", "the store refuses access (403)")
+    decided = w.do(ModelInspected(NAME, look.host_id, None, refused))
+    (other,) = of(decided, InspectModelOn)
+    assert (of(decided, FailDemand), {look.host_id, other.host_id}) == ([], {"h0", "h1"})
+    assert len(of(unchanged(w, OLD), StartGroup)) == 1
+    w.later(30.0)
+    w.ask(CHAT)
+    assert of(w.do(ModelInspected(NAME, HostId("h0"), None, refused)), FailDemand) == []
+    assert [f.error for f in of(w.do(ModelInspected(NAME, HostId("h1"), None, refused)), FailDemand)] == [refused]
+
+
+def test_a_host_that_has_the_model_is_asked_first() -> None:
+    there = (Resident(f"{NAME}@{OLD[:16]}", SMOLLM2.n_bytes, OLD),)
+    w = watched(llm_world(report("h0"), report("h1", resident=there), model=version(OLD)))
+    w.later(30.0)
+    assert [look.host_id for look in of(w.ask(CHAT), InspectModelOn)] == ["h1"]
+
+
+def test_actions_behind_one_whose_model_is_looked_at_get_the_room_of_other_devices() -> None:
+    whole = hello(name=ActionName("guest/whole"), slots=1, need_bytes=4096 * MIB)
+    w = watched(llm_world(report("h0"), report("h1"), model=version(OLD)))
+    w.do(ActionSeen(whole))
+    starts = [*of(w.ask(whole.name), StartGroup), *of(w.ask(whole.name), StartGroup)]
+    for start in starts:
+        w.ready(start, idle=False)
+        w.do(DemandRemoved(start.activation_ids[0], whole.name))
+    line = [ActionName(f"guest/{i:02}") for i in range(POOL_LOOKS + 1)]
+    w.do(*(ActionSeen(chat(name=name, slots=1)) for name in line), ActionSeen(hello(need_bytes=1024 * MIB)))
+    for name in line:
+        w.ask(name)
+    w.later(0.01)
+    w.ask()
+    assert [t.name for t in w.view.blocked] == [*line, HELLO]
+    w.now += 1.2
+    first, second = (w.said(start, InstanceState.GONE) for start in starts)
+    assert (len(of(first, InspectModelOn)), of(first, StartGroup)) == (1, []), "its place is kept"
+    assert [s.plan.action for s in of(second, StartGroup)] == [HELLO]
+    assert next(s.plan.action for s in of(unchanged(w, OLD), StartGroup)) == line[0]
+
+
+def test_no_room_is_kept_for_an_action_whose_model_cannot_be_seen() -> None:
+    w = watched(llm_world(report(memory_mb=1024), model=version(OLD)))
+    (first,) = of(w.ask(CHAT), StartGroup)
+    w.ready(first, idle=False)
+    w.do(ActionSeen(chat(name=OTHER)), ActionSeen(hello(need_bytes=512 * MIB)))
+    w.ask(OTHER)
+    assert w.view.blocked.first == OTHER
+    w.do(ActionSeen(chat(name=OTHER, version="2"), changed=True))
+    w.do(ModelInspected(NAME, HostId("h0"), None, AWAY))
+    assert w.view.keeper is None
+    w.said(first, InstanceState.GONE)
+    assert len(of(w.ask(HELLO), StartGroup)) == 1
 
 
 def test_a_model_that_was_deleted_fails_the_next_start() -> None:

@@ -26,6 +26,7 @@ from gateway.scheduler.policy.place import in_time_without_idle, most_stages, pl
 from gateway.scheduler.policy.transports import transport_of
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
+from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError
@@ -88,7 +89,7 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         model = view.model(facts.model_uri)
         stages = model.stages
         if stages is None or not model.is_current(now_s):
-            if was_blocked:
+            if was_blocked and model.fresh:
                 _stay_in_line(view, name)
             return ensure_model(view, facts.model_uri, now_s)
         error = _indivisible(view, facts, stages) or pools.refusal(
@@ -103,7 +104,8 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
 
 
 def _stay_in_line(view: ClusterView, name: ActionName) -> None:
-    """While the model is being looked at, no other action takes the room that this one has waited for."""
+    """While a host looks whether known facts still hold, no other action takes the room that this one has waited for.
+    That takes five seconds at most; facts that are wanting may take minutes, and room is not kept for them."""
     view.block(name)
     if view.blocked.first == name:
         view.keep_nearest(name)
@@ -192,20 +194,24 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
         return []
-    host_id = min(((h.n_workers, h.host_id) for h in view.live_hosts()), default=(0, None))[1]
-    if host_id is None:
+    host = min(view.live_hosts(), key=lambda h: _fitness_to_look(h, model), default=None)
+    if host is None:
         return []  # there is no host yet, and its arrival is an event
     command_id = CommandId(view.new_id())
-    model.asked, model.asked_s = (HostId(host_id), command_id), now_s
+    is_look = model.fresh and model.facts is not None
+    model.asked, model.asked_s = (host.host_id, command_id), now_s
+    model.due_s = now_s + (LOOK_DEADLINE_S if is_look else INSPECT_DEADLINE_S)
     model.attempts += 1
     known = (model.facts.uri, model.facts.version) if model.facts is not None else ("", "")
-    due_s = now_s + inspect_deadline_s(model)
-    return [InspectModelOn(HostId(host_id), uri, command_id, *known), Wake(due_s, TimerKind.INSPECT, uri)]
+    return [InspectModelOn(host.host_id, uri, command_id, *known), Wake(model.due_s, TimerKind.INSPECT, uri)]
 
 
-def inspect_deadline_s(model: ModelView) -> float:
-    """Return how long a host may take to answer."""
-    return LOOK_DEADLINE_S if model.fresh and model.facts is not None else INSPECT_DEADLINE_S
+def _fitness_to_look(host: HostView, model: ModelView) -> tuple[bool, bool, int, HostId]:
+    """The host that could not say it last comes last.  One that has the model knows its description and need not read
+    it.  Of several the host with the least work is asked."""
+    facts = model.facts
+    has_it = facts is not None and host.has_model(facts.uri, facts.weight_bytes, facts.version)
+    return host.host_id == model.failed_on, not has_it, host.n_workers, host.host_id
 
 
 def first_due_s(view: ClusterView, model: ModelView) -> float:

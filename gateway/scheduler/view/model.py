@@ -26,6 +26,9 @@ class ModelView:
     looked_s: float = -math.inf  # when a host confirmed them
     asked: tuple[HostId, CommandId] | None = None
     asked_s: float = 0.0
+    due_s: float = 0.0  # when an answer to that question must have come; its timer is set for this moment
+    failed_on: HostId | None = None  # the host of the last inspection that failed
+    doubted: bool = False  # one host has called known facts wrong, and another one is asked
     attempts: int = 0  # inspections since the last one that went well
     failing_since_s: float | None = None  # when the first of them failed
     again_s: float = 0.0  # the end of the pause after the last of them
