@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn, TypeVar
 
 from fetchd.backoff import backoff_s
-from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, SourceOpener, read_bytes
+from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Refused, Source, SourceOpener, read_bytes
 from thaw import checkpoint, versions
 from thaw.errors import (
     ModelChanged,
@@ -37,6 +39,8 @@ _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 _MOST_MODELS: Final = 128
 """A plain name and the pin that it leads to count as two."""
+_LANES: Final = 8
+"""How many connections compare the objects of a model with the store's."""
 _SPECULATIVE_BYTES: Final = 64 * 1024
 """The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
 
@@ -59,12 +63,13 @@ class Entry:
 
 
 class _Place:
-    """The source and the entry of one uri, and the lock that its reader holds."""
+    """The source and the entry of one uri, and the lock that the reader of the entry holds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.source: Source | None = None
         self.entry: Entry | None = None
+        self.has_versions = False  # a pointer was read here
 
 
 class Catalog:
@@ -93,14 +98,18 @@ class Catalog:
         if versions.pinned(uri):
             return uri
         place = self._place(uri)
-        with place.lock:
-            source = self._source(uri, place)
-            try:
-                data = self._persist(
-                    source, lambda connection: read_bytes(connection, versions.POINTER_NAME, 0, versions.POINTER_BYTES)
-                )
-            except ModelNotFound:
-                return uri
+        source = self._source(uri, place)
+        try:
+            data = self._persist(source, _read_pointer)  # no lock: a store that is away must hold up nobody else
+        except AccessRefused:
+            if place.has_versions or not self._persist(source, _hides_what_is_missing):
+                raise  # the directory may hold older weights beside the pointer
+            return uri
+        except Refused:
+            raise
+        except ModelNotFound:
+            return uri
+        place.has_versions = True
         return versions.pin(uri, versions.read_pointer(uri, data))
 
     def planned(self, uri: str, version: str) -> Entry:
@@ -124,10 +133,8 @@ class Catalog:
         version.  Empty for other stores, which would have to be asked, and for a model that cannot be read: its fetch
         says why.
         """
-        place = self._place(uri)
         try:
-            with place.lock:
-                source = self._source(uri, place)
+            source = self._source(uri, self._place(uri))  # no lock: whoever holds it may wait for a store that is away
             if source.host:
                 return ""
             connection = source.connect()
@@ -181,10 +188,33 @@ class Catalog:
                 connection.close()
 
 
+def _read_pointer(connection: Connection) -> bytes:
+    return read_bytes(connection, versions.POINTER_NAME, 0, versions.POINTER_BYTES)
+
+
+def _hides_what_is_missing(connection: Connection) -> bool:
+    """True for a store that refuses access to what does not exist: S3 does so to whoever may not list the bucket."""
+    try:
+        connection.stat(f"{versions.POINTER_NAME}-{secrets.token_hex(8)}")
+    except AccessRefused:
+        return True
+    except ModelNotFound:
+        pass
+    return False
+
+
 def _is_current(entry: Entry) -> bool:
+    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards."""
+    names = sorted(entry.objects)
+    n_lanes = min(_LANES, len(names))
+    with ThreadPoolExecutor(n_lanes) as pool:
+        return all(pool.map(lambda lane: _are_current(entry, names[lane::n_lanes]), range(n_lanes)))
+
+
+def _are_current(entry: Entry, names: Sequence[str]) -> bool:
     connection = entry.source.connect()
     try:
-        return all(connection.stat(name) == info for name, info in entry.objects.items())
+        return all(connection.stat(name) == entry.objects[name] for name in names)
     except (ModelNotFound, StoreUnavailable):
         return False  # the reload reports what is wrong
     finally:

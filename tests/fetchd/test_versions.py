@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fetchd.harness import Fetchd, Store, file_bytes, write_index, write_model
+from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
 from thaw import versions
 from thaw.cli import checkpoints
 from thaw.cli.stores import open_store
@@ -163,3 +165,84 @@ def test_files_that_are_written_after_their_index_are_read_and_checked_anew(
     else:
         with pytest.raises(ModelCorrupt, match="chunk 0"):
             fetched(fetchd, facts, second)
+
+
+def _status(status: str) -> Callable[[Request], bool]:
+    def refuse(request: Request) -> bool:
+        if request.name == versions.POINTER_NAME:
+            request.sock.sendall(f"HTTP/1.1 {status}\r\nLocation: /y\r\nContent-Length: 0\r\n\r\n".encode())
+            return True
+        return False
+
+    return refuse
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "301 Moved", "400 Bad Request"])
+def test_a_pointer_that_is_refused_leads_to_no_older_weights_beside_it(tmp_path: Path, status: str) -> None:
+    write_model(tmp_path / "x", seed=1, layer_bytes=1000)
+    push(tmp_path, 2, layer_bytes=1000)
+    with (
+        Store(tmp_path, _status(status)) as store,
+        Fetchd(tmp_path) as fetchd,
+        pytest.raises(ModelNotFound, match=status[:3]),
+    ):
+        fetchd.client.inspect(f"{store.uri}/x")
+
+
+def test_a_store_that_hides_what_is_missing_still_serves_a_directory_without_versions(tmp_path: Path) -> None:
+    write_model(tmp_path / "x", layer_bytes=1000)
+    with Store(tmp_path, missing="403 Forbidden") as store, Fetchd(tmp_path) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/x")
+        assert facts.uri == f"{store.uri}/x"
+        version, _ = push(tmp_path, 2, layer_bytes=1000)
+        place = f"x@{versions.short(version)}"
+        (tmp_path / place.replace("@", "%40")).symlink_to(tmp_path / place)
+        assert fetchd.client.inspect(f"{store.uri}/x").version == version
+        (tmp_path / "x" / versions.POINTER_NAME).unlink()
+        with pytest.raises(ModelNotFound, match="403"):
+            fetchd.client.inspect(f"{store.uri}/x")
+
+
+def test_the_objects_of_a_directory_are_compared_side_by_side(tmp_path: Path) -> None:
+    shards = [f"model-{i}.safetensors" for i in range(6)]
+    directory = write_model(tmp_path / "x", layer_bytes=100)
+    for name in shards:
+        (directory / name).write_bytes((directory / WEIGHTS).read_bytes())
+    (directory / WEIGHTS).unlink()
+    weights = {f"w{i}": name for i, name in enumerate(shards)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    together, is_second = threading.Barrier(len(shards)), threading.Event()
+
+    def all_at_once(request: Request) -> bool:
+        if is_second.is_set() and request.method == "HEAD" and request.name in shards:
+            together.wait(10)
+        return False
+
+    with Store(tmp_path, all_at_once) as store, Fetchd(tmp_path, THAW_FETCHD_READ_TIMEOUT_S=20) as fetchd:
+        first = fetchd.client.inspect(f"{store.uri}/x")
+        is_second.set()
+        assert fetchd.client.inspect(f"{store.uri}/x") == first
+        assert not together.broken
+
+
+def test_resident_bytes_are_had_while_the_store_does_not_answer_for_the_pointer(tmp_path: Path) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def silent(request: Request) -> bool:
+        if asked.is_set():
+            answers.wait(20)
+        return False
+
+    write_model(tmp_path / "x", layer_bytes=1000)
+    with Store(tmp_path, silent) as store, Fetchd(tmp_path, THAW_FETCHD_READ_TIMEOUT_S=30) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/x")
+        fetched(fetchd, facts, "first")
+        n_asked = len(store.requests)
+        asked.set()
+        look = threading.Thread(target=lambda: fetchd.client.inspect(f"{store.uri}/x"))
+        look.start()
+        wait_until(lambda: len(store.requests) > n_asked)
+        assert fetchd.start(facts, "second").resident
+        assert look.is_alive()
+        answers.set()
+        look.join(20)
