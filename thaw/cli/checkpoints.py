@@ -19,7 +19,7 @@ from thaw import checkpoint, versions
 from thaw.cli import near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
-from thaw.errors import BadRequest, ModelCorrupt, ModelNotFound
+from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -125,7 +125,8 @@ class Pushed:
 
 def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
     """Hash and upload; ``advance`` hears of the upload."""
-    return upload(hash_files(directory, lambda _: None), store, advance).index
+    before = pointer(store)
+    return upload(hash_files(directory, lambda _: None), store, advance, before).index
 
 
 def check_pushable(store: Store) -> None:
@@ -138,10 +139,14 @@ def check_pushable(store: Store) -> None:
     store.check_writable()
 
 
-def upload(hashed: Hashed, store: Store, advance: Advance) -> Pushed:
-    """Write what the version's place lacks, its index, and the pointer.  Raises ModelCorrupt for a file that is not
-    what was hashed."""
+def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None = None) -> Pushed:
+    """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
+
+    Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
+    meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
+    """
     check_pushable(store)
+    before = pointer(store) if before is None else before
     index, directory = hashed.index, hashed.directory
     version, pushed, held = open_store(versions.pin(store.uri, index.sha256)), Pushed(index), _held(store)
 
@@ -158,19 +163,33 @@ def upload(hashed: Hashed, store: Store, advance: Advance) -> Pushed:
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
     version.write(INDEX_NAME, checkpoint.write_index(index))
-    store.write(versions.POINTER_NAME, versions.write_pointer(index.sha256))
+    ours = versions.write_pointer(index.sha256)
+    if pointer(store) not in (before, ours):
+        raise Conflict(
+            f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
+            hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
+        )
+    store.write(versions.POINTER_NAME, ours)
     return pushed
+
+
+def pointer(store: Store) -> bytes:
+    """The object that says which version the name means; empty without one."""
+    try:
+        return b"".join(store.read(versions.POINTER_NAME))
+    except ModelNotFound:
+        return b""
 
 
 def _held(store: Store) -> dict[tuple[str, int], Held]:
     """The chunks of the newest version, by checksum and length."""
-    place = newest(store)
-    if place is store:
-        return {}  # what is not a version may be written by anybody at any time
     try:
+        place = newest(store)
+        if place is store:
+            return {}  # what is not a version may be written by anybody at any time
         files = read_index(place).files
-    except (ModelNotFound, ModelCorrupt):
-        return {}
+    except (ModelNotFound, ModelCorrupt, ModelUnsupported):
+        return {}  # a push is what repairs a damaged or an older pointer or index
     return {
         (xxh3, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
         for f in files
@@ -208,10 +227,10 @@ def newest(store: Store) -> Store:
     if versions.pinned(store.uri):
         return store
     try:
-        pointer = b"".join(store.read(versions.POINTER_NAME))
+        found = b"".join(store.read(versions.POINTER_NAME))
     except ModelNotFound:
         return store
-    return open_store(versions.pin(store.uri, versions.read_pointer(store.uri, pointer)))
+    return open_store(versions.pin(store.uri, versions.read_pointer(store.uri, found)))
 
 
 def read_index(store: Store) -> ModelIndex:

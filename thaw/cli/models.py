@@ -37,11 +37,12 @@ def _push(directory: Path, uri: str) -> None:
     store = open_store(uri)
     total = checkpoints.check(directory)
     checkpoints.check_pushable(store)
+    before = checkpoints.pointer(store)
     with progress("hashing", total) as advance:
         hashed = checkpoints.hash_files(directory, advance)
     try:
         with progress("pushing", total) as advance:
-            pushed = checkpoints.upload(hashed, store, advance)
+            pushed = checkpoints.upload(hashed, store, advance, before)
     except KeyboardInterrupt:
         err().print(f"stopped: {uri} is what it was; the same command goes on where this one stopped", soft_wrap=True)
         raise typer.Exit(_INTERRUPTED) from None
