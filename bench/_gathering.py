@@ -15,7 +15,7 @@ from typing import Any, Final
 from bench._common import median, percentile
 from bench.scheduler import model_facts
 from bench.simulation.constants import KEEP_ALIVE_S, KV_RESERVE, MODELS, SLOTS
-from gateway.scheduler.decisions import StartGroup, TimerKind, Wake
+from gateway.scheduler.decisions import InspectModelOn, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
 from gateway.scheduler.policy import starts
 from gateway.scheduler.policy.decide import decide_all
@@ -127,7 +127,7 @@ class _Scheduler:
         self._began_s, self._timers, self._starts = 100.0, list[Wake](), list[tuple[float, StartGroup]]()
         self._asked = itertools.count()
         self._tell([HostsSeen(tuple(_host(i) for i in range(N_HOSTS))), ActionSeen(_facts())], 0.0)
-        self._tell([ModelInspected("s3://m/0", HostId("host-00"), model_facts(0, _MODEL))], 0.0)
+        self._view.model("s3://m/0").take(model_facts(0, _MODEL), self._began_s)
 
     def due(self) -> list[float]:
         return [wake.at_s - self._began_s for wake in self._timers]
@@ -165,6 +165,15 @@ class _Scheduler:
                 self._starts.append((at_s, decision))
             elif isinstance(decision, Wake) and decision.kind is TimerKind.RESCALE:
                 self._timers.append(decision)
+            elif isinstance(decision, InspectModelOn):  # the model does not change
+                self._tell(
+                    [
+                        ModelInspected(
+                            decision.uri, decision.host_id, None, None, decision.known_version, decision.command_id
+                        )
+                    ],
+                    at_s,
+                )
 
 
 def _after_pauses(waiting: Sequence[float], way: Way) -> Iterator[float]:

@@ -44,6 +44,7 @@ from thaw.model import FileRange, ModelFacts, ModelParts
 
 N_DEVICES, N_FUNCTIONS = 4, 10_000
 SERVED_S = 10.0  # a request's time in its instance
+LOOK_S = 0.005  # a host's look whether a model has changed
 OBJECTIVES = {"llama2-7b": (7.5, 0.2), "llama2-13b": (12.0, 0.2)}  # P Table 2, chatbot
 
 
@@ -93,7 +94,7 @@ class Cluster:
         names = list(OBJECTIVES)
         for i in range(n_functions):
             self._tell(ActionSeen(_facts(i, names[i % len(names)])))
-            self._tell(ModelInspected(f"s3://m/{i}", HostId("host-0000"), model_facts(i, names[i % len(names)])))
+            self.view.model(f"s3://m/{i}").take(model_facts(i, names[i % len(names)]), self.now)
         self.names = [ActionName(f"guest/f{i}") for i in range(n_functions)]
         self._rate = 1.0
         self._arrive()
@@ -130,8 +131,13 @@ class Cluster:
             case Wake():
                 timer = Timer(decision.kind, decision.key)
                 self._after(decision.at_s - self.now, lambda: self._tell(timer))
-            case InspectModelOn() | FailDemand():
-                raise AssertionError(f"every model is known and fits: {decision}")
+            case InspectModelOn():  # no model changes
+                look = ModelInspected(
+                    decision.uri, decision.host_id, None, None, decision.known_version, decision.command_id
+                )
+                self._after(LOOK_S, lambda: self._tell(look))
+            case FailDemand():
+                raise AssertionError(f"every model fits: {decision}")
 
     def _start(self, decision: StartGroup) -> None:
         plan = decision.plan

@@ -1,6 +1,8 @@
 """The catalogue: what each of the models used last consists of.
 
-A model's description is read once and remembered while the store still has that version.
+A model's description is read once and remembered while the store still has that version.  A plain name leads to its
+newest version through a small object, the pointer (thaw/versions.py), which every inspection reads anew; what a pin
+names never changes, so it is read once.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -11,22 +13,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn, TypeVar
 
 from fetchd.backoff import backoff_s
-from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, SourceOpener, read_bytes
-from thaw import checkpoint
-from thaw.errors import ModelChanged, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
+from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Refused, Source, SourceOpener, read_bytes
+from thaw import checkpoint, versions
+from thaw.errors import (
+    ModelChanged,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    StoreUnavailable,
+    ThawError,
+)
 from thaw.model import INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 T = TypeVar("T")
 
 _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
-_MOST_MODELS: Final = 64
+_MOST_MODELS: Final = 128
+"""A plain name and the pin that it leads to count as two."""
+_LANES: Final = 8
+"""How many connections compare the objects of a model with the store's."""
 _SPECULATIVE_BYTES: Final = 64 * 1024
 """The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
 
@@ -49,11 +63,13 @@ class Entry:
 
 
 class _Place:
-    """The entry of one uri, and the lock that its reader holds."""
+    """The source and the entry of one uri, and the lock that the reader of the entry holds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.source: Source | None = None
         self.entry: Entry | None = None
+        self.has_versions = False  # a pointer was read here
 
 
 class Catalog:
@@ -65,23 +81,43 @@ class Catalog:
         self._places: dict[str, _Place] = {}  # by uri, least recently used first
 
     def inspect(self, uri: str) -> ModelFacts:
-        """Return the facts of the version that the store has now."""
-        place = self._place(uri)
+        """Return the facts of the version that the store has now: of a plain name, the newest one."""
+        found_at = self._newest(uri)
+        place = self._place(found_at)
         with place.lock:
-            if place.entry is None or not _is_current(place.entry):
-                place.entry = self._load(uri)
+            if place.entry is None or not (versions.pinned(found_at) or _is_current(place.entry)):
+                place.entry = self._load(found_at, place)
             entry = place.entry
             if entry.facts is None:
-                config = self._persist(entry.source, lambda connection: _Loader(uri, connection).config())
-                entry.facts = checkpoint.facts_of(uri, entry.index, config)
-            return entry.facts
+                config = self._persist(entry.source, lambda connection: _Loader(found_at, connection).config())
+                entry.facts = checkpoint.facts_of(found_at, entry.index, config)
+            return entry.facts if found_at == uri else replace(entry.facts, name=uri)
+
+    def _newest(self, uri: str) -> str:
+        """Return the pin that a plain name leads to now, or ``uri`` itself: a pin, or a directory without versions."""
+        if versions.pinned(uri):
+            return uri
+        place = self._place(uri)
+        source = self._source(uri, place)
+        try:
+            data = self._persist(source, _read_pointer)  # no lock: a store that is away must hold up nobody else
+        except AccessRefused:
+            if place.has_versions or not self._persist(source, _hides_what_is_missing):
+                raise  # the directory may hold older weights beside the pointer
+            return uri
+        except Refused:
+            raise
+        except ModelNotFound:
+            return uri
+        place.has_versions = True
+        return versions.pin(uri, versions.read_pointer(uri, data))
 
     def planned(self, uri: str, version: str) -> Entry:
         """Return the version that was planned.  Raises ModelChanged when the store now has another one."""
         place = self._place(uri)
         with place.lock:
             if place.entry is None or place.entry.version != version:
-                place.entry = self._load(uri)
+                place.entry = self._load(uri, place)
             entry = place.entry
         if entry.version != version:
             raise ModelChanged(
@@ -89,6 +125,25 @@ class Catalog:
                 hint="nothing to do: the next start plans with the new version",
             )
         return entry
+
+    def stamp(self, uri: str, version: str) -> str:
+        """Return a value that changes when somebody writes the files of a version on this machine.
+
+        Bytes that were read before must not be used again then, although the index beside them still names the same
+        version.  Empty for other stores, which would have to be asked, and for a model that cannot be read: its fetch
+        says why.
+        """
+        try:
+            source = self._source(uri, self._place(uri))  # no lock: whoever holds it may wait for a store that is away
+            if source.host:
+                return ""
+            connection = source.connect()
+            try:
+                return _combined_etag({f.name: connection.stat(f.name) for f in self.planned(uri, version).index.files})
+            finally:
+                connection.close()
+        except ThawError:
+            return ""
 
     def check_unchanged(self, uri: str, version: str) -> None:
         """Read the model again after bytes failed a check.  Raises ModelChanged when the store has another version."""
@@ -109,9 +164,14 @@ class Catalog:
                 del self._places[next(iter(self._places))]
             return place
 
-    def _load(self, uri: str) -> Entry:
-        source = self._open(uri)
+    def _load(self, uri: str, place: _Place) -> Entry:
+        source = self._source(uri, place)
         return self._persist(source, lambda connection: _Loader(uri, connection).load(source))
+
+    def _source(self, uri: str, place: _Place) -> Source:
+        if place.source is None:
+            place.source = self._open(uri)
+        return place.source
 
     def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
         """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
@@ -128,10 +188,33 @@ class Catalog:
                 connection.close()
 
 
+def _read_pointer(connection: Connection) -> bytes:
+    return read_bytes(connection, versions.POINTER_NAME, 0, versions.POINTER_BYTES)
+
+
+def _hides_what_is_missing(connection: Connection) -> bool:
+    """True for a store that refuses access to what does not exist: S3 does so to whoever may not list the bucket."""
+    try:
+        connection.stat(f"{versions.POINTER_NAME}-{secrets.token_hex(8)}")
+    except AccessRefused:
+        return True
+    except ModelNotFound:
+        pass
+    return False
+
+
 def _is_current(entry: Entry) -> bool:
+    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards."""
+    names = sorted(entry.objects)
+    n_lanes = min(_LANES, len(names))
+    with ThreadPoolExecutor(n_lanes) as pool:
+        return all(pool.map(lambda lane: _are_current(entry, names[lane::n_lanes]), range(n_lanes)))
+
+
+def _are_current(entry: Entry, names: Sequence[str]) -> bool:
     connection = entry.source.connect()
     try:
-        return all(connection.stat(name) == info for name, info in entry.objects.items())
+        return all(connection.stat(name) == entry.objects[name] for name in names)
     except (ModelNotFound, StoreUnavailable):
         return False  # the reload reports what is wrong
     finally:
@@ -147,8 +230,20 @@ class _Loader:
         self._refused: AccessRefused | None = None
 
     def load(self, source: Source) -> Entry:
-        index = self._index_beside() or self._index_by_structure()
+        pinned = versions.pinned(self._uri)
+        index = self._index_beside() or (self._no_version() if pinned else self._index_by_structure())
+        if pinned != versions.short(index.sha256) and pinned:
+            raise ModelCorrupt(
+                f"{self._uri} holds another version, {versions.short(index.sha256)}",
+                hint=f"push the model again: thaw model push DIR {versions.plain_name(self._uri)}",
+            )
         return Entry(source, index, self._objects)
+
+    def _no_version(self) -> NoReturn:
+        raise self._refused or ModelNotFound(
+            f"{self._uri}: there is no such version",
+            hint="it was never pushed, or its push did not end: thaw model list shows what there is",
+        )
 
     def config(self) -> dict[str, Any]:
         info = self._connection.stat("config.json")
@@ -183,6 +278,11 @@ class _Loader:
             return checkpoint.shard_names(self._whole(checkpoint.SHARDS_NAME, shards, _MAX_INDEX_BYTES))
         if self._find(checkpoint.WEIGHTS_NAME) is not None:
             return [checkpoint.WEIGHTS_NAME]
+        if self._find("adapter_config.json") is not None:
+            raise ModelUnsupported(
+                f"{self._uri} holds an adapter and not a model",
+                hint="merge it into its base model, then push the result: thaw model push DIR URI",
+            )
         for name in checkpoint.FOREIGN_NAMES:
             if self._find(name) is not None:
                 raise ModelUnsupported(

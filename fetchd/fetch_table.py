@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from fetchd import metrics
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
@@ -19,6 +20,7 @@ from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchSta
 from thaw import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
 from thaw.logs import Log
+from thaw.plan import PlanModel
 from thaw.trace import Phase, event
 
 _RUNNING = "running"
@@ -41,7 +43,8 @@ class FetchTable:
         Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
         """
         _check_ranges(request)
-        version = request.model.sha256 or request.model.etag or self._version_now(request.model.uri)
+        request = self._of_version(request)
+        stamp = self._machinery.catalog.stamp(request.model.uri, request.model.version)
         with self._lock:
             self._check_epoch(request.epoch)
             member = self._members.get((request.group_id, request.stage))
@@ -49,7 +52,7 @@ class FetchTable:
                 self._store.drop(member.fetch.segment, member.holder)  # still held if only the later part failed
                 member = None
             if member is None:
-                member = self._join(request, version)
+                member = self._join(request, stamp)
             else:
                 member.wishes = _wishes(request)
                 member.fetch.apply_wishes()
@@ -85,13 +88,17 @@ class FetchTable:
         for thread in threads:
             thread.join(timeout=5)
 
-    def _version_now(self, uri: str) -> str:
-        return self._machinery.catalog.inspect(uri).version
+    def _of_version(self, request: FetchStart) -> FetchStart:
+        """A request without a version gets the newest one."""
+        if request.model.version:
+            return request
+        facts = self._machinery.catalog.inspect(request.model.uri)
+        return replace(request, model=PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes))
 
-    def _join(self, request: FetchStart, version: str) -> Member:
+    def _join(self, request: FetchStart, stamp: str) -> Member:
         holder = fetch_holder(request.group_id, request.stage)
         begin = event(Phase.FETCH_BEGIN, group_id=request.group_id, stage=request.stage, host=self._host_id)
-        fetch = self._fetch_of(request, version, holder)
+        fetch = self._fetch_of(request, stamp, holder)
         segment = fetch.segment
         resident = segment.complete
         left_out = 0 if segment.key.later else sum(r.n_bytes for r in request.later_ranges)
@@ -119,12 +126,13 @@ class FetchTable:
         )
         return member
 
-    def _fetch_of(self, request: FetchStart, version: str, holder: str) -> Fetch:
+    def _fetch_of(self, request: FetchStart, stamp: str, holder: str) -> Fetch:
         """Return the fetch whose segment has or will have the bytes.
 
         A stage needs its later part only to become a whole worker, so it does without when the pool has no room.
         """
-        key = SegmentKey(request.model.uri, version, request.ranges, request.later_ranges)
+        model = request.model
+        key = SegmentKey(model.uri, model.version, request.ranges, request.later_ranges, stamp)
         try:
             return self._known(key, holder) or self._new(key, holder)
         except (MemoryTooSmall, PoolFull):

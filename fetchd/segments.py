@@ -31,12 +31,22 @@ from thaw.model import FileRange, TensorInfo
 
 
 class SegmentKey(NamedTuple):
-    """Equal keys are equal bytes.  The version is the root sha256, or the etag while unverified."""
+    """Equal keys are equal bytes.  The version is the root sha256, or the etag while unverified.  ``stamp`` tells
+    whether local files were written after their index (Catalog.stamp)."""
 
     uri: str
     version: str
     ranges: tuple[FileRange, ...]
     later: tuple[FileRange, ...] = ()
+    stamp: str = ""
+
+    @property
+    def content(self) -> str:
+        """The name of these bytes in a host's reports."""
+        return content_key(self.uri, self.version, self.ranges, self.later)
+
+    def has_same_files(self, other: SegmentKey) -> bool:
+        return (self.uri, self.version, self.stamp) == (other.uri, other.version, other.stamp)
 
 
 class Arrived(NamedTuple):
@@ -74,7 +84,7 @@ class Segment:
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
     def __post_init__(self) -> None:
-        self.content = content_key(*self.key)
+        self.content = self.key.content
 
     def views(self, segment_offset: int, n_bytes: int) -> list[memoryview]:
         """Writable pieces of [segment_offset, +n_bytes), one per slab touched."""
@@ -214,7 +224,7 @@ class SegmentStore:
         waiting for the slabs.
         """
         with self._lock:
-            found = [s for s in self._by_id.values() if s.key[:2] == key[:2] and (file, number) in s.arrived]
+            found = [s for s in self._by_id.values() if s.key.has_same_files(key) and (file, number) in s.arrived]
             for segment in found:
                 segment.pins += 1
         return found

@@ -30,8 +30,18 @@ from relay.protocol.messages import (
 )
 from relay.state import bus
 from relay.state.registry import Registry
-from thaw.errors import BadRequest, InstanceBusy, PlatformError, StaleEpoch, ThawError, Unavailable, WorkerLost
+from thaw.errors import (
+    BadRequest,
+    ErrorInfo,
+    InstanceBusy,
+    PlatformError,
+    StaleEpoch,
+    ThawError,
+    Unavailable,
+    WorkerLost,
+)
 from thaw.ids import CommandId, GroupId, HostId
+from thaw.model import ModelFacts
 
 _REMEMBERED: Final = 10_000
 """How many command ids are remembered: hours of starts.  Repeats come within seconds (a killed invoker's unacknowledged
@@ -87,7 +97,7 @@ class Commands:
             case Start():
                 self._start(body)
             case InspectModel():
-                self._in_background(command, lambda: self._inspect(body.uri))
+                self._in_background(command, lambda: self._inspect(body, command.command_id))
             case Release():
                 self._release(body)
             case Undrain():
@@ -118,14 +128,20 @@ class Commands:
         self._fleet.announce(live)
         threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
 
-    def _inspect(self, uri: str) -> None:
+    def _inspect(self, body: InspectModel, command_id: CommandId) -> None:
+        def answer(facts: ModelFacts | None, error: ErrorInfo | None = None, unchanged: str = "") -> None:
+            bus.publish(self._redis, ModelInspected(body.uri, self._host_id, facts, error, unchanged, command_id))
+
         try:
-            facts = self._fleet.fetch.inspect(uri)
+            facts = self._fleet.fetch.inspect(body.uri)
         except ThawError as e:
-            bus.publish(self._redis, ModelInspected(uri, self._host_id, None, e.info()))
+            answer(None, e.info())
+            return
+        if (facts.uri, facts.version) == (body.known_uri, body.known_version):
+            answer(None, unchanged=facts.version)
             return
         self._registry.put_model(facts)
-        bus.publish(self._redis, ModelInspected(uri, self._host_id, facts))
+        answer(facts)
 
     def _release(self, body: Release) -> None:
         live = self._fleet.find(body.instance_id)

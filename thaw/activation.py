@@ -48,3 +48,6 @@ class Activation:
     usage: Mapping[str, int] = field(default_factory=dict)  # tokens of an LLM request
     seed: int | None = None
     cause: str = ""
+    model_version: str = ""
+    """Of the model that answered (ModelFacts.version).  If another version continued the answer of a lost worker, both,
+    with a comma between them."""

@@ -75,7 +75,7 @@ _DTYPE_BITS: Final = {
 }
 _SAFE_NAME: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
 _LAYER: Final = re.compile(r"(?:\A|\.)(?:layers|h|blocks)\.(\d{1,4})\.")
-_ENTRY: Final = re.compile(r"(?:embed|wte|wpe|project_in)")
+_ENTRY: Final = re.compile(r"(?:embed(?!_out)|wte|wpe|project_in)")  # GPT-NeoX calls its head embed_out
 _TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in)\.weight\Z")
 _HEAD: Final = re.compile(r"(?:lm_head|embed_out|output)\.")
 _MAX_DIMENSIONS: Final = 16

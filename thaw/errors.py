@@ -46,6 +46,9 @@ class ErrorInfo:
     code: str
     message: str
     hint: str = ""
+    printed: str = ""
+    """The end of what a container wrote to stderr before its start failed: for the activation's logs, not for
+    answers."""
 
 
 class ThawError(Exception):
@@ -57,13 +60,14 @@ class ThawError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.printed = ""
 
     @property
     def code(self) -> str:
         return type(self).__name__
 
     def info(self) -> ErrorInfo:
-        return ErrorInfo(self.code, self.message, self.hint)
+        return ErrorInfo(self.code, self.message, self.hint, self.printed)
 
 
 class RequestError(ThawError):
@@ -190,6 +194,7 @@ def from_info(info: ErrorInfo) -> ThawError:
     cls = _tree(ThawError).get(info.code, PlatformError)
     error = cls.__new__(cls)
     ThawError.__init__(error, info.message, hint=info.hint)
+    error.printed = info.printed
     if isinstance(error, Throttled):
         error.retry_after_s = 1.0
     if isinstance(error, ConfigError):

@@ -89,7 +89,10 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts about a model that the scheduler keeps (only fetchd keeps the list of tensors)."""
+    """The facts about one version of a model that the scheduler keeps (only fetchd keeps the list of tensors).
+
+    ``uri`` is where this version's files are.
+    """
 
     uri: str
     n_bytes: int
@@ -103,8 +106,14 @@ class ModelFacts:
     files: Mapping[str, int]  # name → n_bytes, sidecars first, in fetch order
     architecture: str = ""
     parts: ModelParts | None = None  # None: the model cannot be divided into stages
+    name: str = ""
+    """The URI that was asked for, where ``uri`` is the pin that it leads to (thaw/versions.py); empty: ``uri``."""
 
     @property
     def version(self) -> str:
         """A value that changes when the model is pushed again."""
         return self.sha256 or self.etag
+
+    @property
+    def asked_for(self) -> str:
+        return self.name or self.uri

@@ -31,10 +31,16 @@ class TransportKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlanModel:
+    """One version of a model; ``uri`` is where its files are."""
+
     uri: str
     sha256: str
     etag: str
     n_bytes: int
+
+    @property
+    def version(self) -> str:
+        return self.sha256 or self.etag
 
 
 @dataclass(frozen=True, slots=True)

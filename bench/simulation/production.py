@@ -121,7 +121,8 @@ class Production(System):
             case LearnFrom():
                 self._learn(decision)
             case InspectModelOn():
-                self.tell(ModelInspected(decision.uri, decision.host_id, self._facts(decision.uri)))
+                facts = self._facts(decision.uri)
+                self.tell(ModelInspected(decision.uri, decision.host_id, facts, command_id=decision.command_id))
             case FailDemand():
                 for activation_id in decision.activation_ids:
                     self._fail(self._requests.pop(activation_id))

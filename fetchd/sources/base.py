@@ -20,9 +20,8 @@ class ObjectInfo:
     etag: str
 
 
-class AccessRefused(ModelNotFound):
-    """Some stores also refuse access to an object that does not exist, so this is final only when no other object of
-    the model is found either."""
+class Refused(ModelNotFound):
+    """The store does not give the object, and does not say that there is none."""
 
     @property
     def code(self) -> str:
@@ -35,6 +34,11 @@ class NotAUri(ModelNotFound):
     @property
     def code(self) -> str:
         return ModelNotFound.__name__
+
+
+class AccessRefused(Refused):
+    """Some stores also refuse access to an object that does not exist, so this is final only when no other object of
+    the model is found either."""
 
 
 class Target:

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 from fetchd.gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import AccessRefused, ObjectInfo, Target, Throttle, not_a_uri
+from fetchd.sources.base import AccessRefused, ObjectInfo, Refused, Target, Throttle, not_a_uri
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
 
 _FIRST_READ_BYTES: Final = 16 * 1024
@@ -222,9 +222,9 @@ class HttpConnection:
             return StoreUnavailable(f"{url}: the store answered {status}", hint="retry later; check the store")
         if 300 <= status < 400:
             place = response.getheader("Location", "elsewhere")
-            return ModelNotFound(f"{url}: moved to {place:.200} ({status})", hint="use that uri (S3: check AWS_REGION)")
+            return Refused(f"{url}: moved to {place:.200} ({status})", hint="use that uri (S3: check AWS_REGION)")
         also = "; S3: check the region, and whether a session token has expired" if status == 400 else ""
-        return ModelNotFound(f"{url}: the store answered {status}", hint=f"check the model's uri{also}")
+        return Refused(f"{url}: the store answered {status}", hint=f"check the model's uri{also}")
 
     def _unavailable(self, name: str, e: Exception) -> StoreUnavailable:
         if isinstance(e, TimeoutError):

@@ -37,7 +37,7 @@ def _instance(serving: Serving) -> Json:
     """A group is one instance.  ``becoming``: the number of workers that it will be."""
     record = serving.record
     becoming = {"becoming": serving.n_workers} if record.is_consolidating else {}
-    where = {"host": record.host_id, "groupId": record.group_id}
+    where = {"host": record.host_id, "groupId": record.group_id, "modelVersion": record.model_version}
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 
 
@@ -104,6 +104,7 @@ def _annotations(record: Activation) -> Json:
         "startMode": record.start_mode,
         "host": record.host or None,
         "groupId": record.group_id or None,
+        "modelVersion": record.model_version or None,
         "seed": record.seed,
         "usage": dict(record.usage) or None,
     }

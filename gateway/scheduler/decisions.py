@@ -86,9 +86,13 @@ class CancelGroup:
 
 @dataclass(frozen=True, slots=True)
 class InspectModelOn:
+    """``known_uri`` and ``known_version``: the facts that the scheduler has, if any."""
+
     host_id: HostId
     uri: str
     command_id: CommandId
+    known_uri: str = ""
+    known_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ class Call:
     emitted: list[int] = field(default_factory=list)
     answer_bytes: int = 0  # that the answer's tokens take in memory
     losses: int = 0
+    model_version: str = ""  # that the answer's tokens come from
+
+    def note_instance(self, record: InstanceRecord) -> None:
+        """The call goes to this instance now, with the tokens that others have emitted."""
+        self.instance = record
+        if not (self.emitted and self.model_version):
+            self.model_version = record.model_version
 
     def trace(self, phase: Phase, attrs: Mapping[str, object] | None = None) -> None:
         group_id = self.instance.group_id if self.instance is not None and self.cold else ""

@@ -161,7 +161,7 @@ class Dispatcher:
     def _note_route(self, call: Call, route: Route) -> None:
         """Note the call's route.  The call is cold if it waited and got one of the slots that the instance was started
         for."""
-        call.instance = route.record
+        call.note_instance(route.record)
         waited = call.announced_s is not None and route.ready_s >= call.announced_s
         call.cold = waited and route.handed <= route.record.slots
         if call.queued:
@@ -176,10 +176,16 @@ class Dispatcher:
 
 
 def _ticket(call: Call) -> Ticket:
-    """An answer that has begun goes on with the version that began it."""
+    """An answer that has begun goes on with the versions of the action and of the model that began it."""
     began = call.instance if call.emitted else None
-    version = call.action.version if began is None else began.action_version
-    return Ticket(call.activation_id, call.action.name, version, call.received_s, exact=began is not None)
+    return Ticket(
+        call.activation_id,
+        call.action.name,
+        call.action.version if began is None else began.action_version,
+        call.received_s,
+        exact=began is not None,
+        model_version=call.model_version if call.emitted else "",
+    )
 
 
 def time_limit(call: Call, *, waiting: bool = False) -> TimeLimitExceeded:

@@ -83,7 +83,16 @@ class Move:
     def _new_ticket(self) -> Ticket:
         action, version = self.call.action.name, self._source.action_version
         wake = _Nudge(self._wake)
-        return Ticket(self.call.activation_id, action, version, self._began_s, wake, exact=True, moves=True)
+        return Ticket(
+            self.call.activation_id,
+            action,
+            version,
+            self._began_s,
+            wake,
+            exact=True,
+            moves=True,
+            model_version=self.call.model_version,
+        )
 
     @property
     def destination(self) -> Route:

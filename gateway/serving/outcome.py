@@ -66,4 +66,5 @@ def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> A
         limits=wire.to_plain(call.action.limits),
         usage=usage,
         seed=call.seed,
+        model_version=call.model_version if instance is not None else "",
     )

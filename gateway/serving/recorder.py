@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 from gateway.serving.call import Call
@@ -94,7 +95,7 @@ class Recorder:
         self._queue.put(item)
 
     def _write(self, items: Sequence[_Item]) -> None:
-        logs = self._logs([item.call for item in items])
+        logs = self._logs(items)
         ended = [
             Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
             for i, lines in zip(items, logs, strict=True)
@@ -104,9 +105,11 @@ class Recorder:
         except RecursionError:
             self._records.end_all([_writable(one) for one in ended])
 
-    def _logs(self, calls: Sequence[Call]) -> list[tuple[str, ...]]:
-        """Return the lines that ordinary functions printed; an LLM container's lines are the host's own."""
-        lines: list[tuple[str, ...]] = [()] * len(calls)
+    def _logs(self, items: Sequence[_Item]) -> list[tuple[str, ...]]:
+        """Return the lines that ordinary functions printed.  An LLM container's lines are the host's own, but for
+        those of a start that failed, which come with its error."""
+        lines = [_of_failed_start(item.outcome) for item in items]
+        calls = [item.call for item in items]
         asked: dict[str, list[tuple[int, RunRef]]] = {}
         for i, call in enumerate(calls):
             if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
@@ -189,6 +192,12 @@ class Recorder:
             self._unwritten -= n
             if self._unwritten == 0:
                 self._settled.notify_all()
+
+
+def _of_failed_start(outcome: Outcome) -> tuple[str, ...]:
+    printed = "" if outcome.error is None else outcome.error.printed
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if printed else ""
+    return tuple(f"{stamp} stderr: {line}" for line in printed.splitlines())
 
 
 def _writable(ended: Ended) -> Ended:

@@ -116,9 +116,18 @@ class RouteTable:
         else:
             self._staying.pop(record.instance_id, None)
 
-    def take(self, action: ActionName, version: str, *, exact: bool = False, moves: bool = False) -> Route | None:
+    def take(
+        self,
+        action: ActionName,
+        version: str,
+        *,
+        exact: bool = False,
+        moves: bool = False,
+        model_version: str = "",
+    ) -> Route | None:
         """A slot on the least loaded instance that runs ``version``, or with ``exact`` only that one and else a later
-        one, too.  A run that ``moves`` goes to no host that is being emptied.  The caller releases the slot."""
+        one, too.  A run that ``moves`` goes to no host that is being emptied.  ``model_version``: only an instance with
+        this version of the model will do.  The caller releases the slot."""
         wanted = version_key(version)
         emptied = self._emptied() if moves else frozenset()
         free = [
@@ -127,6 +136,7 @@ class RouteTable:
             if r.free
             and (version_key(r.record.action_version) >= wanted if not exact else r.record.action_version == version)
             and r.record.host_id not in emptied
+            and r.record.model_version in (model_version or r.record.model_version, "")
         ]
         if not free:
             return None
@@ -152,6 +162,12 @@ class RouteTable:
     def drop(self, route: Route) -> None:
         """The instance left, or broke under a request.  Its invoker's next report brings it back."""
         self._remove(route.record.action, route.record.instance_id)
+
+    def other_model(self, action: ActionName, model_version: str) -> str:
+        """Return the version of the model that the action's instances run if none runs ``model_version``; else, and
+        if there is no instance, return an empty string."""
+        found = {route.record.model_version for route in self._routes.get(action, {}).values()}
+        return "" if found & {model_version, ""} else max(found, default="")
 
     def is_any_full(self, action: ActionName) -> bool:
         return any(route.full for route in self._routes.get(action, {}).values())

@@ -45,7 +45,7 @@ def run_body(call: Call, deadline_s: float, tokens: Sequence[int], *, prefill_on
     emitted."""
     value = call.payload
     if call.action.is_llm:
-        resume = LlmResume(tuple(tokens)) if tokens else None
+        resume = LlmResume(tuple(tokens), call.model_version) if tokens else None
         value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only))
     plain = {
         "value": value,

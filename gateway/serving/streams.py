@@ -168,6 +168,7 @@ class Streams:
             kept.tokens.extend(handed.tokens)
             kept.end = handed.end
             call.emitted.extend(t.token_id for t in handed.tokens)
+            call.model_version = handed.model_version
         stream.running = kept.end is None
         if not stream.running:
             call.payload, kept.body_bytes = chunk_fields(call.payload), 0
@@ -233,7 +234,8 @@ class Streams:
             if stream is None or isinstance(stream.kept.end, ThawError):
                 return None
             age_ms = round((time.monotonic() - stream.call.received_s) * 1000)
-            return HandedOver(tuple(stream.kept.tokens), stream.kept.end, age_ms, stream.call.losses)
+            call = stream.call
+            return HandedOver(tuple(stream.kept.tokens), stream.kept.end, age_ms, call.losses, call.model_version)
 
     def give_away(self, activation_id: ActivationId) -> None:
         """Another gateway has the stream now."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.serving.routes import Route, RouteTable, Serving
-from thaw.errors import ThawError
+from thaw import versions
+from thaw.errors import ThawError, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId
 from thaw.instance import InstanceRecord, InstanceState
 
@@ -29,6 +30,8 @@ class Ticket:
 
     ``exact``: only ``version`` can go on with an answer that it began.  ``moves``: a run that has a slot and is asking
     for one on another host; no request waits longer for it, and it does not count as one that waits.
+    ``model_version``: the version of the model that began the request's answer, which only that version can go on
+    with; empty for a request without an answer so far.
     """
 
     activation_id: ActivationId
@@ -41,6 +44,7 @@ class Ticket:
     notices: deque[str] = field(default_factory=deque)
     exact: bool = False
     moves: bool = False
+    model_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,7 @@ class WaitingRoom:
         """Give ``ticket`` a route, or its place in the queue.  leave() ends the wait, release() the route's use."""
         with self._lock:
             # while others wait there is no free slot for this version: slots are handed on as they come
-            ticket.route = self._take(ticket)
-            if ticket.route is None:
+            if not self._settle(ticket):
                 queue = self._queues.setdefault(ticket.action, deque())
                 queue.insert(_place(queue, ticket), ticket)
                 self._moving[ticket.action] += ticket.moves
@@ -97,6 +100,7 @@ class WaitingRoom:
             self._table.release(route, ran=False)
             if gone:
                 self._table.drop(route)
+                self._serve(route.record.action)
             else:
                 route.full = True
                 self._wake_asking(route.record.action)
@@ -105,6 +109,7 @@ class WaitingRoom:
         with self._lock:
             self._table.release(route)
             self._table.drop(route)
+            self._serve(route.record.action)
 
     def must_ask(self, ticket: Ticket) -> bool:
         """True when this request is to call retry(): it is the next, and an instance refused a request.  It is woken
@@ -123,9 +128,9 @@ class WaitingRoom:
 
     def instance_changed(self, record: InstanceRecord) -> None:
         with self._lock:
-            if self._table.apply(record, time.monotonic()):
+            if self._table.apply(record, time.monotonic()) or record.state is not InstanceState.STARTING:
                 self._serve(record.action)
-            elif record.state is InstanceState.STARTING:
+            else:
                 of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
 
@@ -194,20 +199,30 @@ class WaitingRoom:
         n_passed = 0
         while len(queue := self._queues.get(action, ())) > n_passed:
             ticket = queue[n_passed]
-            route = self._take(ticket)
-            if route is None and not ticket.exact:
-                return
-            if route is None:
+            if not self._settle(ticket):
+                if not (ticket.exact or ticket.model_version):
+                    return
                 n_passed += 1
                 continue
-            if not ticket.moves:
+            if ticket.route is not None and not ticket.moves:
                 self._handed.setdefault(action, deque(maxlen=_HANDED_KEPT)).append(time.monotonic())
             self._unqueue(ticket)
-            ticket.route = route
             ticket.event.set()
 
-    def _take(self, ticket: Ticket) -> Route | None:
-        return self._table.take(ticket.action, ticket.version, exact=ticket.exact, moves=ticket.moves)
+    def _settle(self, ticket: Ticket) -> bool:
+        """Give the request a route if there is one for it, or an error if no start will bring one: once another version
+        of the model serves, every further start takes that one, too."""
+        ticket.route = self._table.take(
+            ticket.action,
+            ticket.version,
+            exact=ticket.exact,
+            moves=ticket.moves,
+            model_version=ticket.model_version,
+        )
+        if ticket.route is None and ticket.model_version:
+            other = self._table.other_model(ticket.action, ticket.model_version)
+            ticket.error = _begun_with_another(ticket.model_version, other) if other else None
+        return ticket.route is not None or ticket.error is not None
 
     def _notify(self, action: ActionName, notice: str) -> None:
         for ticket in self._queues.get(action, ()):
@@ -228,6 +243,14 @@ class WaitingRoom:
             del self._queues[ticket.action]
             self._handed.pop(ticket.action, None)
         self._wake_asking(ticket.action)
+
+
+def _begun_with_another(began: str, other: str) -> WorkerLost:
+    return WorkerLost(
+        f"the worker of this answer was lost; version {versions.short(began)} of the model began it, and "
+        f"{versions.short(other)} has taken its place",
+        hint="send the request again",
+    )
 
 
 def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:

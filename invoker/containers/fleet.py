@@ -13,7 +13,7 @@ from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
 from invoker.containers.publish import Publisher
-from invoker.drivers.activation_logs import LogCollector, last_lines
+from invoker.drivers.activation_logs import A_TRACEBACK, LogCollector, last_lines
 from invoker.drivers.base import Driver, Exit, Handle
 from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
@@ -291,12 +291,15 @@ class Fleet:
 
 def _start_error(live: Live, end: Exit) -> ThawError:
     """A start that was killed from outside may be tried again elsewhere; one that gave up would give up again."""
+    error: ThawError
     if end.status is None or end.status < 0:
-        return WorkerLost(f"the container was killed while it started ({_how(end)})", hint=_hint(live))
-    said = last_lines(live.handle) if live.handle is not None else ""
-    return InitFailed(
-        f"the container ended while it started ({_how(end)}): {said}".rstrip(": "), hint="see the end of its stderr"
-    )
+        error = WorkerLost(f"the container was killed while it started ({_how(end)})", hint=_hint(live))
+    else:
+        said = last_lines(live.handle) if live.handle is not None else ""
+        text = f"the container ended while it started ({_how(end)}): {said}".rstrip(": ")
+        error = InitFailed(text, hint="see the end of its stderr")
+    error.printed = last_lines(live.handle, *A_TRACEBACK) if live.handle is not None else ""
+    return error
 
 
 def _how(end: Exit) -> str:

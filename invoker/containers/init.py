@@ -70,6 +70,7 @@ def llm_init(
         stage.role,
         link,
         shapes,
+        plan.model.version if plan.model is not None else "",
     )
 
 

@@ -28,7 +28,7 @@ from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
 from invoker.containers.start_evidence import ContainerEvidence
 from invoker.containers.stem_cells import StemCells
-from invoker.drivers.activation_logs import last_lines
+from invoker.drivers.activation_logs import A_TRACEBACK, last_lines
 from invoker.drivers.base import Handle, Spec
 from invoker.settings import MIB, InvokerSettings
 from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
@@ -79,6 +79,7 @@ def new_live(command: Start, deps: Deps) -> Live:
         created_wall_ms=wall_ms(),
         stage=stage.stage,
         n_stages=len(plan.stages),
+        model_version=plan.model.version if plan.model is not None else "",
     )
     return Live(record, KIND_LLM if plan.model is not None else KIND_PYTHON)
 
@@ -331,12 +332,11 @@ class Starting:
             self._init_call = None
 
     def _hint(self, error: ThawError) -> str:
-        """A function's stderr says why it did not load.  An engine's output stays in this host's log."""
+        """A function's stderr says why it did not load.  An engine prints more than a hint can hold."""
         live = self._live
         if live.kind == KIND_PYTHON and isinstance(error, InitFailed):
             return (live.handle and last_lines(live.handle)) or error.hint
-        where = f"what the engine printed is in the invoker's log on {live.record.host_id}: start_failed"
-        return error.hint or (where if live.kind == KIND_LLM else "")
+        return error.hint or ("thaw activation logs has what the engine printed" if live.kind == KIND_LLM else "")
 
     # the end -------------------------------------------------------------------------------------------------------
 
@@ -359,16 +359,16 @@ class Starting:
     def _fail(self, error: ThawError) -> None:
         """End the instance for this reason; also called by the fetch's thread, which must wake the start's."""
         live = self._live
+        error.printed = error.printed or (last_lines(live.handle, *A_TRACEBACK) if live.handle is not None else "")
         live.blame(error)
         if live.apply(Event.START_FAILED) is Effect.STOP:
             metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()
-            printed = last_lines(live.handle) if live.handle is not None and live.kind == KIND_LLM else ""
             self._deps.log.event(
                 "start_failed",
                 instance_id=live.record.instance_id,
                 group_id=self._plan.group_id,
                 error=error.message,
-                printed=printed,
+                printed=error.printed if live.kind == KIND_LLM else "",
             )
             call = self._init_call
             if call is not None:

@@ -184,6 +184,10 @@ class LogCollector:
         self._kept_bytes -= sum(len(output.text) for output in self._kept.pop(activation_id, {}).values())
 
 
+A_TRACEBACK: Final = (200, 32_768)
+"""Lines and bytes that hold the traceback of a failed start."""
+
+
 def last_lines(handle: Handle, n_lines: int = 5, n_bytes: int = 4096) -> str:
     """The end of a container's stderr, for the error of a failed start."""
     try:

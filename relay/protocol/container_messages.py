@@ -72,6 +72,7 @@ class LlmInit:
     role: StageRole = StageRole.FULL
     link: GroupLink | None = None
     stages: tuple[StageShape, ...] = ()
+    model_version: str = ""  # of the plan; an answer that another version began is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,13 @@ class ConsolidateReply:
 
 @dataclass(frozen=True, slots=True)
 class LlmResume:
-    """Continue an answer: these tokens were already delivered; the next token's number follows the last of them."""
+    """Continue an answer: these tokens were already delivered; the next token's number follows the last of them.
+
+    ``model_version``: the version of the model that computed them; empty: it is not known.
+    """
 
     output_token_ids: tuple[int, ...]
+    model_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

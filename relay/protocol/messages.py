@@ -117,10 +117,15 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class ModelInspected:
+    """``unchanged_version``: the version that the question named is the one there is, so its facts are not repeated.
+    ``command_id``: of the question.  An answer to an earlier one may be out of date."""
+
     uri: str
     host_id: HostId
     facts: ModelFacts | None
     error: ErrorInfo | None = None
+    unchanged_version: str = ""
+    command_id: CommandId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,11 @@ class StreamWanted:
 
 @dataclass(frozen=True, slots=True)
 class InspectModel:
+    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them."""
+
     uri: str
+    known_uri: str = ""
+    known_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

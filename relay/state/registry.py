@@ -176,7 +176,7 @@ class Registry:
 
     def put_model(self, facts: ModelFacts) -> None:
         with redis_link.translated("write a model's facts"):
-            self._redis.hset(keys.MODELS, facts.uri, wire.dumps(facts))
+            self._redis.hset(keys.MODELS, facts.asked_for, wire.dumps(facts))
 
     def drop_models(self, uris: Sequence[str]) -> None:
         if uris:

@@ -52,6 +52,7 @@ class HandedOver:
     end: RunFinished | None
     age_ms: int
     losses: int
+    model_version: str = ""  # of the model that the tokens come from
 
 
 class StreamHomes:

@@ -116,11 +116,15 @@ def test_a_config_error_names_path_value_and_fix(at: Run, gateway: FakeGateway, 
         ([{"stages": 4, "becoming": 1}], ": pipeline of 4, becoming one worker"),
         ([{"stages": 4, "becoming": 2}], ": pipeline of 4, becoming 2 workers"),
         ([{"stages": 1}, {"stages": 4}, {"stages": 1}], ": 2 × one worker; pipeline of 4"),
+        (
+            [{"stages": 1, "modelVersion": "a" * 64}, {"stages": 1, "modelVersion": "b" * 64}],
+            ": one worker, of version aaaaaaaaaaaaaaaa; one worker, of version bbbbbbbbbbbbbbbb",
+        ),
         (None, ""),
     ],
 )
 def test_get_says_what_serves_a_model_and_what_that_becomes(
-    at: Run, gateway: FakeGateway, instances: list[dict[str, int]] | None, said: str
+    at: Run, gateway: FakeGateway, instances: list[dict[str, object]] | None, said: str
 ) -> None:
     found = {"name": "chat", **({} if instances is None else {"instances": instances})}
     gateway.answers["GET /api/v1/namespaces/_/actions/chat"] = (200, found)

@@ -7,14 +7,23 @@ import hashlib
 import http.server
 import json
 import os
+import re
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import typer
 
 from tests.cli.conftest import Run
-from thaw import checkpoint
+from thaw import checkpoint, versions, wire
+from thaw.cli import checkpoints, models
+from thaw.cli.stores import DirectoryStore, open_store
+from thaw.dev.layout import Platform
+from thaw.dev.processes import ProcessId
+from thaw.errors import DeveloperError, ModelCorrupt
 from thaw.model import CHUNK_BYTES
 
 N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
@@ -33,12 +42,19 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
+def place_of(name: Path) -> Path:
+    """The directory of the version that a plain name means."""
+    sha256 = versions.read_pointer(name.as_uri(), (name / versions.POINTER_NAME).read_bytes())
+    return name.with_name(f"{name.name}@{sha256[:16]}")
+
+
 def test_a_pushed_model_has_an_index_whose_checksums_are_those_of_the_files(
     thaw: Run, model: Path, tmp_path: Path
 ) -> None:
-    target = tmp_path / "store" / "m"
-    done = thaw("model", "push", str(model), target.as_uri())
+    name = tmp_path / "a store" / "m"
+    done = thaw("model", "push", str(model), f"file://{name}")
     assert done.returncode == 0, done.stderr
+    target = place_of(name)
     index = checkpoint.read_index((target / "thaw-index.json").read_bytes())
     assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model.safetensors"]
     assert sorted(p.name for p in target.iterdir()) == sorted([*(f.name for f in index.files), "thaw-index.json"])
@@ -47,6 +63,7 @@ def test_a_pushed_model_has_an_index_whose_checksums_are_those_of_the_files(
         assert file.sha256 == hashlib.sha256((model / file.name).read_bytes()).hexdigest()
     assert len(index.files[2].chunks_xxh3) == 2
     assert f"sha256 {index.sha256}" in done.stdout
+    assert f"version file://{target}" in done.stdout
 
 
 def test_verify_names_the_file_and_the_chunk_that_changed(thaw: Run, model: Path, tmp_path: Path) -> None:
@@ -54,7 +71,7 @@ def test_verify_names_the_file_and_the_chunk_that_changed(thaw: Run, model: Path
     thaw("model", "push", str(model), target.as_uri())
     good = thaw("model", "verify", target.as_uri())
     assert "4 chunks of 3 files are what was pushed" in good.stdout
-    with (target / "model.safetensors").open("r+b") as f:
+    with (place_of(target) / "model.safetensors").open("r+b") as f:
         f.seek(CHUNK_BYTES + 100)
         byte = f.read(1)
         f.seek(CHUNK_BYTES + 100)
@@ -67,7 +84,7 @@ def test_verify_names_the_file_and_the_chunk_that_changed(thaw: Run, model: Path
 def test_a_file_that_lost_its_end_is_told(thaw: Run, model: Path, tmp_path: Path) -> None:
     target = tmp_path / "m"
     thaw("model", "push", str(model), target.as_uri())
-    os.truncate(target / "model.safetensors", CHUNK_BYTES)
+    os.truncate(place_of(target) / "model.safetensors", CHUNK_BYTES)
     assert f"has {CHUNK_BYTES} bytes" in thaw("model", "verify", target.as_uri()).stderr
 
 
@@ -84,6 +101,7 @@ def test_inspect_tells_layers_and_bytes(thaw: Run, model: Path, tmp_path: Path) 
         ("truncate", "the file has"),
         ("no config", "has no config.json"),
         ("no weights", "has no safetensors file"),
+        ("only strays", "has neither model.safetensors nor model.safetensors.index.json, only consolidated"),
         ("missing shard", "is named in model.safetensors.index.json but does not exist"),
     ],
 )
@@ -96,6 +114,8 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
         (model / "config.json").unlink()
     elif spoil == "no weights":
         (model / "model.safetensors").unlink()
+    elif spoil == "only strays":
+        (model / "model.safetensors").rename(model / "consolidated.safetensors")
     else:
         shards = {"weight_map": {"w": "model-2.safetensors"}}
         (model / "model.safetensors.index.json").write_text(json.dumps(shards))
@@ -105,14 +125,213 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     assert not (tmp_path / "m").exists()
 
 
-def test_a_push_that_replaces_a_model_takes_the_old_index_away_first(thaw: Run, model: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_pushed_again_is_another_version_and_the_old_one_stays(
+    thaw: Run, model: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "m"
     thaw("model", "push", str(model), target.as_uri())
-    first = (target / "thaw-index.json").read_bytes()
+    old = place_of(target)
+    before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in old.iterdir()}
     (model / "tokenizer.json").write_text('{"new": 1}')
     assert thaw("model", "push", str(model), target.as_uri()).returncode == 0
-    assert (target / "thaw-index.json").read_bytes() != first
+    assert place_of(target) != old
+    assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in old.iterdir()} == before
     assert thaw("model", "verify", target.as_uri()).returncode == 0
+    pinned = thaw("model", "inspect", old.as_uri())
+    newest = thaw("model", "inspect", target.as_uri())
+    assert checkpoint.read_index((old / "thaw-index.json").read_bytes()).sha256 in pinned.stdout
+    assert f"newest   file://{place_of(target)}" in newest.stdout
+
+
+def test_nothing_is_pushed_to_a_pin(thaw: Run, model: Path, tmp_path: Path) -> None:
+    uri = f"{(tmp_path / 'm').as_uri()}@0123456789abcdef"
+    done = thaw("model", "push", str(model), uri)
+    assert "is one version of a model, and a version never changes" in done.stderr
+    assert f"hint: push to the plain name: {(tmp_path / 'm').as_uri()}" in done.stderr
+    assert not list(tmp_path.glob("m*@*"))
+
+
+class Cut(Exception):
+    """The machine that pushes loses its power."""
+
+
+class Observed(DirectoryStore):
+    """Records what is written, and ends the push before a name is."""
+
+    def __init__(self, uri: str, directory: Path, *, written: list[str], cut_at: str = "") -> None:
+        super().__init__(uri, directory)
+        self._written, self._cut_at = written, cut_at
+
+    def _write(self, name: str, chunks: Iterator[bytes]) -> None:
+        if name == self._cut_at:
+            raise Cut
+        self._written.append(name)
+        super()._write(name, chunks)
+
+
+@pytest.mark.parametrize("cut_at", ["config.json", "model.safetensors", "thaw-index.json", versions.POINTER_NAME])
+def test_a_push_that_is_cut_leaves_the_old_version_and_the_next_one_goes_on_where_it_stopped(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
+) -> None:
+    name = tmp_path / "m"
+    checkpoints.push(model, open_store(name.as_uri()), lambda _: None)
+    old = place_of(name)
+    (model / "config.json").write_text('{"num_hidden_layers": 1, "new": 1}')
+    written: list[str] = []
+
+    def open_observed(uri: str, cut_at: str) -> Observed:
+        return Observed(uri, Path(urlsplit(uri).path), written=written, cut_at=cut_at)
+
+    monkeypatch.setattr(checkpoints, "open_store", lambda uri: open_observed(uri, cut_at))
+    with pytest.raises(Cut):
+        checkpoints.push(model, open_observed(name.as_uri(), cut_at), lambda _: None)
+    assert place_of(name) == old
+    n_sent = len(written)
+    monkeypatch.setattr(checkpoints, "open_store", lambda uri: open_observed(uri, ""))
+    index = checkpoints.push(model, open_observed(name.as_uri(), ""), lambda _: None)
+    assert place_of(name).name == f"m@{index.sha256[:16]}"
+    files = [f.name for f in index.files]
+    assert sorted(n for n in written if n in files) == sorted(files), "each file was sent once"
+    assert written[n_sent:][-2:] == ["thaw-index.json", versions.POINTER_NAME]
+
+
+def test_ctrl_c_says_that_nothing_was_harmed_and_how_to_go_on(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "upload", interrupt)
+    uri = (tmp_path / "m").as_uri()
+    with pytest.raises(typer.Exit) as caught:
+        models.push(model, uri)
+    assert caught.value.exit_code == 130
+    told = f"stopped: {uri} is what it was; the same command goes on where this one stopped\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_file_that_changes_while_it_is_pushed_becomes_no_version(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / "m"
+    hashed = checkpoints.hash_files(model, lambda _: None)
+    for change in (lambda p: p.write_bytes(p.read_bytes() + b"x"), lambda p: p.write_bytes(b"x" * p.stat().st_size)):
+        change(model / "model.safetensors")
+        with pytest.raises(ModelCorrupt, match="changed while it was pushed"):
+            checkpoints.upload(hashed, open_store(name.as_uri()), lambda _: None)
+    assert not (name / versions.POINTER_NAME).exists()
+    assert not list(tmp_path.glob("m@*/model.safetensors"))
+
+
+def test_only_what_the_shard_index_or_the_plain_file_names_is_pushed(model: Path, tmp_path: Path) -> None:
+    weights = (model / "model.safetensors").read_bytes()
+    for stray in ("adapter_model.safetensors", "consolidated.safetensors", "model-00003-of-00002.safetensors"):
+        (model / stray).write_bytes(weights)
+    index = checkpoints.push(model, open_store((tmp_path / "plain").as_uri()), lambda _: None)
+    assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model.safetensors"]
+    assert len(index.tensors) == 1
+    (model / "model-1.safetensors").write_bytes(weights)
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+    index = checkpoints.push(model, open_store((tmp_path / "shards").as_uri()), lambda _: None)
+    assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model-1.safetensors"]
+
+
+def test_models_are_listed_by_name_with_their_newest_version(
+    thaw: Run, model: Path, tmp_path: Path, home: Path
+) -> None:
+    store = tmp_path / "store"
+    for change in ("1", "2"):
+        (model / "tokenizer.json").write_text(change)
+        index = checkpoints.push(model, open_store((store / "m").as_uri()), lambda _: None)
+    shutil.copytree(model, store / "copied")
+    described = Platform(
+        ProcessId(1, 1),
+        "",
+        "",
+        "",
+        "",
+        str(store),
+        "",
+        "",
+        "",
+        ports=(),
+        hosts=1,
+        link="",
+        driver="",
+        started_wall_ms=0,
+    )
+    (home / "dev").mkdir()
+    (home / "dev" / "platform.json").write_text(wire.dumps(described).decode())
+    rows = [line.split() for line in thaw("model", "list").stdout.splitlines() if "file://" in line]
+    assert [(r[0], r[-2:]) for r in rows if "store/m" in r[0]] == [(f"file://{store}/m", [index.sha256[:16], "2"])]
+    assert [r[0] for r in rows] == [f"file://{store}/copied", f"file://{store}/m"]
+
+
+def _adapter(model: Path) -> None:
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+
+
+def _gguf(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "small.Q4_K_M.gguf")
+
+
+def _pickle(model: Path) -> None:
+    (model / "training_args.bin").write_bytes(b"")
+    (model / "model.safetensors").rename(model / "pytorch_model-00001-of-00002.bin")
+
+
+def _pointer(model: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9000000000\n"
+    (model / "model.safetensors").write_text(text)
+
+
+def _pointer_beside(model: Path) -> None:
+    (model / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+
+
+def _cached(model: Path, repo: Path) -> None:
+    for revision in ("aaaa", "zzzz"):
+        (repo / "snapshots" / revision).mkdir(parents=True)
+    for path in list(model.iterdir()):
+        if path.is_file():
+            path.rename(repo / "snapshots" / "aaaa" / path.name)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("aaaa")
+
+
+def _repo(model: Path) -> None:
+    _cached(model, model)
+
+
+def _cache(model: Path) -> None:
+    _cached(model, model / "models--org--name")
+
+
+@pytest.mark.parametrize(
+    ("become", "message", "command"),
+    [
+        (_adapter, "holds an adapter for org/base and not a model", "merge_and_unload"),
+        (_gguf, "has no safetensors file, only small.Q4_K_M.gguf", "gguf_file="),
+        (_pickle, "has no safetensors file, only pytorch_model-00001-of-00002.bin", "from transformers import"),
+        (_pointer, "model.safetensors is a git-lfs pointer and not the file itself", "lfs pull"),
+        (_pointer_beside, "tokenizer.json is a git-lfs pointer and not the file itself", "lfs pull"),
+        (_repo, "is a model's directory in a hub cache", "thaw model push {model}/snapshots/aaaa URI"),
+        (
+            _cache,
+            "is a hub cache with the models of 1 repositories",
+            "thaw model push {model}/models--org--name/snapshots/aaaa URI",
+        ),
+    ],
+)
+def test_what_is_nearly_a_model_is_called_by_its_name_with_the_command_that_helps(
+    model: Path, tmp_path: Path, become: Callable[[Path], None], message: str, command: str
+) -> None:
+    become(model)
+    with pytest.raises(DeveloperError, match=re.escape(message)) as caught:
+        checkpoints.push(model, open_store((tmp_path / "m").as_uri()), lambda _: None)
+    assert command.format(model=model) in caught.value.hint
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.fixture

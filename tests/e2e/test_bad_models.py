@@ -42,8 +42,13 @@ def pushed(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("models")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "thaw" / "models"
     made = bad_models.tiny_checkpoint(base / "made", cache)
-    shop.machine.thaw("model", "push", str(made), f"file://{base}/pushed")
-    return base / "pushed"
+    return Path(push(shop, made, f"file://{base}/pushed").removeprefix("file://"))
+
+
+def push(shop: Shop, directory: Path, uri: str) -> str:
+    """Push a model; return the URI of its version."""
+    lines = shop.machine.thaw("model", "push", str(directory), uri).stdout.splitlines()
+    return next(line.removeprefix("version ") for line in lines if line.startswith("version "))
 
 
 @pytest.fixture
@@ -121,10 +126,10 @@ def test_a_uri_that_no_source_serves_is_refused_when_it_is_deployed(shop: Shop) 
 
 
 def test_an_object_that_the_index_names_and_s3_does_not_have(refused: Refused, shop: Shop, model: Path) -> None:
-    shop.machine.thaw("model", "push", str(model), "s3://models/incomplete")
+    place = push(shop, model, "s3://models/incomplete").removeprefix("s3://models/")
     assert shop.known is not None
     client = s3.client(shop.known.store_env())
-    client.delete_object(Bucket="models", Key=f"incomplete/{WEIGHTS}")
+    client.delete_object(Bucket="models", Key=f"{place}/{WEIGHTS}")
     client.close()
     refused("s3://models/incomplete", "ModelNotFound", WEIGHTS, hint="uri")
 
@@ -164,11 +169,11 @@ def test_one_wrong_bit_is_caught_by_its_checksum_before_the_engine_sees_it(
 
 
 def test_one_wrong_bit_in_s3_is_caught_too(refused: Refused, shop: Shop, model: Path) -> None:
-    shop.machine.thaw("model", "push", str(model), "s3://models/damaged")
+    place = push(shop, model, "s3://models/damaged").removeprefix("s3://models/")
     bad_models.flip_a_bit(model / WEIGHTS, 100_000)
     assert shop.known is not None
     client = s3.client(shop.known.store_env())
-    client.put_object(Bucket="models", Key=f"damaged/{WEIGHTS}", Body=(model / WEIGHTS).read_bytes())
+    client.put_object(Bucket="models", Key=f"{place}/{WEIGHTS}", Body=(model / WEIGHTS).read_bytes())
     client.close()
     refused("s3://models/damaged", "ModelCorrupt", WEIGHTS, "failed its checksum", hint="push the model again")
 

@@ -203,7 +203,14 @@ class Request:
 class Store:
     """An HTTP/1.1 file server with ranges and keep-alive on a real socket.  ``fault`` may answer in its place."""
 
-    def __init__(self, root: Path, fault: Fault = lambda request: False, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fault: Fault = lambda request: False,
+        tls: ssl.SSLContext | None = None,
+        missing: str = "404 Not Found",
+    ) -> None:
+        self.missing = missing
         self.root, self.fault, self._tls = root, fault, tls
         self.requests: list[tuple[str, str, int]] = []
         self.sent_bytes = 0
@@ -264,7 +271,7 @@ class Store:
         name = words[1].decode().rpartition("/")[2]
         path = self.root / words[1].decode().lstrip("/")
         if not path.is_file():
-            sock.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            sock.sendall(f"HTTP/1.1 {self.missing}\r\nContent-Length: 0\r\n\r\n".encode())
             return True
         data = path.read_bytes()
         span = re.search(rb"Range: bytes=(\d+)-(\d+)", headers)

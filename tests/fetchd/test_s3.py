@@ -162,7 +162,7 @@ def fetch() -> object:
 def push() -> object:
     """Write to the store as the command line does."""
     store = open_store("s3://models/pushed")
-    store.write("a", iter([b"content"]), 7)
+    store.write("a", b"content")
     return b"".join(store.read("a")) == b"content" or None
 
 

@@ -71,6 +71,7 @@ class FakeInvoker:
         group: str = "a" * 32,
         stage: int = 0,
         n_stages: int = 1,
+        model_version: str = "",
     ) -> InstanceRecord:
         record = InstanceRecord(
             InstanceId(instance),
@@ -87,6 +88,7 @@ class FakeInvoker:
             init_ms=40,
             stage=stage,
             n_stages=n_stages,
+            model_version=model_version,
         )
         self.registry.put_instance(record)
         self._slots[instance] = slots

@@ -112,16 +112,19 @@ def test_a_worker_lost_in_mid_stream_costs_no_token_and_doubles_none(
     gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:
     gateway.put_llm()
-    invoker.ready("guest/chat", instance="i0")
+    invoker.ready("guest/chat", instance="i0", model_version="v1")
     invoker.cut_after.append(2)
     with gateway.chat(stream=True, max_tokens=6) as reply:
         lines = reply.iter_lines()
         assert next(data_lines(lines))
         invoker.wait_for_demand()
-        invoker.ready("guest/chat", instance="i1")
+        invoker.ready("guest/chat", instance="i1", model_version="v1")
         rest = list(data_lines(lines))
     assert texts(rest) == "w0 w1 w2 w3 w4 w5 "
-    assert [r["value"]["resume"] for r in invoker.runs] == [None, {"output_token_ids": [100, 101]}]
+    assert [r["value"]["resume"] for r in invoker.runs] == [
+        None,
+        {"output_token_ids": [100, 101], "model_version": "v1"},
+    ]
     assert {r["value"]["seed"] for r in invoker.runs} == {invoker.runs[0]["value"]["seed"]}
 
 

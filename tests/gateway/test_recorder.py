@@ -12,14 +12,15 @@ from gateway.serving import recorder
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
 from relay.protocol.messages import LogsFound, LogsWanted
 from relay.state.api_keys import Subject
 from relay.state.records import Ended, Records
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import Activation, ActivationStatus
-from thaw.errors import Unavailable
+from thaw.errors import ErrorInfo, Unavailable, from_info
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
@@ -112,3 +113,21 @@ def test_the_record_of_a_202_is_held_beyond_those_that_may_be_dropped(monkeypatc
     writing.settle(20.0)
     writing.stop(1.0)
     assert records.written == ["0", "1", "3", "4"]
+
+
+def test_what_a_container_printed_before_its_start_failed_is_in_the_logs_and_not_in_the_answer() -> None:
+    records = Away()
+    records.failures = 0
+    writing = Recorder(cast(Records, records), cast(InvokerPool, Hosts()), Log("gateway"))
+    action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits())
+    call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "guest"), {}, Hangup())
+    error = from_info(ErrorInfo("InitFailed", "the engine failed", "", "Traceback:\n  line 1"))
+    writing.start()
+    try:
+        writing.submit(call, outcome_of(error))
+        writing.settle(10)
+    finally:
+        writing.stop(10)
+    (record,) = records.records
+    assert [line.partition(" ")[2] for line in record.logs] == ["stderr: Traceback:", "stderr:   line 1"]
+    assert record.result == {"error": "the engine failed"}

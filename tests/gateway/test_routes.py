@@ -336,3 +336,52 @@ def test_runs_that_move_are_not_counted_as_requests_that_wait() -> None:
     room.leave(moving[0])
     found = room.queue(CHAT)
     assert (found.n_waiting, found.n_in_namespace, found.oldest_s) == (1, 1, 5.0)
+
+
+def resumed(room: WaitingRoom, name: str, model_version: str) -> Ticket:
+    ticket = Ticket(ActivationId(name), CHAT, "0.0.1", 1.0, model_version=model_version)
+    room.enter(ticket)
+    return ticket
+
+
+def of_model(instance: str, model_version: str, **fields: int) -> InstanceRecord:
+    return replace(record(instance, **fields), model_version=model_version)
+
+
+def test_an_answer_goes_on_only_with_the_version_of_the_model_that_began_it() -> None:
+    room = WaitingRoom()
+    room.instance_changed(of_model("old", "v1", slots=1))
+    room.instance_changed(of_model("new", "v2", slots=8))
+    first, second = resumed(room, "first", "v1"), resumed(room, "second", "v1")
+    assert first.route is not None
+    assert (first.route.record.instance_id, second.route, second.error) == ("old", None, None)
+    assert enter(room, "newcomer", 2.0).route is not None, "it does not wait behind who can use only some instances"
+    room.release(first.route)
+    assert second.route is first.route
+
+
+def test_a_slot_passes_by_who_cannot_use_it() -> None:
+    room = WaitingRoom()
+    room.instance_changed(of_model("old", "v1", slots=1))
+    room.instance_changed(of_model("new", "v2", slots=1))
+    held = [enter(room, "x"), enter(room, "y")]
+    picky, other = resumed(room, "picky", "v1"), enter(room, "other", 2.0)
+    (new,) = (t.route for t in held if t.route is not None and t.route.record.instance_id == "new")
+    room.release(new)
+    assert (picky.route, other.route) == (None, new)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_an_answer_fails_when_every_instance_runs_another_version(when: str) -> None:
+    room = WaitingRoom()
+    room.instance_changed(of_model("new", "v2"))
+    if when == "while":
+        room.instance_changed(of_model("old", "v1", slots=1))
+        assert resumed(room, "holder", "v1").route is not None
+    ticket = resumed(room, "a", "v1")
+    if when == "while":
+        assert ticket.error is None
+        room.instance_changed(replace(of_model("old", "v1", slots=1), state=InstanceState.GONE))
+    assert isinstance(ticket.error, WorkerLost)
+    assert room.counts()[0] == 0
+    assert resumed(WaitingRoom(), "a", "v1").error is None, "a start may bring its version back"

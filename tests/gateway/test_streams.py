@@ -340,6 +340,15 @@ def test_the_body_counts_when_an_answer_is_taken_over_that_goes_on(platform: Pla
     platform.streams.leave(reader, resumable=False)
 
 
+def test_an_answer_that_is_taken_over_keeps_the_version_of_its_model(platform: Platform) -> None:
+    tokens = (RunToken(0, 100, "w0 "),)
+    reader = platform.begin(body=LONG, handed=HandedOver(tokens, END, 0, 0, "v1"))
+    assert reader.stream.call.model_version == "v1"
+    handed = platform.streams.picture(reader.stream.call.activation_id)
+    assert handed is not None
+    assert handed.model_version == "v1"
+
+
 def test_the_body_of_a_whole_answer_that_is_taken_over_is_forgotten(platform: Platform) -> None:
     tokens = (RunToken(0, 100, "w0 "),)
     reader = platform.begin(body=LONG, handed=HandedOver(tokens, END, 0, 0))

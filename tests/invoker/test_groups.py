@@ -112,6 +112,8 @@ def test_a_single_stage_has_neither_link_nor_shapes(host: GroupHost) -> None:
     function = host.records.action(Namespace("guest"), plan.action)
     init = llm_init(plan, plan.stages[0], function, host.settings, group_link(plan.transport, lambda _: SECRET, ""))
     assert (init.link, init.stages, init.role) == (None, (), StageRole.FULL)
+    assert plan.model is not None
+    assert init.model_version == plan.model.version
 
 
 def test_a_group_takes_a_batch_a_stage_and_takes_it_at_its_first(host: GroupHost) -> None:

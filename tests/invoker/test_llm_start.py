@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,8 @@ def test_an_engine_that_refuses_ends_the_start_with_its_error_and_says_where_its
     gone = host.events.instance(instance_id, InstanceState.GONE)
     assert gone.error is not None
     assert gone.error.code == "ModelUnsupported"
-    assert gone.error.hint == "what the engine printed is in the invoker's log on host-t: start_failed"
+    assert gone.error.hint == "thaw activation logs has what the engine printed"
+    assert '"POST /init' in gone.error.printed
     logged = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"start_failed"' in line]
     assert '"POST /init' in logged[0]["printed"]
 
@@ -152,7 +154,8 @@ def test_an_engine_killed_while_it_starts_is_what_its_container_says_and_no_deve
     info = {"code": "WorkerLost", "message": "the engine process was killed by SIGKILL", "hint": "out of memory"}
     host.tell_init(instance_id, {"status": 500, "error": "x", "info": info})
     gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error == ErrorInfo(**info)
+    assert gone.error is not None
+    assert replace(gone.error, printed="") == ErrorInfo(**info)
 
 
 def test_a_container_that_ends_by_the_signal_of_its_engine_was_killed(host: LlmHost) -> None:
@@ -310,7 +313,21 @@ def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmH
 
 
 def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost) -> None:
-    host.send(InspectModel(URI))
+    asked = host.send(InspectModel(URI))
     inspected = host.events.wait(lambda m: isinstance(m, ModelInspected))
+    assert inspected.command_id == asked
     assert inspected.facts == host.registry.model(URI)
     assert inspected.error is None
+
+
+def test_a_model_that_is_as_the_scheduler_knows_it_is_not_described_again(host: LlmHost) -> None:
+    asked = host.send(InspectModel(URI, URI, "00"))
+    unchanged = host.events.wait(lambda m: isinstance(m, ModelInspected))
+    assert unchanged.command_id == asked
+    assert (unchanged.facts, unchanged.error, unchanged.unchanged_version) == (None, None, "00")
+    host.send(InspectModel(URI, f"{URI}@other", "00"))
+    host.events.wait(lambda m: isinstance(m, ModelInspected) and m.facts is not None)
+
+
+def test_an_instance_says_which_version_of_the_model_it_runs(host: LlmHost) -> None:
+    assert host.ready_llm().model_version == "00"

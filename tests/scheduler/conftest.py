@@ -37,7 +37,7 @@ from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
 from thaw.errors import ErrorInfo, PlatformError
 from thaw.host import Device, HeldSegment, HostReport, PoolReport, StemTarget
-from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, Namespace, random_hex_id
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 from thaw.model import FileRange, ModelFacts, ModelParts
@@ -172,7 +172,7 @@ class FakeInvoker:
     def _obey(self, command: Command) -> None:
         body = command.body
         if isinstance(body, InspectModel):
-            self._inspect(body.uri)
+            self._inspect(body.uri, command.command_id)
         elif isinstance(body, Start):
             if not self.is_deaf:
                 self._start(body)
@@ -187,10 +187,11 @@ class FakeInvoker:
             for record in [r for r in self.instances.values() if r.group_id == body.group_id]:
                 self._gone(record)
 
-    def _inspect(self, uri: str) -> None:
+    def _inspect(self, uri: str, command_id: CommandId) -> None:
         found = self.on_inspect(uri)
         known = isinstance(found, ModelFacts)
-        bus.publish(self._client, ModelInspected(uri, self.host_id, found if known else None, None if known else found))
+        facts, error = (found, None) if known else (None, found)
+        bus.publish(self._client, ModelInspected(uri, self.host_id, facts, error, command_id=command_id))
 
     def _start(self, body: Start) -> None:
         stage = body.plan.stages[body.stage]

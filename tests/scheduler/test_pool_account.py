@@ -8,7 +8,6 @@ import pytest
 
 from fetchd.segments import SegmentKey
 from gateway.scheduler.placement.pool_account import UNLIMITED, Claim, PoolAccount, claim_of
-from relay.protocol.pool import content_key
 from tests.scheduler.world import MIB, pool
 from thaw.host import HeldSegment, PoolReport
 from thaw.ids import HostId, InstanceId
@@ -37,7 +36,7 @@ def test_a_claim_is_known_by_the_name_that_fetchd_gives_to_the_same_content(
     sha256: str, etag: str, version: str
 ) -> None:
     claim = claim_of(PlanModel("s3://m", sha256, etag, 100), STAGE)
-    assert claim.key == content_key(*SegmentKey("s3://m", version, FIRST, LATER))
+    assert claim.key == SegmentKey("s3://m", version, FIRST, LATER).content
     assert claim.ranges == (*FIRST, *LATER)
 
 

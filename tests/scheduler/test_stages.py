@@ -8,7 +8,7 @@ import pytest
 
 from fetchd.segments import SegmentKey
 from gateway.scheduler.placement.stages import Stages
-from relay.protocol.pool import content_key, n_slabs
+from relay.protocol.pool import n_slabs
 from tests.scheduler.world import FACTS, MIB, SMOLLM2
 from thaw import partition
 from thaw.errors import ModelUnsupported
@@ -87,4 +87,4 @@ def test_the_whole_model_is_known_by_the_name_that_fetchd_gives_to_its_segment(
 ) -> None:
     whole = Stages(replace(FACTS, sha256=sha256, etag=etag)).whole
     assert whole.ranges == (FileRange("w", 0, 100 * MIB),)
-    assert whole.key == content_key(*SegmentKey("s3://m", version, whole.ranges))
+    assert whole.key == SegmentKey("s3://m", version, whole.ranges).content

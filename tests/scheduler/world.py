@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway.scheduler.decisions import Decision, StartGroup, Wake
+from gateway.scheduler.decisions import Decision, InspectModelOn, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
 from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
@@ -22,7 +22,7 @@ from relay.protocol.messages import (
 )
 from thaw.errors import ErrorInfo
 from thaw.host import Device, HeldSegment, HostReport, PoolReport
-from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import FileRange, ModelFacts, ModelParts
 
@@ -97,14 +97,31 @@ class World:
         self.now = 100.0
         self.timers: list[Wake] = []
         self._asked = itertools.count()
+        self.answers_looks = (
+            True  # no model changes: a look whether known facts hold is answered at once, and not returned
+        )
         self.reports = {h.host_id: h for h in hosts}
         self.do(HostsSeen(tuple(hosts)))
 
     def do(self, *events: Any) -> list[Decision]:
         """Give the policy events that are read together, and return its decisions."""
-        decided = decide_all(self.view, events, self.now)
+        decided = decide_all(self.view, [self._asked_for(event) for event in events], self.now)
         self.timers += [d for d in decided if isinstance(d, Wake)]
+        if self.answers_looks:
+            looks = [d for d in decided if isinstance(d, InspectModelOn) and self.view.model(d.uri).fresh]
+            decided = [d for d in decided if d not in looks]
+            for look in looks:
+                decided += self.do(ModelInspected(look.uri, look.host_id, None, None, look.known_version))
         return decided
+
+    def _asked_for(self, event: Any) -> Any:
+        """Make an answer that names no question the answer to the open one, which is put if there is none."""
+        if not isinstance(event, ModelInspected) or event.command_id:
+            return event
+        model = self.view.model(event.uri)
+        if model.asked is None:
+            model.asked, model.asked_s = (event.host_id, CommandId("asked")), self.now
+        return replace(event, command_id=model.asked[1])
 
     def ask(self, action: ActionName = HELLO, gateway: str = "g") -> list[Decision]:
         return self.do(self.request(action, gateway))

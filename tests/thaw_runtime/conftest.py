@@ -104,10 +104,21 @@ def llm_init(
     dtype: str = "auto",
     args: Mapping[str, object] = {},
     max_model_len: int = 512,
+    model_version: str = "",
 ) -> LlmInit:
     config = LlmConfig("llm:vllm", ModelConfig("test"), EngineConfig(dtype, max_model_len, args))
     return LlmInit(
-        ActionName("guest/chat"), GroupId("f" * 32), 0, 1, (0, 0), config, reserve, 1.0, n_threads, HostId("h1")
+        ActionName("guest/chat"),
+        GroupId("f" * 32),
+        0,
+        1,
+        (0, 0),
+        config,
+        reserve,
+        1.0,
+        n_threads,
+        HostId("h1"),
+        model_version=model_version,
     )
 
 

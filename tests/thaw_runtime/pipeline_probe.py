@@ -89,6 +89,90 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 0,
     },
+    "mixtral": {
+        "model_type": "mixtral",
+        **_TINY,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "sliding_window": None,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_TINY,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "initializer_range": 0.4,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **_TINY,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 32,
+        "query_pre_attn_scalar": 32,
+    },
+    "phi3": {"model_type": "phi3", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
+    "granite": {"model_type": "granite", **_TINY, "num_key_value_heads": 2},
+    "cohere": {"model_type": "cohere", **_TINY, "num_key_value_heads": 2},
+    "falcon": {
+        "model_type": "falcon",
+        "vocab_size": VOCAB,
+        "hidden_size": 128,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "initializer_range": 0.15,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "bloom": {
+        "model_type": "bloom",
+        "vocab_size": VOCAB,
+        "hidden_size": 128,
+        "n_layer": 8,
+        "n_head": 4,
+        "initializer_range": 0.15,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "stablelm": {"model_type": "stablelm", **_TINY, "num_key_value_heads": 2},
+    "phi": {"model_type": "phi", **_TINY},
+    "olmo2": {"model_type": "olmo2", **_TINY, "num_key_value_heads": 2},
+    "starcoder2": {"model_type": "starcoder2", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
+    "smollm3": {"model_type": "smollm3", **_TINY, "num_key_value_heads": 2},
+    "olmo": {"model_type": "olmo", **_TINY, "num_key_value_heads": 2},
+    "olmoe": {"model_type": "olmoe", **_TINY, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "glm": {"model_type": "glm", **_TINY, "num_key_value_heads": 2, "head_dim": 32},
+    "nemotron": {"model_type": "nemotron", **_TINY, "num_key_value_heads": 2},
+    "arcee": {"model_type": "arcee", **_TINY, "num_key_value_heads": 2},
+    "gptj": {
+        "model_type": "gptj",
+        "vocab_size": VOCAB,
+        "n_embd": 128,
+        "n_head": 4,
+        "n_layer": 8,
+        "n_positions": 512,
+        "rotary_dim": 16,
+        "initializer_range": 0.15,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "gpt_neox": {"model_type": "gpt_neox", **_TINY},
+    "gpt_bigcode": {
+        "model_type": "gpt_bigcode",
+        "vocab_size": VOCAB,
+        "n_embd": 128,
+        "n_head": 4,
+        "n_layer": 8,
+        "n_positions": 512,
+        "initializer_range": 0.4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
 }
 
 N_TOKENS = 64
@@ -385,6 +469,7 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
 
     def run() -> None:
         from vllm import LLM
+        from vllm.model_executor.models import registry
 
         from thaw_runtime.engine.vllm.translation import sampling_params
 
@@ -406,7 +491,9 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
             inputs: Any = [{"prompt_token_ids": list(r.prompt_token_ids)} for r in asked]
             outputs = llm.generate(inputs, [sampling_params(r) for r in asked], use_tqdm=False)
             found[work] = [list(o.outputs[0].token_ids) for o in outputs]
-        answer.write_text(json.dumps({"answers": found}))
+        architecture = json.loads((model / "config.json").read_text())["architectures"][0]
+        on_transformers = architecture in registry._TRANSFORMERS_SUPPORTED_MODELS
+        answer.write_text(json.dumps({"answers": found, "on_transformers": on_transformers}))
 
     in_child(run)
     return json.loads(answer.read_text())

@@ -285,7 +285,8 @@ def digest(engine: Any) -> dict[str, str]:
     with torch.inference_mode():
         for path, module in runner.model.named_modules():
             if hasattr(module, "cpu_linear"):
-                width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+                widths = ("input_size_per_partition", "input_size", "embedding_dim")
+                width = next(getattr(module, name) for name in widths if hasattr(module, name))
                 made = torch.randn(3, width, generator=torch.Generator().manual_seed(1), dtype=runner.dtype)
                 found[f"{path}()"] = _sha(module.quant_method.apply(module, made, None))
     return found

@@ -34,6 +34,7 @@ ANSWERED: dict[str, Case] = {
     "late in the last round, backwards in the first": case(
         "gemma", 3, ["penalties"], faults={1: ["delay", "last"], 2: ["backwards", 1]}
     ),
+    "the decoder is one of Transformers": case("phi", 2, ["seeded"], before=["long"]),
     "every part twice": case("opt", 3, ["seeded"], faults={1: ["twice", "last"], 2: ["twice", 2]}),
 }
 LOST: dict[str, Case] = {

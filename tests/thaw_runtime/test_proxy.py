@@ -201,6 +201,24 @@ def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Contain
     assert reply["info"]["hint"] == "context_length_exceeded"
 
 
+def test_tokens_that_the_model_does_not_have_are_no_beginning_of_an_answer(ready: Container) -> None:
+    status, reply = ready.run(PROMPT, resume={"output_token_ids": [1, 999_999]})
+    assert (status, reply["info"]["code"]) == (400, "BadRequest")
+    assert "token id 999999 is outside the vocabulary" in reply["error"]
+    assert ready.stream(PROMPT)[-1]["t"] == "RunFinished", "the engine lives"
+
+
+def test_an_answer_that_another_version_of_the_model_began_is_refused(container: Container) -> None:
+    container.door.arrive(container.door.n_bytes)
+    assert container.init(model_version="a" * 64)[0] == 200
+    status, reply = container.run(PROMPT, resume={"output_token_ids": [1], "model_version": "b" * 64})
+    assert (status, reply["info"]["code"]) == (500, "ModelChanged")
+    assert f"version {'b' * 16} of the model began this answer" in reply["error"]
+    for version in ("a" * 64, ""):
+        messages = container.stream(PROMPT, resume={"output_token_ids": [1], "model_version": version})
+        assert messages[-1]["t"] == "RunFinished"
+
+
 @pytest.fixture
 def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the engines of containers that start later slow: 500 tokens take more than a minute."""

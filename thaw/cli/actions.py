@@ -106,22 +106,21 @@ def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
-    """Name what serves a model now, each kind once: "pipeline of 4, becoming 2 workers"."""
+    """Name what serves a model now, each kind once: "pipeline of 4, becoming 2 workers, of version 3f0c…"."""
     kinds = Counter(map(_kind_of, instances))
     said = [kind if n == 1 else f"{n} × {kind}" for kind, n in sorted(kinds.items())]
     return f": {'; '.join(said)}" if said else ""
 
 
 def _kind_of(instance: dict[str, Any]) -> str:
+    from thaw.versions import short
+
     stages = instance.get("stages", 1)
     kind = "one worker" if stages == 1 else f"pipeline of {stages}"
-    match instance.get("becoming"):
-        case None:
-            return kind
-        case 1:
-            return f"{kind}, becoming one worker"
-        case n:
-            return f"{kind}, becoming {n} workers"
+    becoming = {None: "", 1: ", becoming one worker"}
+    n = instance.get("becoming")
+    version = short(instance.get("modelVersion", ""))
+    return kind + becoming.get(n, f", becoming {n} workers") + (f", of version {version}" if version else "")
 
 
 @app.command("list")

@@ -1,21 +1,25 @@
 """Push, read and verify a checkpoint: its files, and ``thaw-index.json`` beside them.
 
-A push reads every file once.  It hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it, sha256
-of the file) and writes it to the store.  It removes an older index first and writes the new one last: a push that was
-interrupted leaves a model without an index, never an index that describes other bytes.
+A push reads every file twice.  First it hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it,
+sha256 of the file), which gives the model's version.  Then it writes the files to the place of that version
+(thaw/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that was
+interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes on
+where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw import checkpoint
-from thaw.cli.stores import Store
-from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw import checkpoint, versions
+from thaw.cli import near_misses
+from thaw.cli.multipart import Content, Held
+from thaw.cli.stores import Store, open_store
+from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -29,30 +33,37 @@ def _xxh3(chunk: bytes) -> str:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files that a push uploads: known sidecars and safetensors.  Raises ModelNotFound, ModelUnsupported,
-    ModelCorrupt.
+    """The files that a push uploads: known sidecars, and the weights that belong to the model.  Raises ModelNotFound,
+    ModelUnsupported, ModelCorrupt.
     """
     if not directory.is_dir():
         raise ModelNotFound(f"{directory} is not a directory", hint="give the directory that holds config.json")
-    names = [p.name for p in directory.iterdir() if p.is_file() and checkpoint.is_fetchable(p.name)]
-    weights = [n for n in names if n.endswith(".safetensors")]
-    if not weights:
-        foreign = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).exists()]
-        raise ModelUnsupported(
-            f"{directory} has no safetensors file" + (f", only {foreign[0]}" if foreign else ""),
-            hint="convert it: save_pretrained(..., safe_serialization=True)",
-        )
-    if "config.json" not in names:
+    weights = _weights_of(directory)
+    sidecars = [n for n in checkpoint.SIDECAR_NAMES if (directory / n).is_file()]
+    if "config.json" not in sidecars:
         raise ModelCorrupt(f"{directory} has no config.json", hint="give the directory that save_pretrained wrote")
+    paths = [directory / name for name in checkpoint.fetch_order([*sidecars, *weights])]
+    for path in paths:
+        near_misses.check_not_pointer(path)
+    return paths
+
+
+def _weights_of(directory: Path) -> list[str]:
+    """The files that the index of the shards names, or the plain file.  Other safetensors files (an adapter, the same
+    weights in another layout) are not the model."""
     shards = directory / checkpoint.SHARDS_NAME
-    if shards.exists():
-        missing = sorted(set(checkpoint.shard_names(shards.read_bytes())) - set(weights))
+    if shards.is_file():
+        names = checkpoint.shard_names(shards.read_bytes())
+        missing = [n for n in names if not (directory / n).is_file()]
         if missing:
             raise ModelCorrupt(
                 f"{directory}: {missing[0]} is named in {checkpoint.SHARDS_NAME} but does not exist",
                 hint=f"{len(missing)} of the shards are missing: download the model again",
             )
-    return [directory / name for name in checkpoint.fetch_order(names)]
+        return names
+    if (directory / checkpoint.WEIGHTS_NAME).is_file():
+        return [checkpoint.WEIGHTS_NAME]
+    raise near_misses.without_weights(directory)
 
 
 def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
@@ -64,35 +75,162 @@ def tensors_of(path: Path) -> tuple[TensorInfo, ...]:
     return checkpoint.parse_header(path.name, header, n_bytes)
 
 
-def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """A checkpoint in a directory, and the index that describes it."""
+
+    directory: Path
+    index: ModelIndex
+
+
+def check(directory: Path) -> int:
+    """Check the checkpoint without reading its weights; return its bytes.  Raises what :func:`files_of` and
+    :func:`tensors_of` raise."""
     paths = files_of(directory)
-    sums = {p: checkpoint.TensorSums(tensors_of(p) if p.suffix == ".safetensors" else (), _xxh3) for p in paths}
+    _tensors(paths)
     _read_config((directory / "config.json").read_bytes())
-    store.check_writable()
-    store.delete(INDEX_NAME)
-    files = [_push_file(p, sums[p], store, advance) for p in paths]
-    index = checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()])
-    content = checkpoint.write_index(index)
-    store.write(INDEX_NAME, iter([content]), len(content))
-    return index
+    return sum(p.stat().st_size for p in paths)
 
 
-def _push_file(path: Path, sums: checkpoint.TensorSums, store: Store, advance: Advance) -> ModelFile:
-    whole, digests, n_bytes = hashlib.sha256(), list[str](), 0
+def _tensors(paths: list[Path]) -> dict[Path, tuple[TensorInfo, ...]]:
+    return {p: tensors_of(p) if p.suffix == ".safetensors" else () for p in paths}
 
+
+def hash_files(directory: Path, advance: Advance) -> Hashed:
+    """Read the whole checkpoint.  Raises what :func:`check` raises."""
+    check(directory)
+    paths = files_of(directory)
+    sums = {p: checkpoint.TensorSums(tensors, _xxh3) for p, tensors in _tensors(paths).items()}
+    files = [_hash_file(p, sums[p], advance) for p in paths]
+    return Hashed(directory, checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()]))
+
+
+def _hash_file(path: Path, sums: checkpoint.TensorSums, advance: Advance) -> ModelFile:
     def chunks() -> Iterator[bytes]:
-        nonlocal n_bytes
-        with path.open("rb") as f:
-            while chunk := f.read(CHUNK_BYTES):
-                whole.update(chunk)
-                digests.append(_xxh3(chunk))
-                sums.update(chunk)
-                n_bytes += len(chunk)
-                advance(len(chunk))
-                yield chunk
+        for chunk in _chunks_of(path):
+            sums.update(chunk)
+            advance(len(chunk))
+            yield chunk
 
-    store.write(path.name, chunks(), path.stat().st_size)
-    return ModelFile(path.name, n_bytes, path.name in checkpoint.SIDECAR_NAMES, whole.hexdigest(), tuple(digests))
+    return checkpoint.describe_file(path.name, chunks(), _xxh3)
+
+
+@dataclass(slots=True)
+class Pushed:
+    """A push that has ended.  Of the bytes of its files, ``sent_bytes`` went over the network."""
+
+    index: ModelIndex
+    sent_bytes: int = 0
+
+
+def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
+    """Hash and upload; ``advance`` hears of the upload."""
+    before = pointer(store)
+    return upload(hash_files(directory, lambda _: None), store, advance, before).index
+
+
+def check_pushable(store: Store) -> None:
+    """Raises BadRequest for the URI of one version, and what ``store`` raises when it cannot be written."""
+    if versions.pinned(store.uri):
+        raise BadRequest(
+            f"{store.uri} is one version of a model, and a version never changes",
+            hint=f"push to the plain name: {versions.plain_name(store.uri)}",
+        )
+    store.check_writable()
+
+
+def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None = None) -> Pushed:
+    """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
+
+    Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
+    meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
+    """
+    check_pushable(store)
+    before = pointer(store) if before is None else before
+    index, directory = hashed.index, hashed.directory
+    version, pushed, held = open_store(versions.pin(store.uri, index.sha256)), Pushed(index), _held(store)
+
+    def sent(n_bytes: int) -> None:
+        pushed.sent_bytes += n_bytes
+        advance(n_bytes)
+
+    for file in index.files:
+        if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
+            advance(file.n_bytes)
+        else:
+            version.write_file(file.name, _content(directory / file.name, file, held, sent, advance))
+    shards = directory / checkpoint.SHARDS_NAME
+    if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
+        version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
+    version.write(INDEX_NAME, checkpoint.write_index(index))
+    ours = versions.write_pointer(index.sha256)
+    if pointer(store) not in (before, ours):
+        raise Conflict(
+            f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
+            hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
+        )
+    store.write(versions.POINTER_NAME, ours)
+    return pushed
+
+
+def pointer(store: Store) -> bytes:
+    """The object that says which version the name means; empty without one."""
+    try:
+        return b"".join(store.read(versions.POINTER_NAME))
+    except ModelNotFound:
+        return b""
+
+
+def _held(store: Store) -> dict[tuple[str, int], Held]:
+    """The chunks of the newest version, by checksum and length."""
+    try:
+        place = newest(store)
+        if place is store:
+            return {}  # what is not a version may be written by anybody at any time
+        files = read_index(place).files
+    except (ModelNotFound, ModelCorrupt, ModelUnsupported):
+        return {}  # a push is what repairs a damaged or an older pointer or index
+    return {
+        (xxh3, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
+        for f in files
+        for i, xxh3 in enumerate(f.chunks_xxh3)
+    }
+
+
+def _content(
+    path: Path, file: ModelFile, held: Mapping[tuple[str, int], Held], sent: Advance, there: Advance
+) -> Content:
+    def chunk(number: int) -> bytes:
+        with path.open("rb") as f:
+            f.seek(number * CHUNK_BYTES)
+            data = f.read(CHUNK_BYTES)
+            is_longer = number == len(file.chunks_xxh3) - 1 and f.read(1)
+        if _xxh3(data) != file.chunks_xxh3[number] or is_longer:
+            raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
+        return data
+
+    def held_at(number: int) -> Held | None:
+        n_bytes = min(CHUNK_BYTES, file.n_bytes - number * CHUNK_BYTES)
+        return held.get((file.chunks_xxh3[number], n_bytes))
+
+    return Content(file.n_bytes, chunk, held_at, sent, there)
+
+
+def _chunks_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as f:
+        while chunk := f.read(CHUNK_BYTES):
+            yield chunk
+
+
+def newest(store: Store) -> Store:
+    """The place of the newest version of a plain name; ``store`` itself for a pin, or for a model without versions."""
+    if versions.pinned(store.uri):
+        return store
+    try:
+        found = b"".join(store.read(versions.POINTER_NAME))
+    except ModelNotFound:
+        return store
+    return open_store(versions.pin(store.uri, versions.read_pointer(store.uri, found)))
 
 
 def read_index(store: Store) -> ModelIndex:

@@ -1,32 +1,47 @@
-"""The models of a store: every place that holds an index or a config.json."""
+"""The models of a store: every place that holds a pointer, an index or a config.json."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from thaw.cli.checkpoints import read_index
+from thaw import versions
+from thaw.cli.checkpoints import newest, read_index
 from thaw.cli.stores import open_store
 from thaw.dev.layout import default_layout
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import INDEX_NAME, ModelIndex
 
+_NAMES: Final = (versions.POINTER_NAME, INDEX_NAME, "config.json")
 
-def models() -> Iterator[tuple[str, ModelIndex | None]]:
-    """(uri, index) of each model, sorted by URI.  The index is None for a checkpoint without a readable one."""
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """``index`` is the newest version's, and None for a checkpoint without a readable one.  ``n_versions`` is 0 for a
+    directory that was not pushed by versions."""
+
+    uri: str
+    index: ModelIndex | None
+    n_versions: int
+
+
+def models() -> Iterator[Listed]:
+    """Each model by its plain name, sorted by URI; a version whose plain name is not there stands by itself."""
     platform = default_layout().read_platform()
     uris = _in_directory(Path(platform.store_dir)) if platform is not None and platform.store_dir else _in_s3()
-    for uri in sorted(uris):
+    n_versions = Counter(versions.plain_name(uri) for uri in uris if versions.pinned(uri))
+    for uri in sorted(uri for uri in uris if not (versions.pinned(uri) and versions.plain_name(uri) in uris)):
         try:
-            yield uri, read_index(open_store(uri))
+            yield Listed(uri, read_index(newest(open_store(uri))), n_versions[uri])
         except (ModelNotFound, ModelCorrupt):
-            yield uri, None
+            yield Listed(uri, None, n_versions[uri])
 
 
 def _in_directory(root: Path) -> set[str]:
-    names = (INDEX_NAME, "config.json")
-    return {path.parent.as_uri() for name in names for path in root.glob(f"**/{name}")}
+    return {path.parent.as_uri() for name in _NAMES for path in root.glob(f"**/{name}")}
 
 
 def _in_s3() -> set[str]:
@@ -51,6 +66,6 @@ def _in_bucket(s3: Any, bucket: str) -> set[str]:
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
         for entry in page.get("Contents", []):
             prefix, _, name = entry["Key"].rpartition("/")
-            if name in (INDEX_NAME, "config.json") and prefix:
+            if name in _NAMES and prefix:
                 found.add(f"s3://{bucket}/{prefix}")
     return found

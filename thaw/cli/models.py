@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,24 +15,41 @@ app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the mod
 Uri = Annotated[str, typer.Argument(help="The model: s3://bucket/prefix, file:///absolute/path, http(s)://host/path.")]
 
 DEMO_NAME = "smollm2-135m"
+_INTERRUPTED = 130  # as shells say it of a program that Ctrl-C ended
 
 
 @app.command()
 def push(directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")], uri: Uri) -> None:
-    """Check a model, upload it, and write an index of its checksums beside it."""
+    """Check a model, upload it as a version of its own with an index of its checksums, and make the name mean it.
+
+    The next start of each function takes the new version; one that names URI@VERSION keeps its version.
+    """
     _push(directory, uri)
 
 
 def _push(directory: Path, uri: str) -> None:
     from thaw.cli import checkpoints
+    from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
     from thaw.cli.tables import size
+    from thaw.versions import pin
 
     store = open_store(uri)
-    total = sum(p.stat().st_size for p in checkpoints.files_of(directory))
-    with _progress("pushing", total) as advance:
-        index = checkpoints.push(directory, store, advance)
-    say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}")
+    total = checkpoints.check(directory)
+    checkpoints.check_pushable(store)
+    before = checkpoints.pointer(store)
+    with progress("hashing", total) as advance:
+        hashed = checkpoints.hash_files(directory, advance)
+    try:
+        with progress("pushing", total) as advance:
+            pushed = checkpoints.upload(hashed, store, advance, before)
+    except KeyboardInterrupt:
+        err().print(f"stopped: {uri} is what it was; the same command goes on where this one stopped", soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    index = pushed.index
+    was_there = f"; {size(index.n_bytes - pushed.sent_bytes)} were there" if pushed.sent_bytes < index.n_bytes else ""
+    say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}{was_there}")
+    out().print(f"version {pin(uri, index.sha256)}", soft_wrap=True)
     out().print(f"sha256 {index.sha256}", soft_wrap=True)
 
 
@@ -43,13 +58,15 @@ def list_() -> None:
     """List the models in the store of the platform on this machine, or in the one that THAW_S3_ENDPOINT names."""
     from thaw.cli.listing import models
     from thaw.cli.tables import show, size, table
+    from thaw.versions import short
 
-    rows = table("model", "bytes", "tensors", "sha256")
-    for uri, index in models():
+    rows = table("model", "bytes", "tensors", "newest version", "versions")
+    for found in models():
+        index, n_versions = found.index, str(found.n_versions or "")
         if index is None:
-            rows.add_row(uri, "?", "?", "(not indexed: push it again)")
+            rows.add_row(found.uri, "?", "?", "(not indexed: push it again)", n_versions)
         else:
-            rows.add_row(uri, size(index.n_bytes), str(len(index.tensors)), index.sha256[:16])
+            rows.add_row(found.uri, size(index.n_bytes), str(len(index.tensors)), short(index.sha256), n_versions)
     show(rows)
 
 
@@ -60,10 +77,12 @@ def inspect(uri: Uri) -> None:
     from thaw.cli.stores import open_store
     from thaw.cli.tables import show, size, table
 
-    store = open_store(uri)
+    store = checkpoints.newest(open_store(uri))
     index = checkpoints.read_index(store)
     facts = checkpoints.read_facts(store, index)
     out().print(f"[bold]{uri}[/bold]  {facts.architecture}", soft_wrap=True)
+    if store.uri != uri:
+        out().print(f"newest   {store.uri}", soft_wrap=True)
     out().print(f"sha256   {facts.sha256}", soft_wrap=True)
     out().print(f"bytes    {facts.n_bytes} ({size(facts.n_bytes)}), weights {size(facts.weight_bytes)}")
     per_layer = f", {size(max(facts.layer_bytes))} the largest" if facts.layer_bytes else ""
@@ -78,11 +97,12 @@ def inspect(uri: Uri) -> None:
 def verify(uri: Uri) -> None:
     """Read a model from its store and compare every chunk with its index."""
     from thaw.cli import checkpoints
+    from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
 
-    store = open_store(uri)
+    store = checkpoints.newest(open_store(uri))
     expected = checkpoints.read_index(store)
-    with _progress("verifying", expected.n_bytes) as advance:
+    with progress("verifying", expected.n_bytes) as advance:
         index = checkpoints.verify(store, advance)
     n_chunks = sum(len(f.chunks_xxh3) for f in index.files)
     say_ok(f"{n_chunks} chunks of {len(index.files)} files are what was pushed ({index.n_bytes} bytes)")
@@ -124,13 +144,3 @@ def _demo_uri() -> str:
     if platform is None:
         raise Unavailable("no platform runs on this machine", hint="start one: thaw dev up")
     return platform.model_uri(DEMO_NAME)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=out(), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda n: progress.advance(task, n)

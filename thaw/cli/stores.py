@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from thaw.cli import multipart
+from thaw.cli.multipart import Content
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
-
-_PARTS_AT_MOST = 9_000  # S3 allows 10,000
 
 
 class Store(Protocol):
@@ -24,13 +24,19 @@ class Store(Protocol):
 
     uri: str
 
-    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None: ...
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def write_file(self, name: str, content: Content) -> None:
+        """Raises ModelCorrupt for a file that is not what was hashed; there is no object of this name then."""
+        ...
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield pieces of CHUNK_BYTES; the last one may be shorter.  Raises ModelNotFound."""
         ...
 
-    def delete(self, name: str) -> None: ...
+    def size(self, name: str) -> int | None:
+        """Bytes of the object; None when there is none."""
+        ...
 
     def check_writable(self) -> None: ...
 
@@ -73,7 +79,14 @@ class DirectoryStore:
     def __init__(self, uri: str, directory: Path) -> None:
         self.uri, self._directory = uri, directory
 
-    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+    def write(self, name: str, content: bytes) -> None:
+        self._write(name, iter([content]))
+
+    def write_file(self, name: str, content: Content) -> None:
+        self._write(name, map(content.chunk, range(content.n_chunks)))
+        content.sent(content.n_bytes)
+
+    def _write(self, name: str, chunks: Iterator[bytes]) -> None:
         """Write under a temporary name first, so that a reader never sees half a file."""
         temporary = self._directory / f".{name}.{os.getpid()}"
         with _os_errors(self.uri):
@@ -93,8 +106,11 @@ class DirectoryStore:
         except FileNotFoundError:
             raise ModelNotFound(f"there is no {name} in {self._directory}") from None
 
-    def delete(self, name: str) -> None:
-        (self._directory / name).unlink(missing_ok=True)
+    def size(self, name: str) -> int | None:
+        try:
+            return (self._directory / name).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def check_writable(self) -> None:
         with _os_errors(self.uri):
@@ -109,11 +125,15 @@ class HttpStore:
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
 
-    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+    def write(self, name: str, content: bytes) -> None:
         self.check_writable()
 
-    def delete(self, name: str) -> None:
+    def write_file(self, name: str, content: Content) -> None:
         self.check_writable()
+
+    def size(self, name: str) -> int | None:
+        self.check_writable()
+        return None
 
     def check_writable(self) -> None:
         raise BadRequest(f"{self.uri} is read only", hint="push to s3:// or file:// instead")
@@ -139,26 +159,17 @@ class S3Store:
         self.uri, self._bucket, self._prefix = uri, bucket, prefix
         self._s3 = client()
 
-    def write(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
+    def write(self, name: str, content: bytes) -> None:
         with self._errors(name):
-            if n_bytes <= CHUNK_BYTES:
-                self._s3.put_object(**self._at(name), Body=b"".join(chunks))
-            else:
-                self._write_parts(name, chunks, n_bytes)
+            self._s3.put_object(**self._at(name), Body=content)
 
-    def _write_parts(self, name: str, chunks: Iterator[bytes], n_bytes: int) -> None:
-        per_part = -(-n_bytes // (CHUNK_BYTES * _PARTS_AT_MOST))  # in chunks
-        upload = self._s3.create_multipart_upload(**self._at(name))["UploadId"]
-        parts: list[dict[str, Any]] = []
-        try:
-            while part := b"".join(chunk for _, chunk in zip(range(per_part), chunks, strict=False)):
-                number = len(parts) + 1
-                answer = self._s3.upload_part(**self._at(name), UploadId=upload, PartNumber=number, Body=part)
-                parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-            self._s3.complete_multipart_upload(**self._at(name), UploadId=upload, MultipartUpload={"Parts": parts})
-        except BaseException:
-            self._s3.abort_multipart_upload(**self._at(name), UploadId=upload)  # otherwise S3 keeps and bills its parts
-            raise
+    def write_file(self, name: str, content: Content) -> None:
+        if content.n_chunks <= 1:
+            self.write(name, content.chunk(0) if content.n_chunks else b"")
+            content.sent(content.n_bytes)
+            return
+        with self._errors(name):
+            multipart.write(self._s3, self._at(name), content)
 
     def read(self, name: str) -> Iterator[bytes]:
         with self._errors(name):
@@ -168,9 +179,12 @@ class S3Store:
             finally:
                 body.close()
 
-    def delete(self, name: str) -> None:
-        with self._errors(name):
-            self._s3.delete_object(**self._at(name))
+    def size(self, name: str) -> int | None:
+        try:
+            with self._errors(name):
+                return int(self._s3.head_object(**self._at(name))["ContentLength"])
+        except ModelNotFound:
+            return None
 
     def check_writable(self) -> None:
         with self._errors(""):

@@ -49,6 +49,8 @@ for success.
 
 **Models.** A model's URI is `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else in that of the
 platform on this machine, else at AWS), `file:///absolute/path`, or `http(s)://host/path`, which can only be read.
+A push makes a version, `URI@VERSION`, and `URI` means the newest one from then on
+([layout](formats/checkpoint-index.md#where-a-push-puts-a-model)).
 
 **Links.** `thaw dev up --link 200mbit` gives each host a link of that rate. As root it puts each host into a network
 namespace with a shaped link; otherwise each host's fetchd paces its reads. It prints which.

@@ -63,7 +63,7 @@ from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
-from thaw import trace, wire
+from thaw import trace, versions, wire
 from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, CommandId, GroupId, HostId
 from thaw.logs import Log
@@ -129,7 +129,11 @@ class Effects:
                 self._send(decision.host_id, decision.command_id, Cancel(decision.group_id))
             case InspectModelOn():
                 self._inspected[decision.uri] = arrival
-                self._send(decision.host_id, decision.command_id, InspectModel(decision.uri))
+                self._send(
+                    decision.host_id,
+                    decision.command_id,
+                    InspectModel(decision.uri, decision.known_uri, decision.known_version),
+                )
             case KeepStemCells():
                 self._log.event("stem_cells", host_id=decision.host_id, kind=decision.kind, count=decision.count)
                 self._send(decision.host_id, decision.command_id, SetStemCells(decision.kind, decision.count))
@@ -214,7 +218,8 @@ class Effects:
     def _waited(self, plan: Plan, wait_s: float) -> dict[str, object]:
         """Return the wait of a demand that was not planned when it came: its model was being inspected, or no host had
         room.  The wait ended with the event that led to the plan."""
-        inspected = self._inspected.pop(plan.model.uri, None) if plan.model is not None else None
+        uri = "" if plan.model is None else plan.model.uri
+        inspected = self._inspected.pop(versions.plain_name(uri), None) or self._inspected.pop(uri, None)
         waits_for = "room on a host" if inspected is None else "a look at the model's index"
         return {"wait_s": round(wait_s, 4), "waits_for": waits_for}
 

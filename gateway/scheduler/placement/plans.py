@@ -124,6 +124,7 @@ def starting_record(plan: Plan, stage: int, instance_id: InstanceId, facts: Acti
         keep_alive_s=facts.keep_alive_s,
         stage=stage,
         n_stages=n,
+        model_version=plan.model.version if plan.model is not None else "",
     )
 
 

@@ -44,7 +44,7 @@ class Claim:
 
 
 def claim_of(model: PlanModel, stage: PlanStage) -> Claim:
-    key = content_key(model.uri, model.sha256 or model.etag, stage.first_ranges, stage.later_ranges)
+    key = content_key(model.uri, model.version, stage.first_ranges, stage.later_ranges)
     return Claim(key, (*stage.first_ranges, *stage.later_ranges))
 
 

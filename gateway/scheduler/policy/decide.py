@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Final
@@ -305,7 +306,7 @@ def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
     for facts in event.actions:
         view.set_facts(facts)
     for model in event.models:
-        view.model(model.uri).take(model)
+        view.model(model.asked_for).take(model, -math.inf)  # the next start looks whether it still is the newest
     for report in event.hosts:
         view.put_host(report, now_s)
     view.grace_until_s = now_s + GRACE_S

@@ -275,9 +275,9 @@ def start_failed(view: ClusterView, group: GroupView, error: ErrorInfo, now_s: f
     """Give back all that the start held; then either its requests fail or the action is retried after a pause."""
     plan = group.plan
     decided = groups.end(view, group, now_s)
-    if plan.model is not None and error.code in ABOUT_THE_MODEL:
-        view.model(plan.model.uri).fresh = False
     action = view.action(plan.action)
+    if action.facts is not None and action.facts.is_llm and error.code in ABOUT_THE_MODEL:
+        view.model(action.facts.model_uri).fresh = False
     action.failures += 1
     decided.append(
         Flag(
@@ -380,6 +380,12 @@ def _ask_models_elsewhere(view: ClusterView, host_id: HostId, now_s: float) -> l
     return asked
 
 
+def _is_looked_at(view: ClusterView, name: ActionName) -> bool:
+    """True for an action that waits for a look at its model: it was not refused any room."""
+    facts = view.action(name).facts
+    return facts is not None and facts.is_llm and view.model(facts.model_uri).asked is not None
+
+
 def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
     """Memory or a link was freed: serve the actions that wait for it, the one that is due first before the others.  An
     action that needs as much as a refused one, or more, is not tried, because it would be refused too.  If some device
@@ -391,7 +397,7 @@ def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
         if turn.need_bytes >= refused:
             continue
         decided += rescale(view, turn.name, now_s)
-        if turn.name not in view.blocked:
+        if turn.name not in view.blocked or _is_looked_at(view, turn.name):
             continue
         if _lacks_a_pool(view, turn) and n_without_pool < POOL_LOOKS:
             n_without_pool += 1

@@ -26,11 +26,13 @@ from gateway.scheduler.policy.place import in_time_without_idle, most_stages, pl
 from gateway.scheduler.policy.transports import transport_of
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
+from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError, from_info
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
+from thaw.model import ModelFacts
 from thaw.plan import Plan, PlanTransport, StageRole
 
 SLOT_TRUST_S = 1.0
@@ -40,9 +42,9 @@ record changed (the gateway is about to use it); if the request still waits then
 CROSSING_S = 0.2
 """A request and an instance's record whose times are this close may have crossed on their way."""
 
-INSPECT_DEADLINE_S = 30.0
-"""An inspection reads a model's index in a few small requests.  A host that has not answered by then will not
-answer."""
+INSPECT_DEADLINE_S, LOOK_DEADLINE_S = 30.0, 5.0
+"""An inspection reads a model's index in a few small requests.  A host that has not answered by then will not answer.
+A look whether known facts still hold is one request, and a start can go on without its answer."""
 
 _TO_SAY_IT_S: Final = 2.0
 """An error must reach the gateway this long before the request's time limit."""
@@ -86,10 +88,12 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
         return wake(action, name, action.gathers_until_s, now_s)
     stages: Stages | None = None
     if facts.is_llm:
-        asked = ensure_model(view, facts.model_uri, now_s)
-        stages = view.model(facts.model_uri).stages
-        if stages is None or not view.model(facts.model_uri).fresh:
-            return asked
+        model = view.model(facts.model_uri)
+        stages = model.stages
+        if stages is None or not model.is_current(now_s):
+            if was_blocked and model.fresh:
+                _stay_in_line(view, name)
+            return ensure_model(view, facts.model_uri, now_s)
         error = _indivisible(view, facts, stages) or pools.refusal(
             view, facts, stages, most_stages(view, facts, stages)
         )
@@ -99,6 +103,14 @@ def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]
     if facts.is_llm and any(isinstance(d, StartGroup) for d in decided):
         action.gathers_until_s = now_s + GATHER_S
     return decided
+
+
+def _stay_in_line(view: ClusterView, name: ActionName) -> None:
+    """While a host looks whether known facts still hold, no other action takes the room that this one has waited for.
+    That takes five seconds at most; facts that are wanting may take minutes, and room is not kept for them."""
+    view.block(name)
+    if view.blocked.first == name:
+        view.keep_nearest(name)
 
 
 def wake(action: ActionView, name: ActionName, at_s: float, now_s: float) -> list[Decision]:
@@ -193,23 +205,34 @@ def _free_slots(view: ClusterView, head: InstanceView, facts: ActionFacts, newes
 
 
 def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
-    """Ask a host for the model's facts unless they are known or already asked for.  In the pause after a failed
+    """Ask a host for the model's facts unless they are current or already asked for.  In the pause after a failed
     inspection a host is asked only if a request is due before the pause ends; otherwise a timer asks later.  Nobody
     looks at a model that none of its actions may run."""
     model = view.model(uri)
     if model.actions and all(_is_refused(view, name) for name in model.actions):
         return []
-    if (model.fresh and model.facts is not None) or model.asked is not None:
+    if model.is_current(now_s) or model.asked is not None:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
         return []
-    host_id = min(((h.n_workers, h.host_id) for h in view.live_hosts()), default=(0, None))[1]
-    if host_id is None:
+    host = min(view.live_hosts(), key=lambda h: _fitness_to_look(h, model), default=None)
+    if host is None:
         return []  # there is no host yet, and its arrival is an event
     command_id = CommandId(view.new_id())
-    model.asked, model.asked_s = (HostId(host_id), command_id), now_s
+    is_look = model.fresh and model.facts is not None
+    model.asked, model.asked_s = (host.host_id, command_id), now_s
+    model.due_s = now_s + (LOOK_DEADLINE_S if is_look else INSPECT_DEADLINE_S)
     model.attempts += 1
-    return [InspectModelOn(HostId(host_id), uri, command_id), Wake(now_s + INSPECT_DEADLINE_S, TimerKind.INSPECT, uri)]
+    known = (model.facts.uri, model.facts.version) if model.facts is not None else ("", "")
+    return [InspectModelOn(host.host_id, uri, command_id, *known), Wake(model.due_s, TimerKind.INSPECT, uri)]
+
+
+def _fitness_to_look(host: HostView, model: ModelView) -> tuple[bool, bool, int, HostId]:
+    """The host that could not say it last comes last.  One that has the model knows its description and need not read
+    it.  Of several the host with the least work is asked."""
+    facts = model.facts
+    has_it = facts is not None and host.has_model(facts.uri, facts.weight_bytes, facts.version)
+    return host.host_id == model.failed_on, not has_it, host.n_workers, host.host_id
 
 
 def _is_refused(view: ClusterView, name: ActionName) -> bool:
@@ -311,20 +334,17 @@ def start_group(
     instance_ids, command_ids = tuple(s.instance_id for s in starts), tuple(s.command_id for s in starts)
     n_slots = slots(facts, choice.n_stages)
     view.put_group(GroupView(plan, instance_ids, command_ids, n_slots, set(served), now_s, served=served))
-    _book(view, plan, now_s + choice.fetch_within_s, now_s)
+    if stages is not None:
+        _book(view, plan, stages.facts, now_s + choice.fetch_within_s, now_s)
     deadline = Wake(now_s + view.settings.start_deadline_s, TimerKind.START, group_id)
     return [StartGroup(plan, starts, served, _attrs(facts, wished, plan, choice)), deadline]
 
 
-def _book(view: ClusterView, plan: Plan, deadline_s: float, now_s: float) -> None:
+def _book(view: ClusterView, plan: Plan, model: ModelFacts, deadline_s: float, now_s: float) -> None:
     """Book each stage's own bytes on its own host's link."""
-    if plan.model is None:
-        return
-    facts = view.model(plan.model.uri).facts
-    least = plan.model.n_bytes if facts is None else facts.weight_bytes
     for stage in plan.stages:
         host, n_bytes = view.hosts[stage.host], partition.size(stage.first_ranges)
-        if host.has_model(plan.model.uri, least, plan.model.sha256 or plan.model.etag):
+        if host.has_model(model.uri, model.weight_bytes, model.version):
             continue  # nothing to fetch: the host copies the part
         host.ledger.add(fetch_key(plan.group_id, stage.stage), n_bytes, deadline_s, now_s)
 

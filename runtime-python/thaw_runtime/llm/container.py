@@ -11,8 +11,8 @@ from typing import Any
 
 from relay.clients.fetch import DescriptorClient
 from relay.protocol.messages import InitReply, LlmInit, LlmRun
-from thaw import wire
-from thaw.errors import BadRequest, Conflict, InstanceGone
+from thaw import versions, wire
+from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
@@ -80,7 +80,8 @@ class LlmContainer:
             self._text = load_model_text(segment)
 
     def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
-        """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest or InstanceGone."""
+        """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest, InstanceGone, and
+        ModelChanged for an answer that another version of the model began."""
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -89,6 +90,7 @@ class LlmContainer:
         if self._init.stage and self.consolidation.n_stages > 1:
             raise InstanceGone(f"stage {self._init.stage} of a pipeline takes no requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
+        _check_version(run, self._init)
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)
         trace.mark(Phase.RUN_BEGIN)
@@ -129,6 +131,17 @@ class LlmContainer:
     def _set_state(self, state: str) -> None:
         with self._lock:
             self._state = state
+
+
+def _check_version(run: LlmRun, init: LlmInit) -> None:
+    """Tokens of another version are no beginning that this model would have made, and may not be in its vocabulary."""
+    began = run.resume.model_version if run.resume is not None else ""
+    if began and init.model_version and began != init.model_version:
+        raise ModelChanged(
+            f"version {versions.short(began)} of the model began this answer, and this instance runs "
+            f"{versions.short(init.model_version)}",
+            hint="send the request again",
+        )
 
 
 def _deadline(body: Mapping[str, Any]) -> float | None:

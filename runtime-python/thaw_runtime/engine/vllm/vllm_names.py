@@ -134,6 +134,18 @@ NAMES: Final = (
     _names("vllm.utils.torch_utils", "PIN_MEMORY", "make more batches like the runner's own"),
     _names(f"{_MODELS}.utils", "PPMissingLayer", "remove modules that a stage never calls"),
     _names(f"{_MODELS}.llama:LlamaModel", "start_layer end_layer", "choose the layers that compute", Kind.FIELD),
+    _names(
+        f"{_MODELS}.transformers.base:Base",
+        "model pp_group",
+        "choose the layers that compute in a model of the Transformers backend",
+        Kind.FIELD,
+    ),
+    _names(
+        f"{_MODELS}.transformers.base",
+        "supports_pp_plan _pp_plan get_decoder",
+        "choose the layers that compute in a model of the Transformers backend",
+        Kind.FIELD,
+    ),
     _names(_LINEAR, "UnquantizedLinearMethod", "pack a layer while the next one arrives"),
     _names(f"{_LINEAR}:LinearBase", "quant_method", "pack a layer while the next one arrives", Kind.FIELD),
     _names(

@@ -24,6 +24,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from thaw.checkpoint import layer_of
 from thaw.errors import ModelCorrupt
 from thaw.model import TensorInfo
+from thaw_runtime.engine.vllm import transformers_window
 from thaw_runtime.engine.vllm.stage import StageGroup
 from thaw_runtime.pipeline.stage_parts import StagePart
 
@@ -48,6 +49,7 @@ def set_window(model: torch.nn.Module, layers: tuple[int, int]) -> None:
     for module in model.modules():
         if hasattr(module, "start_layer") and hasattr(module, "end_layer"):
             module.start_layer, module.end_layer = layers
+    transformers_window.set_window(model, layers, parallel_state.get_pp_group())
 
 
 def drop_foreign(model: torch.nn.Module, part: StagePart, own: Sequence[TensorInfo]) -> None:
@@ -60,6 +62,8 @@ def drop_foreign(model: torch.nn.Module, part: StagePart, own: Sequence[TensorIn
         if outer and not part.needs_module(path, own):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, PPMissingLayer())
+    if not part.first:
+        transformers_window.enter_later(model, PPMissingLayer)
 
 
 def check_filled(parameters: Set[str], filled: Set[str] | None) -> None:

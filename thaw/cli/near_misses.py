@@ -1,0 +1,112 @@
+"""What a directory is that is nearly a model: an adapter, weights in another format, a git-lfs pointer, a hub cache.
+
+Each error names the thing, and its hint is the command that helps.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Final
+
+from thaw import checkpoint
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, ThawError
+
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+_REPO: Final = "models--"  # how a hub cache names the directory of a model
+
+
+def without_weights(directory: Path) -> ThawError:
+    """The error for a directory in which neither the shards' index nor the plain file of the weights is."""
+    return (
+        _hub_cache(directory)
+        or _adapter(directory)
+        or _strays(directory)
+        or _foreign(directory)
+        or ModelUnsupported(
+            f"{directory} has no safetensors file",
+            hint="give the directory that save_pretrained wrote, with config.json",
+        )
+    )
+
+
+def check_not_pointer(path: Path) -> None:
+    """Raises ModelCorrupt for a file that git-lfs has not fetched yet."""
+    with path.open("rb") as f:
+        if f.read(len(_LFS)) == _LFS:
+            raise ModelCorrupt(
+                f"{path} is a git-lfs pointer and not the file itself",
+                hint=f"fetch the files: git -C {shlex.quote(str(path.parent))} lfs pull",
+            )
+
+
+def _hub_cache(directory: Path) -> ThawError | None:
+    """The directory of one model in a hub cache, or the cache itself."""
+    if (snapshot := _snapshot(directory)) is not None:
+        return ModelNotFound(
+            f"{directory} is a model's directory in a hub cache; the model itself is in one of its snapshots",
+            hint=f"push that: thaw model push {shlex.quote(str(snapshot))} URI",
+        )
+    for repo in sorted(directory.glob(f"{_REPO}*")):
+        if (snapshot := _snapshot(repo)) is not None:
+            return ModelNotFound(
+                f"{directory} is a hub cache with the models of {len(list(directory.glob(f'{_REPO}*')))} repositories",
+                hint=f"push a snapshot of one: thaw model push {shlex.quote(str(snapshot))} URI",
+            )
+    return None
+
+
+def _snapshot(repo: Path) -> Path | None:
+    """The snapshot that ``main`` is, else any."""
+    snapshots = sorted(p for p in (repo / "snapshots").glob("*") if p.is_dir())
+    try:
+        wanted = repo / "snapshots" / (repo / "refs" / "main").read_text().strip()
+    except OSError:
+        wanted = repo
+    return wanted if wanted in snapshots else snapshots[-1] if snapshots else None
+
+
+def _adapter(directory: Path) -> ThawError | None:
+    if not (directory / "adapter_config.json").is_file():
+        return None
+    try:
+        base = str(json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        base = "its base model"
+    merge = (
+        "from peft import AutoPeftModelForCausalLM as M; "
+        f"M.from_pretrained({str(directory)!r}).merge_and_unload().save_pretrained('merged')"
+    )
+    return ModelUnsupported(
+        f"{directory} holds an adapter for {base} and not a model",
+        hint=f"merge the two, then push the result: python -c {shlex.quote(merge)}",
+    )
+
+
+def _strays(directory: Path) -> ThawError | None:
+    strays = sorted(p.name for p in directory.glob("*.safetensors"))
+    if not strays:
+        return None
+    return ModelUnsupported(
+        f"{directory} has neither {checkpoint.WEIGHTS_NAME} nor {checkpoint.SHARDS_NAME}, only {strays[0]}",
+        hint="give the directory that save_pretrained wrote: only what one of these two names is the model",
+    )
+
+
+def _foreign(directory: Path) -> ThawError | None:
+    gguf = sorted(p.name for p in directory.glob("*.gguf"))
+    named = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).is_file()]
+    pickled = sorted(p.name for p in directory.glob("*.bin") if p.name != "training_args.bin")
+    found = [*gguf, *named, *pickled]
+    if not found:
+        return None
+    options = f", gguf_file={gguf[0]!r}" if gguf else ""
+    convert = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[C.from_pretrained({str(directory)!r}{options}).save_pretrained('converted') for C in (M, T)]"
+    )
+    return ModelUnsupported(
+        f"{directory} has no safetensors file, only {found[0]}",
+        hint=f"convert it, then push the result: python -c {shlex.quote(convert)}",
+    )
