@@ -262,7 +262,9 @@ def test_models_are_listed_by_name_with_their_newest_version(
     )
     (home / "dev").mkdir()
     (home / "dev" / "platform.json").write_text(wire.dumps(described).decode())
-    rows = [line.split() for line in thaw("model", "list").stdout.splitlines() if "file://" in line]
+    rows = [
+        line.split() for line in thaw("model", "list", env={"COLUMNS": "300"}).stdout.splitlines() if "file://" in line
+    ]
     assert [(r[0], r[-2:]) for r in rows if "store/m" in r[0]] == [(f"file://{store}/m", [index.sha256[:16], "2"])]
     assert [r[0] for r in rows] == [f"file://{store}/copied", f"file://{store}/m"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,22 @@ def test_two_pushes_of_the_same_files_do_not_disturb_each_other(tmp_path: Path, 
     push(tmp_path, store, 1)
     checkpoints.upload(hashed, store, lambda _: None, before)
     assert checkpoints.newest(store).uri == versions.pin(store.uri, hashed.index.sha256)
+
+
+def test_the_bytes_are_on_the_disk_before_the_pointer_names_them(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    index = push(tmp_path, store, 1)
+    version = place(tmp_path, index)
+    written = [p.name.removeprefix(".").rpartition(".")[0] for p in synced if p.parent == version]
+    assert {*written} == {p.name for p in version.iterdir()}
+    assert synced.count(version) == len(written)
+    assert synced[-1] == tmp_path / "x", "the pointer's own name comes last"

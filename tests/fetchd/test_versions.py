@@ -184,7 +184,7 @@ def test_a_pointer_that_is_refused_leads_to_no_older_weights_beside_it(tmp_path:
     with (
         Store(tmp_path, _status(status)) as store,
         Fetchd(tmp_path) as fetchd,
-        pytest.raises(ModelNotFound, match=status[:3]),
+        pytest.raises(ModelNotFound, match="no model could be read there"),
     ):
         fetchd.client.inspect(f"{store.uri}/x")
 
@@ -199,7 +199,7 @@ def test_a_store_that_hides_what_is_missing_still_serves_a_directory_without_ver
         (tmp_path / place.replace("@", "%40")).symlink_to(tmp_path / place)
         assert fetchd.client.inspect(f"{store.uri}/x").version == version
         (tmp_path / "x" / versions.POINTER_NAME).unlink()
-        with pytest.raises(ModelNotFound, match="403"):
+        with pytest.raises(ModelNotFound, match="no model could be read there"):
             fetchd.client.inspect(f"{store.uri}/x")
 
 

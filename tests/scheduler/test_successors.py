@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 
 from gateway.scheduler.ablations import Parts
-from gateway.scheduler.decisions import FailDemand, ReleaseInstance, StartGroup
+from gateway.scheduler.decisions import FailDemand, InspectModelOn, ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
-from relay.protocol.messages import CommandRefused
+from relay.protocol.messages import CommandRefused, ModelInspected
 from tests.scheduler.world import CHAT, SMOLLM2, World, chat, group_world, of
 from thaw.errors import ErrorInfo, Forbidden
 from thaw.host import Resident
 from thaw.ids import HostId
 from thaw.instance import InstanceState
+from thaw.model import ModelFacts
 
 
 def served() -> tuple[World, StartGroup]:
@@ -130,3 +131,51 @@ def test_who_waits_for_a_worker_that_runs_is_not_failed_when_its_model_is_taken_
     (failed,) = of(w.said(start, InstanceState.GONE), FailDemand)
     assert failed.error == REFUSED
     assert of(w.ask(CHAT), FailDemand) != [], "nothing serves any more"
+
+
+def watched() -> tuple[World, StartGroup]:
+    """An idle group whose model lies in memory, a while after the last look at the store.  The test answers looks."""
+    w, start = served()
+    w.answers_looks = False
+    w.later(5.0)
+    whole_model_at(w, start.plan.stages[0].host)
+    decided = w.later(1.1)
+    assert (len(of(decided, InspectModelOn)), of(decided, ReleaseInstance)) == (1, []), "no release before the look"
+    return w, start
+
+
+def look_at(w: World, model: ModelFacts) -> None:
+    w.do(ModelInspected("s3://m", HostId("h0"), model))
+
+
+def test_a_group_gives_way_after_a_look_that_found_the_model_unchanged() -> None:
+    w, start = watched()
+    look_at(w, SMOLLM2)
+    assert [r.reason for r in of(w.later(0.6), ReleaseInstance)] == ["successor"]
+    w.now += 3.0  # the container takes its time to end
+    assert len(gone(w, start)) == 1
+
+
+def test_a_group_whose_model_was_pushed_again_serves_until_its_keep_alive_ends() -> None:
+    w, start = watched()
+    look_at(w, replace(SMOLLM2, sha256="bb", uri="s3://m@b"))
+    released = of(w.later(70.0), ReleaseInstance)
+    assert [r.reason for r in released] == ["keep_alive"]
+    assert gone(w, start) == []
+
+
+def test_a_model_that_is_in_doubt_since_the_release_has_no_successor() -> None:
+    w, start = served()
+    whole_model_at(w, start.plan.stages[0].host)
+    assert [r.reason for r in of(w.later(3.0), ReleaseInstance)] == ["successor"]
+    w.view.model("s3://m").fresh = False
+    assert gone(w, start) == []
+
+
+def test_a_model_that_is_not_there_any_more_is_not_looked_at_for_a_successor_again_and_again() -> None:
+    w, _ = watched()
+    missing = ErrorInfo("ModelNotFound", "no such object")
+    for host_id in ("h0", "h1"):  # one host alone is not believed
+        w.do(ModelInspected("s3://m", HostId(host_id), None, missing))
+    decided = w.later(20.0)
+    assert (of(decided, InspectModelOn), of(decided, ReleaseInstance)) == ([], [])

@@ -87,14 +87,18 @@ class DirectoryStore:
         content.sent(content.n_bytes)
 
     def _write(self, name: str, chunks: Iterator[bytes]) -> None:
-        """Write under a temporary name first, so that a reader never sees half a file."""
+        """Write under a temporary name first, so that a reader never sees half a file.  The file is on the disk when
+        this returns: a power cut must not leave a pointer to a version whose bytes it took."""
         temporary = self._directory / f".{name}.{os.getpid()}"
         with _os_errors(self.uri):
             self._directory.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as f:
                     f.writelines(chunks)
+                    f.flush()
+                    os.fsync(f.fileno())
                 temporary.replace(self._directory / name)
+                _sync_directory(self._directory)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -218,6 +222,14 @@ class S3Store:
             raise StoreUnavailable(
                 f"{where}: the store does not answer: {e}", hint="is THAW_S3_ENDPOINT right?  thaw dev status"
             ) from e
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _in_chunks(body: Any) -> Iterator[bytes]:

@@ -195,6 +195,8 @@ def _give_way(view: ClusterView, instance: InstanceView, due_s: float, now_s: fl
     idle_s = now_s - (instance.idle_since_s or now_s)
     if idle_s < MIN_IDLE_S or not successors.is_due(view, instance):
         return _look_again(instance, min(due_s, now_s + MIN_IDLE_S), now_s)
+    if (looks := successors.look(view, instance, now_s)) is not None:
+        return [*looks, *_look_again(instance, min(due_s, now_s + successors.LOOKED_S), now_s)]
     view.groups[instance.record.group_id].gives_way = True
     return release(view, instance, now_s, only_idle=True, reason="successor")
 

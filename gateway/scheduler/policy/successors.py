@@ -10,19 +10,28 @@ there, fetches nothing, and is idle in its place::
     group of s stages, idle ──released──▶ stage 0 gone ──start of one stage from host memory──▶ idle, for keep_alive_s
                         └──refused: a request came──▶ serves it, and is asked again when it is idle
 
+Like every start, this one takes the newest version of the model: a look precedes the release, and a group whose model
+was pushed again serves until its keep-alive ends.
+
 The worker is started only where there is room for it, in the host's memory for models beside stage 0's part: no
 instance is evicted for it and no request waits for it.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.scheduler.decisions import Decision
 from gateway.scheduler.policy import consolidation
+from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.policy.place import place
-from gateway.scheduler.policy.starts import start_group
+from gateway.scheduler.policy.starts import ensure_model, start_group
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
 from thaw.ids import HostId
+
+LOOKED_S: Final = 0.5
+"""A look at the model is answered within this time, or the group waits for another one."""
 
 
 def is_due(view: ClusterView, head: InstanceView) -> bool:
@@ -39,9 +48,19 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
         and action.facts.forced_stages is None
         and not action.waiting
         and action.n_serving > action.minimum
+        and view.model(action.facts.model_uri).fresh
         and _has_model(view, action.facts.model_uri, record.host_id)
         and view.hosts[record.host_id].pool_takes(view.model(action.facts.model_uri).stages, 1)
     )
+
+
+def look(view: ClusterView, head: InstanceView, now_s: float) -> list[Decision] | None:
+    """Before a release for a successor, look whether the model is still the newest, like before any start.  None: it
+    was looked at just now."""
+    facts = view.action(head.record.action).facts
+    if facts is None or view.model(facts.model_uri).is_current(now_s):
+        return None
+    return ensure_model(view, facts.model_uri, now_s)
 
 
 def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
@@ -51,7 +70,10 @@ def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]
     facts = action.facts
     if not group.gives_way or facts is None or action.waiting or action.n_serving:
         return []
-    stages = view.model(facts.model_uri).stages
+    model = view.model(facts.model_uri)
+    if not model.is_current(now_s - RELEASE_DEADLINE_S):
+        return []  # the facts of the look before the release are in doubt by now
+    stages = model.stages
     choice = None if stages is None else place(view, facts, stages, 0.0, now_s)
     if choice is None or choice.n_stages > 1 or not _has_model(view, facts.model_uri, choice.seats[0].host_id):
         return []
