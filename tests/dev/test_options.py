@@ -74,7 +74,7 @@ def test_the_store_may_lie_in_a_directory_of_any_name(tmp_path: Path) -> None:
     policy_of(",".join(components.models(platform))).check("guest", uri, ())
     made = write_model(tmp_path / "made")
     for path in made.iterdir():
-        open_store(uri).write(path.name, iter([path.read_bytes()]), path.stat().st_size)
+        open_store(uri).write(path.name, path.read_bytes())
     assert sorted(p.name for p in (store_dir / "m").iterdir()) == sorted(p.name for p in made.iterdir())
     (fetchd_env,) = [c.env for c in components.host(platform, Options(), 0) if c.name.endswith("fetchd")]
     roots = fetchd_env["THAW_FETCHD_FILE_ROOTS"]

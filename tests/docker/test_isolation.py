@@ -30,6 +30,7 @@ from tests.fetchd.harness import Fetchd, write_model
 from tests.fetchd.test_isolation import ATTACK, PRELUDE
 from thaw.action import KIND_LLM
 from thaw.ids import GroupId, InstanceId
+from thaw.logs import Log
 
 PROBE = """
 def main(args):
@@ -333,14 +334,14 @@ def test_a_relay_socket_of_a_killed_invoker_is_opened_again_by_the_next(
 ) -> None:
     """The socket keeps its name, because running stages look for the relay server at the old place."""
     directory = run_dir / "relays"
-    with closing(RelaySockets(directory)) as killed:
+    with closing(RelaySockets(directory, Log("invoker"))) as killed:
         name = killed.inside(own_valkey.url, "/there").partition("?")[0].rpartition("/")[2]
-        with closing(RelaySockets(directory)) as following:
+        with closing(RelaySockets(directory, Log("invoker"))) as following:
             assert not (directory / name).exists()
             following.reopen()
             with redis.Redis(unix_socket_path=str(directory / name)) as client:
                 assert client.ping()
-    third = RelaySockets(directory)
+    third = RelaySockets(directory, Log("invoker"))
     third.reopen()  # an invoker that ended normally leaves no socket
     assert list(run_dir.rglob("*.*")) == []
 

@@ -56,6 +56,7 @@ def test_a_stream_moves_when_its_host_is_emptied_and_its_trace_says_how(
     trace = gateway.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()["events"]
     begin, end = (next(e for e in trace if e["name"] == f"move.{edge}") for edge in ("begin", "end"))
     assert begin["attrs"] == {"from": "h0"}
-    assert (end["attrs"]["to"], end["attrs"]["rounds"]) == ("h1", 1)
+    assert end["attrs"]["to"] == "h1"
+    assert end["attrs"]["rounds"] >= 1
     assert end["attrs"]["pause_s"] > 0
     assert 'thaw_gateway_moves_total{way="moved"} 1.0' in gateway.call("GET", "/metrics").text

@@ -277,7 +277,7 @@ class Platform:
                 "THAW_STATE_URL": self.url,
                 "THAW_RELAY_URL": self.url,
                 "THAW_HOSTS_REFRESH_S": "0.5",
-                "THAW_MODELS": "file://",
+                "THAW_MODELS": "file://,s3://",
                 **env,
             },
         )

@@ -321,6 +321,8 @@ class Recording:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
+            do_GET = do_HEAD
+
             def log_message(self, *_: object) -> None:
                 pass
 
