@@ -88,7 +88,7 @@ class Place:
 
     @property
     def is_exact(self) -> bool:
-        """Whoever named it meant a certain machine or a certain service."""
+        """True for a place that names one machine or one service."""
         return self.port is not None or self.network.num_addresses == 1
 
     def holds(self, address: Address, port: int) -> bool:

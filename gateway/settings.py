@@ -9,7 +9,7 @@ from thaw.settings import setting
 
 MIB = 1024 * 1024
 COPIES: Final = 4
-"""Of an action while an answer is made of it: as it is kept, as an object, as text, and as bytes."""
+"""An action is in memory so often while an answer is made of it: as it is kept, as an object, as text, as bytes."""
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 

@@ -34,7 +34,7 @@ class ThreadAccount:
         return (time.thread_time() if self._is_own else cpu_s), core_wait_s  # to the moment; the file lags by a tick
 
     def busy_s(self) -> float:
-        """On a core, or ready to be."""
+        """The time the thread was on a core or ready for one."""
         return sum(self.spent())
 
     def __del__(self) -> None:

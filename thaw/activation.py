@@ -49,5 +49,4 @@ class Activation:
     seed: int | None = None
     cause: str = ""
     model_version: str = ""
-    """Of the model that answered (ModelFacts.version).  If another version continued the answer of a lost worker, both,
-    with a comma between them."""
+    """The version of the model that answered (ModelFacts.version); empty for an ordinary function."""

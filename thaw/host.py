@@ -124,7 +124,7 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True)
 class HostLeft:
-    """What is left on a host that is being emptied: ``moving`` requests of models and ``running`` ones of functions, on
+    """A host that is being emptied still has ``moving`` requests of models and ``running`` ones of functions, on
     ``instances`` containers.
 
     The requests of a pipeline count when any of its stages is there.  The requests of an instance that does not drain

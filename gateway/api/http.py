@@ -93,7 +93,7 @@ def takes(limit: Callable[..., int]) -> Callable[[View], View]:
 
 
 def _max_bytes() -> int:
-    """Of the body of this request, whose head alone has arrived.  Raises ThawError, HTTPException."""
+    """Check the body that this request announces, before any of it arrives.  Raises ThawError, HTTPException."""
     if request.routing_exception is not None:
         raise request.routing_exception
     view = current_app.view_functions[request.endpoint or ""]

@@ -46,8 +46,8 @@ def hosts() -> Response:
 
 @blueprint.get("/hosts/<host_id>/drain")
 def drained(host_id: str) -> Response:
-    """What is left on the host.  ``known`` is what the caller knows, as this call answered it: then the answer comes
-    when something else is true, or after ``wait_s``."""
+    """Tell what the host still holds.  With ``known``, an earlier answer, the call waits up to ``wait_s`` until that is
+    no longer true."""
     known = _known(request.args.get("known"))
     left = gateway().host_drains.wait(HostId(host_id), known, _wait_s(request.args.get("wait_s")))
     return json_response({"host": host_id, **wire.to_plain(left)})

@@ -40,12 +40,12 @@ class Bounds:
     per_address: int = 4_096
     """Connections of one address, or one /64 of IPv6; 0: as many as there are."""
     unchecked_bytes: int = 32 * MIB
-    """Of requests that are not complete, wait for a thread, or have one while their keys are not checked.  Not of long
-    bodies."""
+    """Upper limit for requests that are not complete, wait for a thread, or have one while their keys are not checked.
+    Long bodies do not count here."""
     body_bytes: int = 128 * MIB
-    """Of long bodies, from the check of their keys until they are answered."""
+    """Upper limit for long bodies, from the check of their keys until they are answered."""
     answer_bytes: int = 64 * MIB
-    """Of whole answers that their clients have not read."""
+    """Upper limit for whole answers that their clients have not read."""
 
     def body_deadline_s(self, began_s: float, n_bytes: int) -> float:
         return began_s + self.body_s + n_bytes / self.rate

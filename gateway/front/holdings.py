@@ -1,4 +1,4 @@
-"""Who holds how much of one thing, and who has held it longest.  Pure.
+"""Accounts of one thing by owner: each connection's amount, and the order in which they came.  Pure.
 
 Where something is full, the owner that holds most gives way (longest queue drop; Suter et al., 1998): a crowd closes
 its own connections, and a tenant that hoards takes nothing from another one.

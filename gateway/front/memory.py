@@ -23,7 +23,7 @@ class SharedMemory:
     """Threads may use it."""
 
     def __init__(self, n_bytes: int) -> None:
-        self._n_bytes = self._free = n_bytes
+        self._free = n_bytes
         self._taken: Counter[Namespace] = Counter()
         self._lock = threading.Lock()
 
@@ -63,8 +63,8 @@ class Line:
         return self._memory.take(namespace, connection.wants, own)
 
     def join(self, connection: Connection, namespace: Namespace) -> bool:
-        """Return False when too many of the namespace wait.  Who has a part of its memory is the next of its namespace:
-        what it has would else wait for those who wait for it."""
+        """Return False when too many of the namespace wait.  A request that has a part of its memory goes first in its
+        namespace: otherwise it would wait for requests that wait for what it holds."""
         waiting = self._of.setdefault(namespace, deque())
         if len(waiting) >= LINE_PER_NAMESPACE:
             return False

@@ -47,7 +47,7 @@ class EventId:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Of a request.  ``n_bytes``: its length as JSON, for what its body takes in memory."""
+    """Identifies a request's body.  ``n_bytes``: its length as JSON, which estimates the memory that it takes."""
 
     digest: bytes
     n_bytes: int

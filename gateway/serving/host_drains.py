@@ -1,4 +1,4 @@
-"""What is left on a host that is being emptied, for the operator who waits for it."""
+"""Tells an operator what a host that is being emptied still holds, and when that changes."""
 
 from __future__ import annotations
 

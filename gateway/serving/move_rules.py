@@ -149,8 +149,8 @@ def patience_s(last_round_s: float, most_s: float) -> float:
 
 
 class Rounds(NamedTuple):
-    """What is to be expected of a migration.  ``n_rounds`` is 0 when the destination is no faster than the source: then
-    it never catches up."""
+    """How long a migration is expected to take.  ``n_rounds`` is 0 when the destination never catches up, because it is
+    no faster than the source."""
 
     n_rounds: int
     resume_s: float

@@ -278,7 +278,7 @@ class Handler(http11.Handler):
 
 
 def _ran_out_of_memory(live: Live) -> bool:
-    """Of a function's container that was lost in a run.  Its driver hears of the end a moment later."""
+    """True when a function's run lost its container to the memory limit.  The driver hears of it a moment later."""
     return live.kind == KIND_PYTHON and live.exited.wait(_EXIT_S) and live.out_of_memory
 
 

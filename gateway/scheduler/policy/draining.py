@@ -70,10 +70,8 @@ def _has_room(view: ClusterView, head: InstanceView) -> bool:
     if action.facts is None:
         return False
     drained = sorted(i for i in action.instances if _may_stay(view, view.instances[i]))
-    return (
-        head.record.instance_id
-        in drained[: max(0, action.facts.max_instances - action.n_serving - n_kept(view, action))]
-    )
+    n_more = action.facts.max_instances - action.n_serving - n_kept(view, action)
+    return head.record.instance_id in drained[: max(0, n_more)]
 
 
 def _heads(view: ClusterView, host: HostView) -> list[InstanceView]:

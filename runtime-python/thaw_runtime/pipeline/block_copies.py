@@ -45,7 +45,7 @@ class BlockCopies:
         self._asked = {each.block: each for each in blocks}
 
     def added_tokens(self) -> dict[int, int]:
-        """Of each block that was asked for and came in the round before too, how many tokens it has more than then."""
+        """How many tokens each asked block has gained since the round before, if it came in that round too."""
         return {
             block: held.n_tokens - copy.n_tokens for block, held in self._asked.items() if (copy := self._copy(held))
         }

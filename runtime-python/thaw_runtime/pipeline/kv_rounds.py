@@ -20,7 +20,7 @@ MAX_STALL_S: Final = 2.0
 STOPPED_S: Final = 2 * MAX_STALL_S
 """How long the pipeline stays stopped for a tail that does not come, once its batches in flight are back."""
 CHANGED_PART: Final = 8
-"""Of a block that has a copy, about so small a part is sent: a bit for each element, and the elements of new tokens."""
+"""A round sends about so small a part of a block that has a copy: a bit for each element, and the new elements."""
 ROUND_BYTES: Final = 64 << 20
 """A round copies at most so much of all stages, so that what a stage holds for sending is bounded."""
 

@@ -100,17 +100,18 @@ class StageExecutor(SegmentExecutor):
 
         The result is empty after the last stage, and for a batch without tokens.
         """
-        self.group.received, self.group.computed = received, {}
         self._batches = self._batches or PersistentBatches.of(self.runner, build_logitsprocs, PIN_MEMORY)
         self._batches.take_up(self.runner, output)
+        return self._execute(output, received)
+
+    def _execute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        self.group.received, self.group.computed = received, {}
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
 
     def compute_slice(self, output: SchedulerOutput, received: Tensors) -> Tensors:
         """Compute the layers in the window of a batch that only this stage knows: one of SlicedBatch."""
-        self.group.received, self.group.computed = received, {}
-        self.collective_rpc("execute_model", args=(output,), single_value=True)
-        return {name: tensor.clone() for name, tensor in self.group.computed.items()}
+        return {name: tensor.clone() for name, tensor in self._execute(output, received).items()}
 
     def sample_slice(self) -> Any:
         """What vLLM says of the batch whose last layers were computed."""

@@ -64,12 +64,8 @@ class SlicedBatch:
     def _alone(self, k: int, n: int, layers: tuple[int, int], n_tokens: int) -> Iterator[None]:
         """While the block runs, this is stage ``k`` of ``n`` and computes these layers, in a batch of its own."""
         group, runner = self._stage.group, self._runner
-        stage, window, rows, tensors = (
-            (group.rank_in_group, group.world_size),
-            self._window,
-            runner.input_batch,
-            runner.intermediate_tensors,
-        )
+        stage, window = (group.rank_in_group, group.world_size), self._window
+        rows, tensors = runner.input_batch, runner.intermediate_tensors
         group.take_place(k, n)
         set_window(runner.model, layers)
         runner.input_batch = self._rows

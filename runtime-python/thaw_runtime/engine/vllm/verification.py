@@ -29,10 +29,10 @@ from thaw_runtime.pipeline.wire import Blocks
 _log = Log("engine")
 GOLDEN_TOKENS: Final = 16
 CHECKED_TOKENS, CHECKED_REQUESTS = 64, 2
-"""Of one batch of the check."""
+"""The most tokens and requests of one batch of the check."""
 MAX_LOGPROB_DIFFERENCE: Final = {torch.float32: 0.0005, torch.bfloat16: 0.25, torch.float16: 0.05}
 MAX_KV_DIFFERENCE: Final = {torch.float32: 0.0001, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""Of a block: the norm of the difference through the norm of the block.  docs/consolidation.md has the measurement."""
+"""The norm of a block's difference through the norm of the block.  docs/consolidation.md has the measurement."""
 _CHECK: Final = "consolidation-check"
 
 

@@ -1,0 +1,454 @@
+"""Running requests whose worker leaves while something fails: every rule, and a switch that is too slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from gateway.serving import move_rules
+from gateway.serving.hangup import ClientGone
+from gateway.serving.move import Limits
+from gateway.serving.move_rules import State
+from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.moves import (
+    CHAT,
+    WAIT_S,
+    Gateway,
+    Run,
+    caught_up,
+    gateway,
+    leaving,
+    limits,
+    movers,
+    nothing_is_held,
+    resumed,
+    until,
+)
+from thaw.errors import InstanceBusy, InstanceGone, PlatformError, Throttled, WorkerLost
+
+__all__ = ["gateway", "leaving", "limits"]
+
+
+# the rules for failures --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_", ["asking", "computing", "caught up"])
+def test_a_run_that_ends_first_is_answered_by_its_source_and_everything_is_given_back(
+    gateway: Gateway, run: Run, while_: str
+) -> None:
+    if while_ == "computing":
+        gateway.dest.prefill_pace = threading.Semaphore(0)
+    if while_ != "asking":
+        gateway.ready(gateway.dest)
+    run.read(1 if while_ == "caught up" else 36, paced=gateway.source)  # a further token would be the boundary
+    wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[while_]
+    until(lambda: gateway.migrations.moves[0].state is wanted)
+    if while_ == "computing":
+        until(lambda: gateway.dest.running)
+    if while_ == "caught up":
+        run.steps.close()  # its thread comes to no boundary any more
+    else:
+        run.read_all()
+        assert run.is_whole()
+    assert run.ends[0]["stayed"] == "the run ended first"
+    assert resumed(gateway.dest, prefill_only=False) == []
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("computing", [True, False])
+def test_a_run_whose_source_is_lost_meanwhile_goes_on_at_the_destination_at_hand(
+    gateway: Gateway, run: Run, computing: bool
+) -> None:
+    gateway.dest.prefill_pace = threading.Semaphore(0) if computing else None
+    gateway.ready(gateway.dest, slots=1)  # its only slot is held by the move
+    run.read(1, paced=gateway.source)
+    wanted = State.RESUMING if computing else State.CAUGHT_UP
+    until(lambda: gateway.migrations.moves[0].state is wanted)
+    if computing:
+        until(lambda: gateway.dest.running)
+    move = gateway.migrations.moves[0]
+    if not computing:
+        move.state = State.RESUMING  # it catches up just after the boundary
+    gateway.source.drop_runs()
+    run.read_all()
+    assert run.is_whole()
+    assert resumed(gateway.dest, prefill_only=False) == [4]
+    assert run.ends[0]["to"] == "h1"
+    assert run.call.losses == 1
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_source_is_lost_while_it_asks_waits_as_every_run_that_lost_its_worker(
+    gateway: Gateway, run: Run
+) -> None:
+    run.read(1, paced=gateway.source)
+    gateway.source.drop_runs()
+    gateway.source.pace = None
+    reader = threading.Thread(target=run.read_all)
+    reader.start()
+    until(lambda: run.call.losses and gateway.demand.waits)
+    assert gateway.room.counts()[0] == 1
+    assert gateway.demand.waits == {"a": run.call.received_s}
+    gateway.ready(gateway.dest)
+    reader.join(WAIT_S)
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+FAULTS: dict[str, Callable[[FakeInvoker], None]] = {
+    "is lost in a round": lambda d: d.cut_after.extend([0]),
+    "fails a round": lambda d: d.failures.append(PlatformError("the engine is full")),
+    "reports its loss in a round": lambda d: d.failures.append(WorkerLost("the engine failed")),
+    "has left": lambda d: d.refusals.append(InstanceGone("no such instance")),
+}
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_when_the_destination_fails_the_source_goes_on_and_another_one_is_tried(
+    gateway: Gateway, run: Run, fault: str
+) -> None:
+    FAULTS[fault](gateway.dest)
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    run.read(1, paced=gateway.source)
+    gateway.ready(gateway.dest)  # it is there again
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    failed, moved = run.ends
+    assert failed["stayed"]
+    assert moved["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(round_s=0.2, first_message_s=0.2)])
+@pytest.mark.parametrize("in_a_round", [True, False])
+def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token_is_missing(
+    gateway: Gateway, run: Run, in_a_round: bool
+) -> None:
+    gateway.dest.pace = threading.Semaphore(0)
+    gateway.dest.prefill_pace = threading.Semaphore(0) if in_a_round else None
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    if in_a_round:
+        until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    else:
+        until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    run.read(1, paced=gateway.source)
+    assert gateway.migrations.moves[0].state is State.ENDED
+    assert len(run.tokens) == 5
+    assert gateway.dest.closed.acquire(timeout=WAIT_S)  # what it computed is dropped
+    gateway.dest.prefill_pace = None
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("fault", ["is lost", "fails", "has left"])
+def test_a_destination_that_does_not_take_the_run_over_leaves_it_with_the_source(
+    gateway: Gateway, run: Run, fault: str
+) -> None:
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    match fault:
+        case "is lost":
+            gateway.dest.cut_after.append(0)
+        case "fails":
+            gateway.dest.failures.append(WorkerLost("the engine failed"))
+        case "has left":
+            gateway.dest.refusals.append(InstanceGone("no such instance"))
+    run.read(1, paced=gateway.source)
+    assert len(run.tokens) == 5
+    assert gateway.migrations.moves[0].state is State.ENDED
+    assert gateway.source.running == 1
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_destinations_are_tried_three_times_at_most(gateway: Gateway, run: Run) -> None:
+    gateway.dest.failures.extend(Throttled("no") for _ in range(9))
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read_all()
+    assert run.is_whole()
+    assert len(gateway.migrations.moves) == len(run.ends) == 3
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_what_failed_in_one_drain_is_tried_again_in_the_next(gateway: Gateway, run: Run) -> None:
+    gateway.dest.failures.extend(Throttled("no") for _ in range(3))
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read(2, paced=gateway.source)
+    assert len(gateway.migrations.moves) == 3
+    gateway.room.instance_changed(replace(gateway.here))
+    run.read(1, paced=gateway.source)
+    gateway.drain()
+    caught_up(gateway, run)
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_slot_that_is_there_does_not_wait_until_the_state_server_knows_of_all_demand(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(3)]
+    for run in runs:
+        run.read(2)
+    settle, answers = gateway.demand.settle, threading.Semaphore(0)
+    gateway.demand.settle = cast(Any, lambda call: (answers.acquire(timeout=WAIT_S), settle(call)))
+    gateway.drain()
+    for run in runs:
+        run.read(1)
+    gateway.ready(gateway.dest)  # while the first demand is on its way
+    answers.release()
+    until(lambda: [m.state for m in gateway.migrations.moves] == [State.CAUGHT_UP] * 3)
+    assert not answers.acquire(blocking=False)
+    answers.release(20)
+    for run in runs:
+        run.steps.close()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Gateway, run: Run) -> None:
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.demand.waits)
+    gateway.room.fail(CHAT, ["a"], PlatformError("no host has room"))  # type: ignore[list-item]
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    run.read(1, paced=gateway.source)
+    assert run.ends[0] == {"stayed": "no host has room", "rounds": 0, "tokens": 0, "rounds_s": 0.0}
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_slot_others_took_asks_again_less_and_less_often_and_moves(
+    gateway: Gateway, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.dest.refusals.extend(InstanceBusy("all slots are taken") for _ in range(5))
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    (move,) = gateway.migrations.moves
+    asked: list[int] = []
+    retry = gateway.room.retry
+    monkeypatch.setattr(gateway.room, "retry", lambda action: (asked.append(move.n_refusals), retry(action)))
+    until_s = time.monotonic() + WAIT_S
+    while move.state is not State.CAUGHT_UP and time.monotonic() < until_s:
+        run.read(1, paced=gateway.source)  # each token is a boundary, and none of them begins another move
+        threading.Event().wait(0.1)
+    assert asked == [1, 2, 3, 4]  # each time after a longer pause
+    assert not gateway.dest.refusals  # and so many refusals are no three failures
+    run.read_all()
+    assert run.is_whole()
+    assert gateway.migrations.moves == [move]
+    assert [e.name for e in run.call.events if e.name.startswith("move.")] == ["move.begin", "move.end"]
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_a_run_whose_slot_others_took_before_the_switch_stays_and_asks_again(gateway: Gateway, run: Run) -> None:
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    gateway.dest.refusals.extend(InstanceBusy("all slots are taken") for _ in range(2))
+    run.read(1, paced=gateway.source)
+    assert gateway.source.running == 1
+    (move,) = gateway.migrations.moves
+    until(lambda: move.state is State.CAUGHT_UP)  # again
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_the_last_slot_of_the_destination_is_asked_for_at_once_again_when_a_round_has_just_ended_there(
+    gateway: Gateway, run: Run
+) -> None:
+    gateway.dest.frees_late = True
+    gateway.ready(gateway.dest, slots=1)
+    caught_up(gateway, run)
+    run.read(1)
+    assert run.ends[0]["to"] == "h1"
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("when", ["asking", "computing", "switching"])
+def test_a_client_that_leaves_frees_both_ends_and_is_no_fault_of_the_destination(
+    gateway: Gateway, run: Run, when: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.dest.pace = threading.Semaphore(0)
+    if when == "computing":
+        gateway.dest.prefill_pace = threading.Semaphore(0)
+    if when != "asking":
+        gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    if when == "asking":
+        until(lambda: gateway.demand.waits)
+    if when == "computing":
+        until(lambda: gateway.dest.running)
+    if when == "switching":
+        until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+        leaves = threading.Thread(target=lambda: (until(lambda: gateway.dest.running), run.call.hangup.set()))
+        leaves.start()
+    else:
+        run.call.hangup.set()
+    with pytest.raises(ClientGone):
+        run.read(1)
+    assert run.ends[0]["stayed"] == "the run ended first"
+    assert "move_failed" not in capsys.readouterr().err
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("when", ["asking", "computing", "caught up"])
+def test_a_drain_that_is_withdrawn_ends_the_move_and_the_source_goes_on_and_is_a_route_again(
+    gateway: Gateway, run: Run, when: str
+) -> None:
+    if when == "computing":
+        gateway.dest.prefill_pace = threading.Semaphore(0)
+    if when != "asking":
+        gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[when]
+    until(lambda: gateway.migrations.moves[0].state is wanted)
+    gateway.room.instance_changed(gateway.here)
+    run.read(1, paced=gateway.source)
+    assert gateway.migrations.moves[0].state is State.ENDED
+    (route,) = (r for r in gateway.room._table._routes[CHAT].values() if r.record.host_id == "h0")
+    assert (route.inflight, route.leaves) == (1, False)  # it knows its run still
+    run.read_all()
+    assert run.is_whole()
+    assert [end["stayed"] for end in run.ends] == ["the host is not emptied after all"]
+    assert resumed(gateway.dest, prefill_only=False) == []
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(boundary_s=0.05)])
+def test_a_run_whose_client_does_not_read_gives_its_slot_at_the_destination_back(gateway: Gateway, run: Run) -> None:
+    gateway.ready(gateway.dest)
+    run.read(1, paced=gateway.source)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    until(lambda: not movers())
+    (route,) = gateway.room._table._routes[CHAT].values()
+    assert route.inflight == 0
+    run.read_all()
+    assert run.is_whole()
+    assert "read no token" in run.ends[0]["stayed"]
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("limits", [Limits(boundary_s=300)])
+def test_clients_that_do_not_read_keep_no_worker_from_the_others(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    gateway.here = gateway.ready(gateway.source, slots=20)
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(9)]
+    for run in runs:
+        run.read(2)
+    gateway.ready(gateway.dest, slots=20)
+    gateway.drain()
+    for run in runs[:8]:
+        run.read(1)
+    until(lambda: [m.state for m in gateway.migrations.moves] == [State.CAUGHT_UP] * 8)
+    runs[8].read(1)
+    until(lambda: gateway.migrations.moves[8].state is State.CAUGHT_UP)
+    for run in runs:
+        run.steps.close()
+    until(lambda: nothing_is_held(gateway))
+
+
+# the switch is short -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [Limits(first_message_s=0.2)])
+def test_a_switch_that_was_too_slow_is_not_tried_again(gateway: Gateway, run: Run) -> None:
+    gateway.dest.pace = threading.Semaphore(0)
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    run.read(1, paced=gateway.source)
+    run.read(5, paced=gateway.source)
+    assert len(gateway.migrations.moves) == len(run.ends) == 1
+    run.read_all()
+    assert run.is_whole()
+    until(lambda: nothing_is_held(gateway))
+
+
+def test_there_is_no_switch_to_a_destination_whose_rounds_are_slow(
+    gateway: Gateway, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_rules, "SLOW_ROUND_S", -1.0)
+    gateway.ready(gateway.dest)
+    for n in range(1, 4):
+        run.read(2, paced=gateway.source)
+        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    run.read_all()
+    assert run.is_whole()
+    assert resumed(gateway.dest, prefill_only=False) == []
+    assert all("for a round" in end["stayed"] for end in run.ends)
+    until(lambda: nothing_is_held(gateway))
+
+
+# errors of our own -------------------------------------------------------------------------------------------------
+
+
+def test_a_move_that_fails_on_a_bug_ends_alone(gateway: Gateway) -> None:
+    gateway.source.pace = None
+    runs = [Run(gateway, gateway.call(f"a{i}")) for i in range(2)]
+    for run in runs:
+        run.read(2)
+    settle = gateway.demand.settle
+    gateway.demand.settle = cast(Any, lambda _: {}["a row that cannot be read"])
+    gateway.drain()
+    runs[0].read(1)
+    until(lambda: gateway.migrations.moves[0].state is State.ENDED and not gateway.migrations._unchecked)
+    gateway.demand.settle = cast(Any, settle)
+    runs[1].read(1)
+    until(lambda: gateway.demand.waits)
+    gateway.ready(gateway.dest)
+    until(lambda: gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    for run in runs:
+        run.read_all()
+        assert run.is_whole()
+    assert "a row that cannot be read" in runs[0].ends[0]["stayed"]
+    assert runs[1].ends[0]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("name", ["move-asker", "mover"])
+def test_a_run_stays_and_others_move_later_when_no_thread_can_be_started(
+    gateway: Gateway, run: Run, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def full(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    if name == "mover":
+        gateway.ready(gateway.dest)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        run.read(1, paced=gateway.source)
+        assert gateway.migrations.moves[0].state is State.ENDED
+        run.read(1, paced=gateway.source)
+        assert len(run.ends) == 1
+    run.read(1, paced=gateway.source)
+    if name == "move-asker":
+        until(lambda: gateway.demand.waits)
+        gateway.ready(gateway.dest)
+    until(lambda: gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    run.read_all()
+    assert run.is_whole()
+    assert run.ends[-1]["to"] == "h1"
+    until(lambda: nothing_is_held(gateway))
