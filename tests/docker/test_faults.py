@@ -15,9 +15,9 @@ import pytest
 
 from invoker.drivers.activation_logs import FILE_LIMIT_BYTES, LogCollector, last_lines
 from invoker.drivers.base import Exit, Spec
+from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import Engine
 from invoker.drivers.docker.driver import DockerDriver, Images
-from invoker.drivers.docker.spec import Limits
 from invoker.drivers.programs import PROGRAMS
 from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.inside import WAIT_S, ask, load, post, up
