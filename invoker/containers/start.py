@@ -181,7 +181,7 @@ class Starting:
     def _container(self, placement: Placement) -> str:
         """The path of a socket that answers.  A zygote that fails is replaced by a cold start."""
         cell, handle = placement
-        if handle is not None and self._granted(handle):
+        if handle is not None and self._claimed(handle) and self._granted(handle):
             self._take(handle, StartMode.PREWARMED)
             return self._connect(handle)
         descriptor_socket = self._descriptor_socket() if self._plan.model is not None else ""
@@ -193,6 +193,17 @@ class Starting:
                     raise
                 self._deps.log.event("fork_failed", instance_id=self._live.record.instance_id, error=e.message)
         return self._create(descriptor_socket, fork=False)
+
+    def _claimed(self, handle: Handle) -> bool:
+        """Whether the stem cell is ours: an invoker that replaces this one may have taken it."""
+        try:
+            claimed = self._fleet.driver.claim(handle)
+        except ThawError:
+            self._deps.cells.end(handle)
+            raise
+        if not claimed:
+            self._deps.log.event("stem_cell_lost", container_id=handle.container_id)
+        return claimed
 
     def _granted(self, handle: Handle) -> bool:
         """Give a stem cell its model, through the descriptor socket it was made with.  False if the socket is no more.

@@ -163,6 +163,11 @@ class Driver(Protocol):
         first, PlatformError at the deadline."""
         ...
 
+    def claim(self, handle: Handle) -> bool:
+        """Take a stem cell for an instance, before anything is done with it.  False when it is no more, or an invoker
+        that replaces this one was first: then nothing of it is this driver's any more.  Raises PlatformError."""
+        ...
+
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None: ...
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:

@@ -20,6 +20,7 @@ from invoker.drivers.process.driver import ProcessDriver
 from invoker.drivers.programs import PROGRAMS
 from relay.clients.http_unix import UnixConnection
 from tests.docker.engine import DockerEngine, docker_engine
+from tests.kubernetes.cluster import fake_cluster
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, WorkerLost
 from thaw.logs import Log
@@ -55,15 +56,21 @@ def run_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(params=["process", "docker"])
-def make(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Driver]:
+@pytest.fixture(params=["process", "docker", "kubernetes"])
+def make(
+    request: pytest.FixtureRequest, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Driver]]:
     """A function that makes a driver.  Each driver has the same owner."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")]))
     if request.param == "process":
-        return lambda: ProcessDriver(run_dir, NoShares(), 2, Log("test"))
-    engine: DockerEngine = request.getfixturevalue("docker_engine")
-    engine.build("python")
-    return lambda: engine.driver(run_dir)
+        yield lambda: ProcessDriver(run_dir, NoShares(), 2, Log("test"))
+    elif request.param == "kubernetes":
+        with fake_cluster(tmp_path) as cluster:
+            yield lambda: cluster.driver(run_dir)
+    else:
+        engine: DockerEngine = request.getfixturevalue("docker_engine")
+        engine.build("python")
+        yield lambda: engine.driver(run_dir)
 
 
 @pytest.fixture
@@ -165,6 +172,10 @@ def test_a_stop_wakes_a_connect(driver: Driver, monkeypatch: pytest.MonkeyPatch)
 
 def test_pause_and_unpause_hold_the_process(driver: Driver) -> None:
     handle = up(driver, spec())
+    if driver.name == "kubernetes":
+        with pytest.raises(PlatformError, match="a pod cannot be paused"):
+            driver.pause(handle)
+        return
     driver.pause(handle)
     with pytest.raises(TimeoutError):
         health(handle, 0.3)

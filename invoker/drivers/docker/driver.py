@@ -160,6 +160,10 @@ class DockerDriver:
         io_directory.close(handle)
         return handle.socket_path
 
+    def claim(self, handle: Handle) -> bool:
+        """No other invoker has its stem cells."""
+        return True
+
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         """An engine's labels never change: these are kept beside the container."""
         self._get(handle)  # raises for a container that has been removed: a file written for it would stay

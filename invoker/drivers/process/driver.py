@@ -123,6 +123,10 @@ class ProcessDriver:
         wait_socket(handle.socket_path, handle.pid, deadline_s, self._cancelled[handle.container_id]).close()
         return handle.socket_path
 
+    def claim(self, handle: Handle) -> bool:
+        """No other invoker has its stem cells."""
+        return True
+
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         self._owned.write(handle, labels)
 
