@@ -113,6 +113,8 @@ class Kubelet:
         path.parent.mkdir(parents=True)
         path.touch()
         self.before_running(name)
+        if not all(map(_is_there, pod["spec"]["volumes"])):
+            return  # it tries again for ever, and only an event says why
         container.process = self._spawn(pod["spec"]["containers"][0])
         self._report(name, {"phase": "Running"}, {"running": {"startedAt": STAMP.decode()}})
         thread = threading.Thread(target=self._follow, args=(container, container.process), daemon=True)
@@ -202,3 +204,9 @@ class Kubelet:
         if container.process is not None and not container.over.is_set():
             with contextlib.suppress(ProcessLookupError):
                 container.process.send_signal(sig)
+
+
+def _is_there(volume: dict[str, Any]) -> bool:
+    """The check of a hostPath volume that has a type."""
+    path = Path(volume["hostPath"]["path"]) if "hostPath" in volume else None
+    return path is None or (path.is_socket() if volume["hostPath"]["type"] == "Socket" else path.is_dir())

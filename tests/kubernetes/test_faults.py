@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,30 @@ def test_what_never_ran_is_removed_without_a_wait_for_its_node(
     removing.join(WAIT_S)
     assert not removing.is_alive()
     assert cluster.api.left() == set()
+
+
+def test_a_start_ends_with_its_fetchd(cluster: FakeCluster, driver: KubernetesDriver, run_dir: Path) -> None:
+    path, door = run_dir / "door", socket.socket(socket.AF_UNIX)
+    door.bind(str(path))
+
+    def end(name: str) -> None:
+        path.unlink()
+        door.close()
+
+    cluster.kubelet.before_running = end
+    wanted = replace(spec(), descriptor_socket=str(path))
+    failed: list[Exception] = []
+
+    def start() -> None:
+        try:
+            driver.start(driver.create(wanted), wanted)
+        except PlatformError as e:
+            failed.append(e)
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    starting.join(WAIT_S / 2)  # half of what a start may take here
+    assert [str(e) for e in failed] == ["fetchd ended while the container was being made"]
 
 
 def test_a_pod_for_which_the_node_has_no_room_says_so_at_the_deadline(

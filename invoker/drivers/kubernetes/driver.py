@@ -106,7 +106,7 @@ class KubernetesDriver:
         body = pod_spec.pod(spec, self._asked(handle, spec))
         container.asked = True
         container.note(self._patience.call(lambda: self._pods.make(body), deadline, container))
-        await_running(container, self._place.node, deadline)
+        await_running(container, self._place.node, deadline, spec.descriptor_socket)
         pid, ticks = find_by_socket(handle.socket_path)
         started = replace(handle, pid=pid, start_ticks=ticks)
         self._owned.write(started, spec.labels)
