@@ -149,8 +149,7 @@ def _drivers(image: str) -> Iterator[dict[str, Driver]]:
             yield drivers
         finally:
             for driver in drivers.values():
-                for owned in driver.list_owned():
-                    driver.end(owned)
+                driver.end(driver.list_owned())
                 driver.close()
 
 

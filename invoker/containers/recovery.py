@@ -35,10 +35,11 @@ def recover(
     known = {r.instance_id: r for r in registry.instances() if r.host_id == host_id}
     adopted: set[InstanceId] = set()
     in_use: set[InstanceId] = set()
+    left: list[Owned] = []
     for owned in fleet.driver.list_owned():
         live = _revived(owned, known, records, address)
         if live is None:
-            fleet.driver.end(owned)
+            left.append(owned)
             continue
         _adopt(fleet, owned, live)
         if live.record.is_consolidating:
@@ -46,6 +47,7 @@ def recover(
         adopted.add(live.record.instance_id)
         in_use.add(live.descriptor_socket_id)
         log.event("instance_adopted", instance_id=live.record.instance_id)
+    fleet.driver.end(left)
     _close_descriptor_sockets(fleet, in_use, log)
     lost = WorkerLost("the host's invoker was restarted and the container is no more").info()
     for instance_id, record in known.items():

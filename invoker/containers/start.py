@@ -195,9 +195,12 @@ class Starting:
         return self._create(descriptor_socket, fork=False)
 
     def _claimed(self, handle: Handle) -> bool:
-        """Whether the stem cell is ours: an invoker that replaces this one may have taken it."""
+        """Whether the stem cell is ours: an invoker that replaces this one may have taken it, or it has ended."""
         try:
             claimed = self._fleet.driver.claim(handle)
+        except WorkerLost:
+            self._deps.cells.end(handle)
+            claimed = False
         except ThawError:
             self._deps.cells.end(handle)
             raise

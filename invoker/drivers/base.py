@@ -164,8 +164,9 @@ class Driver(Protocol):
         ...
 
     def claim(self, handle: Handle) -> bool:
-        """Take a stem cell for an instance, before anything is done with it.  False when it is no more, or an invoker
-        that replaces this one was first: then nothing of it is this driver's any more.  Raises PlatformError."""
+        """Take a stem cell for an instance, before anything is done with it.  False when an invoker that replaces this
+        one was first: then nothing of it is this driver's any more.  Raises WorkerLost when the cell is no more (the
+        caller removes what is left of it), PlatformError."""
         ...
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None: ...
@@ -206,8 +207,9 @@ class Driver(Protocol):
         """Take over a container of an earlier invoker, and report its exit from now on."""
         ...
 
-    def end(self, owned: Owned) -> None:
-        """End a container of an earlier invoker that was not adopted.  Returns when nothing of it is left."""
+    def end(self, owned: Sequence[Owned]) -> None:
+        """End containers of an earlier invoker that were not adopted.  Returns when nothing of them is left, or after
+        a bounded time; what could not be ended by then is logged."""
         ...
 
     def close(self) -> None: ...

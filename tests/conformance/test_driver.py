@@ -234,8 +234,7 @@ def test_a_crash_between_start_and_its_note_is_found_all_the_same(driver: Driver
 def test_an_owned_container_that_nobody_adopts_can_be_ended(driver: Driver, make: Callable[[], Driver]) -> None:
     handle = up(driver, spec())
     second = make()
-    (owned,) = second.list_owned()
-    second.end(owned)
+    second.end(second.list_owned())
     assert not process_ids.is_alive(handle.pid, handle.start_ticks)
     assert second.list_owned() == ()
     second.close()

@@ -40,6 +40,7 @@ class Request:
     method: str
     path: str
     body: Any
+    is_watch: bool = False
 
     @property
     def is_write(self) -> bool:
@@ -90,8 +91,17 @@ class ApiServer:
             return copy.deepcopy(self._pods)
 
     def left(self) -> set[str]:
-        """The names of the pods that nobody has deleted."""
-        return {name for name, pod in self.pods().items() if "deletionTimestamp" not in pod["metadata"]}
+        """The names of the functions' pods that nobody has deleted."""
+        pods = self.pods().items()
+        return {name for name, p in pods if "labels" in p["metadata"] and "deletionTimestamp" not in p["metadata"]}
+
+    def add_invoker(self, name: str) -> str:
+        """An invoker's own pod, which no node of the test runs; its uid."""
+        uid = str(uuid.uuid4())
+        with self._changed:
+            metadata = {"name": name, "uid": uid, "resourceVersion": str(self._version)}
+            self._pods[name] = {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}}
+        return uid
 
     def change(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
         """Change a pod as the node or the scheduler does; nothing happens when it is gone."""
@@ -333,13 +343,13 @@ class _Handler(BaseHTTPRequestHandler):
         api, url = self.server.api, urlsplit(self.path)
         query = dict(parse_qsl(url.query))
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        request = Request(self.command, url.path, json.loads(body) if body else None)
+        request = Request(self.command, url.path, json.loads(body) if body else None, query.get("watch") == "true")
         unknown = set(query) - QUERY
         api.problems += [f"unknown query parameter {name}" for name in unknown]
         try:
             if self.headers.get("Authorization") != f"Bearer {api.token}":
                 raise Refusal(401, "Unauthorized", "Unauthorized")
-            if query.get("watch") == "true":
+            if request.is_watch:
                 api.refuse(request)
                 self._watch(query)
                 return

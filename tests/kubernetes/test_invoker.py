@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from invoker.drivers.kubernetes.driver import KubernetesDriver
 from invoker.drivers.kubernetes.spec import CLAIMANT, ROLE
 from tests.invoker.platform import Host, until
 from tests.kubernetes.api_server import NAMESPACE, Refusal, Request
@@ -18,6 +19,11 @@ from thaw.ids import random_hex_id
 from thaw.instance import InstanceState, StartMode
 
 HELLO = "def main(args):\n    print('hello')\n    return {'ok': True}\n"
+
+
+def by_hand(pod: dict[str, Any]) -> None:
+    """What ``kubectl delete`` does to a pod."""
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1}
 
 
 @contextmanager
@@ -84,6 +90,25 @@ def test_a_start_whose_stem_cell_another_invoker_took_makes_a_pod(
         assert (run_dir / "c" / hashlib.sha256(cell_id.encode()).hexdigest()[:12]).exists()  # the other's now
         cluster.kubelet.kill(f"thaw-{cell_id}")
     assert cluster.api.left() == {f"thaw-{cell_id}"}
+
+
+def test_a_start_whose_stem_cell_has_just_gone_removes_what_is_left_of_it(
+    cluster: FakeCluster, valkey_url: str, run_dir: Path
+) -> None:
+    with host_in(cluster, valkey_url, run_dir) as host:
+        cells = host.agent.cells
+        cells.set_target(KIND_PYTHON, 1)
+        until(lambda: bool(cells.view()))
+        handle, driver = cells._waiting[0], host.agent.driver
+        assert isinstance(driver, KubernetesDriver)
+        container = driver._get(handle)
+        hears, cluster.api.on_change = cluster.api.on_change, lambda event: None  # the node hears of it later
+        cluster.api.change(f"thaw-{handle.container_id}", by_hand)
+        cluster.api.on_change = hears
+        until(lambda: container.pod is not None and container.pod.deleting)
+        record = host.ready()
+        assert record.start_mode is StartMode.COLD
+        assert not handle.directory.exists()
 
 
 def test_an_image_that_cannot_be_pulled_is_the_starts_error(

@@ -86,8 +86,23 @@ def test_a_pod_is_deleted_with_what_made_the_invokers_pod_and_not_with_that_pod(
     }
     assert _node_pod(own).owner == DAEMON_SET
     assert _node_pod(own).host_paths == {"/run/thaw": "/run/thaw"}
+    assert (_node_pod(own).name, _node_pod(own).uid) == ("thaw-node-x", "u-2")
     del own["metadata"]["ownerReferences"]
     assert _node_pod(own).owner == Owner("v1", "Pod", "thaw-node-x", "u-2")
+
+
+def test_what_another_container_of_the_invokers_pod_mounts_does_not_count() -> None:
+    def mounting(path: str, *env: str) -> dict[str, Any]:
+        return {"env": [{"name": name} for name in env], "volumeMounts": [{"name": "run", "mountPath": path}]}
+
+    own: dict[str, Any] = {
+        "metadata": {"name": "thaw-node-x", "uid": "u-2"},
+        "spec": {
+            "volumes": [{"name": "run", "hostPath": {"path": "/run/thaw"}}],
+            "containers": [mounting("/run/thaw"), mounting("/elsewhere", "THAW_POD_NAME")],
+        },
+    }
+    assert _node_pod(own).host_paths == {"/elsewhere": "/run/thaw"}
 
 
 def test_a_directory_must_have_the_same_path_on_the_node() -> None:

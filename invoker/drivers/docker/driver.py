@@ -262,8 +262,9 @@ class DockerDriver:
         self._owned.write(handle, owned.labels)
         self._look(container)
 
-    def end(self, owned: Owned) -> None:
-        self.remove(owned.handle)
+    def end(self, owned: Sequence[Owned]) -> None:
+        for one in owned:
+            self.remove(one.handle)
 
     def close(self) -> None:
         self._events.stop()

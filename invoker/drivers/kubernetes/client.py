@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +22,7 @@ from kubernetes.config.config_exception import ConfigException
 
 from invoker.drivers.kubernetes.seen import Seen, seen
 from invoker.drivers.kubernetes.spec import Owner
-from thaw.errors import Conflict, NotFound, PlatformError, Unavailable
+from thaw.errors import PlatformError, Unavailable
 
 CALL_S: Final = 30.0
 WATCH_S: Final = 240.0
@@ -31,10 +31,12 @@ WATCH_S: Final = 240.0
 _LATE_S: Final = 20.0
 _LONGEST_EVENT: Final = 4 << 20  # etcd holds no object above 1.5 MiB
 _GONE: Final = 410
+_OVERLOADED: Final = (429, 503)
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _MERGE_BY_NAME: Final = "application/strategic-merge-patch+json"
 EXPIRED: Final = "EXPIRED"
+POD_NAME: Final = "THAW_POD_NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,15 @@ class PodEvent:
 class NodePod:
     """The pod of this process.  ``host_paths``: the directories that it has from the node, {path here: path there}."""
 
+    name: str
+    uid: str
     owner: Owner
     host_paths: Mapping[str, str]
 
 
 class Cluster:
-    """Every method raises Unavailable when the API server cannot be reached or is overloaded, PlatformError for what it
-    refuses."""
+    """Every method raises Unavailable when the API server cannot be reached or is overloaded, or when others write at
+    the same time; PlatformError for what it refuses."""
 
     def __init__(self, namespace: str, kubeconfig: str = "") -> None:
         """Raises PlatformError when there are no credentials."""
@@ -78,16 +82,17 @@ class Cluster:
         self._watch: urllib3.HTTPResponse | None = None
         self._watching = threading.Lock()
 
-    def create(self, pod: Mapping[str, Any]) -> Seen:
-        """Raises Conflict when a pod of this name exists."""
-        return seen(self._call("create the pod", "POST", "", body=pod))
+    def create(self, pod: Mapping[str, Any]) -> Seen | None:
+        """None when a pod of this name exists."""
+        made = self._ask("create the pod", "POST", "", {"AlreadyExists"}, body=pod)
+        return None if made is None else seen(made)
 
-    def get(self, name: str) -> Seen:
-        """Raises NotFound."""
-        return seen(self._call("read the pod", "GET", f"/{name}"))
+    def get(self, name: str) -> Seen | None:
+        """None when there is no such pod."""
+        found = self._ask("read the pod", "GET", f"/{name}", {"NotFound"})
+        return None if found is None else seen(found)
 
     def node_pod(self, name: str) -> NodePod:
-        """Raises NotFound."""
         return _node_pod(self._call("read this invoker's own pod", "GET", f"/{name}"))
 
     def list(self, selector: str) -> tuple[Sequence[Seen], str]:
@@ -95,26 +100,30 @@ class Cluster:
         found = self._call("list pods", "GET", "", query=[("labelSelector", selector)])
         return [seen(pod) for pod in found["items"]], str(found["metadata"]["resourceVersion"])
 
-    def patch(self, name: str, body: Mapping[str, Any]) -> Seen:
-        """Merge ``body`` into the pod.  Raises NotFound, and Conflict when the body names another resourceVersion."""
-        return seen(self._call("patch the pod", "PATCH", f"/{name}", body=body, content=_MERGE))
+    def patch(self, name: str, body: Mapping[str, Any]) -> Seen | None:
+        """Merge ``body`` into the pod.  None when there is no such pod, or none of the body's resourceVersion."""
+        changed = self._ask("patch the pod", "PATCH", f"/{name}", {"NotFound", "Conflict"}, body=body, content=_MERGE)
+        return None if changed is None else seen(changed)
 
-    def resize(self, name: str, body: Mapping[str, Any]) -> None:
-        """Merge ``body`` into the pod, lists by their items' names.  Raises NotFound for a cluster that cannot resize
-        running pods (before 1.33)."""
-        self._call("limit the container", "PATCH", f"/{name}/resize", body=body, content=_MERGE_BY_NAME)
+    def resize(self, name: str, body: Mapping[str, Any]) -> Seen:
+        """Merge ``body`` into the pod, lists by their items' names.  The answer says what is wanted, not what is.
+        Raises PlatformError for a cluster that cannot resize running pods (before 1.33)."""
+        path = f"/{name}/resize"
+        return seen(self._call("limit the container", "PATCH", path, body=body, content=_MERGE_BY_NAME))
 
-    def delete(self, name: str, grace_s: int, *, version: str = "") -> None:
-        """Ask for the pod's end: SIGTERM, and SIGKILL after ``grace_s``.  Raises NotFound, and Conflict when the pod
-        has another version than ``version``."""
+    def delete(self, name: str, grace_s: int, *, version: str = "", timeout_s: float = CALL_S) -> bool:
+        """Ask for the pod's end: SIGTERM, and SIGKILL after ``grace_s``.  False when there is no such pod, or none of
+        this version."""
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace_s}
         if version:
             body["preconditions"] = {"resourceVersion": version}
-        self._call("delete the pod", "DELETE", f"/{name}", body=body)
+        none_for = {"NotFound", "Conflict"} if version else {"NotFound"}
+        return self._ask("delete the pod", "DELETE", f"/{name}", none_for, body=body, timeout_s=timeout_s) is not None
 
     def watch(self, selector: str, version: str) -> Iterator[PodEvent]:
-        """What happens to pods after ``version``, until the cluster or :meth:`end_watch` ends the stream.  Returns when
-        the cluster has begun to answer."""
+        """What happens to pods after ``version``, until the stream ends or is cut, or :meth:`end_watch` ends it.
+        Returns when the cluster has begun to answer.  PlatformError, and not Unavailable: the cluster does not go on
+        from this version."""
         query = [
             ("labelSelector", selector),
             ("watch", "true"),
@@ -126,9 +135,11 @@ class Cluster:
             try:
                 stream = self._request(self._streams, "GET", "", query, timeout_s=WATCH_S + _LATE_S, preload=False)
             except ApiException as e:
-                if e.status != _GONE:
+                if e.status == _GONE:
+                    return iter([PodEvent(EXPIRED)])
+                if e.status < 500 or e.status in _OVERLOADED:
                     raise
-                return iter([PodEvent(EXPIRED)])
+                raise PlatformError(f"cannot watch pods: {_status(e)[1]}") from e
         with self._watching:
             self._watch = stream
         return self._events(stream)
@@ -138,6 +149,8 @@ class Cluster:
             with _translated("watch pods"):
                 for line in _lines(stream):
                     yield _event(json.loads(line))
+        except Unavailable:
+            return  # it was cut; whether the API server is away, the next stream will show
         finally:
             with self._watching:
                 self._watch = None
@@ -169,6 +182,29 @@ class Cluster:
             found: Mapping[str, Any] = self._request(self._api, method, path, query, body, content)
         return found
 
+    def _ask(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        none_for: Set[str],
+        *,
+        body: Any = None,
+        content: str = _JSON,
+        timeout_s: float = CALL_S,
+    ) -> Mapping[str, Any] | None:
+        """The same for a call that may find nothing: ``none_for`` are the cluster's reasons for that."""
+        with _translated(what):
+            try:
+                found: Mapping[str, Any] = self._request(
+                    self._api, method, path, (), body, content, timeout_s=timeout_s
+                )
+            except ApiException as e:
+                if _status(e)[0] not in none_for:
+                    raise
+                return None
+        return found
+
     def _request(
         self,
         through: Any,
@@ -191,7 +227,7 @@ class Cluster:
             response_type="object",
             _return_http_data_only=True,
             _preload_content=preload,
-            _request_timeout=(CALL_S, timeout_s),
+            _request_timeout=(min(CALL_S, timeout_s), timeout_s),
         )
 
 
@@ -209,7 +245,7 @@ def _event(plain: Mapping[str, Any]) -> PodEvent:
     if kind == "ERROR":
         if what.get("code") == _GONE:
             return PodEvent(EXPIRED)
-        raise Unavailable(f"the cluster ended the watch: {what.get('message', '')}")
+        raise PlatformError(f"the cluster ended the watch: {what.get('message', '')}")
     version = str(what["metadata"]["resourceVersion"])
     return PodEvent(kind, version) if kind == "BOOKMARK" else PodEvent(kind, version, seen(what))
 
@@ -224,8 +260,15 @@ def _node_pod(pod: Mapping[str, Any]) -> NodePod:
         else Owner("v1", "Pod", meta["name"], meta["uid"])
     )
     there = {v["name"]: v["hostPath"]["path"] for v in spec.get("volumes") or [] if v.get("hostPath")}
-    mounts = [m for container in spec["containers"] for m in container.get("volumeMounts") or []]
-    return NodePod(owner, {m["mountPath"]: there[m["name"]] for m in mounts if m["name"] in there})
+    mounts = [m for container in _own_containers(spec) for m in container.get("volumeMounts") or []]
+    host_paths = {m["mountPath"]: there[m["name"]] for m in mounts if m["name"] in there}
+    return NodePod(str(meta["name"]), str(meta["uid"]), owner, host_paths)
+
+
+def _own_containers(spec: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Ours is the one that is told its pod's name; all of them where that is told in another way."""
+    containers: Sequence[Mapping[str, Any]] = spec["containers"]
+    return [c for c in containers if any(e["name"] == POD_NAME for e in c.get("env") or [])] or containers
 
 
 @contextmanager
@@ -240,12 +283,12 @@ def _translated(what: str) -> Iterator[None]:
         raise PlatformError(f"cannot {what}: the API server's answer is not what it should be ({e!r})") from e
 
 
-def _refusal(what: str, e: ApiException) -> Exception:
-    message = _message(e)
+def _refusal(what: str, e: ApiException) -> PlatformError:
+    message = _status(e)[1]
     if e.status == 404:
-        return NotFound(f"cannot {what}: {message}")
+        return PlatformError(f"cannot {what}: {message}", hint="see THAW_POD_NAMESPACE and the cluster's version")
     if e.status == 409:
-        return Conflict(f"cannot {what}: {message}")
+        return Unavailable(f"cannot {what}: {message}", hint="others changed the same object; it is tried again")
     if e.status == 401:
         return PlatformError(f"cannot {what}: {message}", hint="the invoker's service account token is not valid")
     if e.status == 403 and "exceeded quota" in message:
@@ -259,10 +302,11 @@ def _refusal(what: str, e: ApiException) -> Exception:
     return PlatformError(f"cannot {what}: the cluster refused it: {message}", hint="ask who runs the cluster")
 
 
-def _message(e: ApiException) -> str:
-    """The cluster's own sentence: an admission webhook's text is in it."""
+def _status(e: ApiException) -> tuple[str, str]:
+    """The cluster's own reason and sentence: an admission webhook's text is in it."""
     body = e.body.decode("utf-8", "replace") if isinstance(e.body, bytes) else str(e.body or "")
     try:
-        return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{e.status} {e.reason} {body[:200]}".strip()
+        plain = json.loads(body)
+        return str(plain.get("reason", "")), str(plain["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", f"{e.status} {e.reason} {body[:200]}".strip()

@@ -21,12 +21,14 @@ from invoker.drivers import io_directory, log_files, process_ids
 from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.drivers.confined import Limits
 from invoker.drivers.kubernetes import spec as pod_spec
-from invoker.drivers.kubernetes.client import Cluster, PodEvent
+from invoker.drivers.kubernetes.claimants import Claimants
+from invoker.drivers.kubernetes.client import CALL_S, Cluster, PodEvent
 from invoker.drivers.kubernetes.container import Container
+from invoker.drivers.kubernetes.later import Later
 from invoker.drivers.kubernetes.logs import PodLogs, log_path
 from invoker.drivers.kubernetes.patience import Patience
 from invoker.drivers.kubernetes.place import Place, find_place
-from invoker.drivers.kubernetes.pods import Pods
+from invoker.drivers.kubernetes.pods import Left, Pods
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts
@@ -35,12 +37,13 @@ from invoker.drivers.ownership import OwnedContainers, find_by_socket
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
 from thaw.action import KIND_LLM
-from thaw.errors import Conflict, NotFound, PlatformError, Unavailable, WorkerLost
+from thaw.errors import PlatformError, Unavailable, WorkerLost
 from thaw.host import name_on_machine
 from thaw.logs import Log
 
 _KILLED_S: Final = 10.0  # from SIGKILL to the node's report of the end, memory of gigabytes included
 _LAST_LINES_S: Final = 1.0  # between a container's end and its last line
+_LEAST_CALL_S: Final = 1.0
 
 
 class KubernetesDriver:
@@ -55,13 +58,14 @@ class KubernetesDriver:
         self.owner = pod_spec.owner_label(name_on_machine(host_id, str(run_dir.absolute())))
         self._selector = f"{pod_spec.OWNER}={self.owner}"
         cluster.list(self._selector)
-        self._pods = Pods(cluster, self.owner)
+        self._claimants = Claimants(cluster, place.pod_name, place.pod_uid)
+        self._pods = Pods(cluster, self.owner, self._claimants)
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
         self._containers: dict[str, Container] = {}
-        self._doomed: set[str] = set()  # to be deleted when the API server is back
+        self._later = Later(log)  # deletions
         self._relays = RelaySockets(run_dir / "relays", log)
-        self._watch = PodWatch(cluster, self._selector, self._take, self._again, self._back, log)
+        self._watch = PodWatch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
 
     @classmethod
@@ -88,7 +92,7 @@ class KubernetesDriver:
             return known.handle
         handle = self._handle(spec.container_id, spec.kind)
         try:
-            self._owned.write(handle, spec.labels)
+            self._write(handle, spec.labels)
             io_directory.make(handle)
         except PlatformError:
             self._owned.remove(handle)
@@ -109,7 +113,7 @@ class KubernetesDriver:
         await_running(container, self._place.node, deadline, spec.descriptor_socket)
         pid, ticks = find_by_socket(handle.socket_path)
         started = replace(handle, pid=pid, start_ticks=ticks)
-        self._owned.write(started, spec.labels)
+        self._write(started, spec.labels)
         logs = self._follow(container, only_new=False)
         with container.lock:
             container.handle, container.started, container.logs = started, True, logs
@@ -139,7 +143,7 @@ class KubernetesDriver:
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         """An instance's record is longer than a label may be: it is kept beside the container."""
         self._get(handle)  # raises for a container that has been removed: a file written for it would stay
-        self._owned.write(handle, labels)
+        self._write(handle, labels)
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
         container = self._get(handle)
@@ -151,7 +155,7 @@ class KubernetesDriver:
             self._patience.call(lambda: self._cluster.resize(name, body), deadline, container)
         except Unavailable:
             raise
-        except (NotFound, PlatformError) as e:  # a cluster before 1.33, or one that never takes memory away
+        except PlatformError as e:  # a cluster before 1.33, or one that never takes memory away
             has = container.pod.memory_bytes if container.pod is not None else 0
             if memory_bytes > has:
                 hint = "Kubernetes 1.33 can, or set THAW_STEM_CELLS=off"
@@ -176,14 +180,15 @@ class KubernetesDriver:
         self._watch.look_up()
         if container.ended.is_set() or not container.started:
             return
-        self._delete(container, deadline_s)
-        if not container.ended.wait(deadline_s + _KILLED_S):
+        until = time.monotonic() + deadline_s + _KILLED_S
+        self._delete(container, deadline_s, timeout_s=max(_LEAST_CALL_S, deadline_s))
+        if not container.ended.wait(until - time.monotonic()):
             name = pod_spec.pod_name(handle.container_id)
             raise PlatformError(f"the pod {name} does not end", hint=f"kubectl describe pod {name}")
 
     def remove(self, handle: Handle) -> None:
-        """Returns when nothing of the container is left.  If the API server is away, the pod is deleted when it is
-        back; this call does not wait for that."""
+        """Returns when nothing of the container is left.  A pod that cannot be deleted now is deleted later; this call
+        does not wait for that."""
         with self._lock:
             container = self._containers.get(handle.container_id)
             if container is None:
@@ -196,9 +201,7 @@ class KubernetesDriver:
                 if container.has_run:  # a node takes its time over a pod that never ran
                     container.over.wait(_KILLED_S)
         except PlatformError as e:
-            self._log.event("removal_postponed", container_id=handle.container_id, error=e.message)
-            with self._lock:
-                self._doomed.add(pod_spec.pod_name(handle.container_id))
+            self._delete_later(container, e.message)
         self._forget(container)
 
     # logs and usage ------------------------------------------------------------------------------------------------
@@ -221,7 +224,8 @@ class KubernetesDriver:
     # containers of an earlier invoker ------------------------------------------------------------------------------
 
     def list_owned(self) -> Sequence[Owned]:
-        """The pods under our label.  Directories of containers that are gone are removed."""
+        """The pods under our label.  Directories of containers that are gone are removed, but for those of starts of a
+        living invoker, which may be about to make their pods."""
         written = {owned.handle.container_id: owned for owned in self._owned.all()}
         found = []
         pods, _ = self._cluster.list(self._selector)
@@ -229,10 +233,11 @@ class KubernetesDriver:
             if pod.deleting and not pod.running:
                 continue  # nothing of it is left but an object, for some seconds
             noted = written.pop(pod.container_id, None)
-            labels = {"role": pod.role} | dict(noted.labels if noted else {})
+            labels = {k: v for k, v in noted.labels.items() if k != pod_spec.CLAIMANT} if noted else {}
+            labels["role"] = pod.role  # a claim changes the pod first, and the file a moment later
             found.append(Owned(self._handle_of(pod, noted), labels, pod.running and not pod.deleting))
         for left in written.values():
-            if left.handle.container_id not in self._containers:
+            if not self._claimants.lives(left.labels.get(pod_spec.CLAIMANT, "")):
                 self._owned.remove(left.handle)
         return tuple(found)
 
@@ -241,30 +246,29 @@ class KubernetesDriver:
         if handle.kind == KIND_LLM:
             self._relays.reopen()
         container = Container(handle, self._cluster.get(pod_spec.pod_name(handle.container_id)))
+        container.asked = container.started = True  # its end is reported even if the pod is gone already
         with self._lock:
             self._containers[handle.container_id] = container
         container.logs = self._follow(container, only_new=True)
-        self._owned.write(handle, owned.labels)
-        self._look(container)
+        self._write(handle, owned.labels)
+        if container.pod is None:
+            self._gone(container)
+        else:
+            self._look(container)
 
-    def end(self, owned: Owned) -> None:
-        """A stem cell that another invoker has claimed is left to it."""
-        was_cell = owned.labels.get("role") == pod_spec.STEM_CELL
-        with self._lock:
-            container = self._containers[owned.handle.container_id] = Container(owned.handle)
-            container.asked = True
-        try:
-            if self._pods.delete_unclaimed(container, was_cell=was_cell) and not container.over.wait(_KILLED_S):
-                raise PlatformError(f"the pod {pod_spec.pod_name(owned.handle.container_id)} does not end")
-        except Conflict:
-            with self._lock:
-                self._containers.pop(owned.handle.container_id, None)
-            container.close()
-            return
-        self._forget(container)
+    def end(self, owned: Sequence[Owned]) -> None:
+        """Pods that another living invoker has claimed are left to it, for as long as it lives."""
+        containers = [self._end(one) for one in owned]
+        until = time.monotonic() + _KILLED_S
+        for container in containers:
+            if container is not None:
+                if not container.over.wait(max(0.0, until - time.monotonic())):
+                    self._delete_later(container, "the pod does not end")
+                self._forget(container)
 
     def close(self) -> None:
         self._watch.stop()
+        self._later.stop()
         with self._lock:
             containers = list(self._containers.values())
             self._containers.clear()
@@ -291,20 +295,58 @@ class KubernetesDriver:
             place.request_mb[spec.kind],
             place.pull,
             place.owner,
+            self._claimants.own,
         )
 
-    def _delete(self, container: Container, deadline_s: float) -> None:
+    def _delete(self, container: Container, deadline_s: float, *, timeout_s: float = CALL_S) -> None:
         if container.deleting or container.gone:
             return
         container.deleting = True
+        name = pod_spec.pod_name(container.handle.container_id)
         try:
             # 0 would take the object away at once, and leave the processes to end some time later
-            self._cluster.delete(pod_spec.pod_name(container.handle.container_id), max(1, math.ceil(deadline_s)))
-        except NotFound:
-            self._gone(container)
+            if not self._cluster.delete(name, max(1, math.ceil(deadline_s)), timeout_s=timeout_s):
+                self._gone(container)
         except PlatformError:
             container.deleting = False
             raise
+
+    def _delete_later(self, container: Container, why: str) -> None:
+        name = pod_spec.pod_name(container.handle.container_id)
+        self._log.event("removal_postponed", container_id=container.handle.container_id, error=why)
+        self._later.add(name, lambda: self._cluster.delete(name, 1) or True)  # it is gone, or will go
+
+    def _end(self, owned: Owned) -> Container | None:
+        """The container to wait for; None for one that is left to another invoker."""
+        name = pod_spec.pod_name(owned.handle.container_id)
+        container = Container(owned.handle)
+        container.asked = container.deleting = True
+        with self._lock:
+            self._containers[owned.handle.container_id] = container
+        try:
+            left = self._pods.end(name)
+        except PlatformError as e:
+            self._delete_later(container, e.message)
+            left = Left.GONE  # as far as this call goes
+        if left is Left.CLAIMED:
+            with self._lock:
+                self._containers.pop(owned.handle.container_id, None)
+            container.close()
+            self._later.add(name, lambda: self._is_ended(name, owned.handle))
+            return None
+        if left is Left.GONE:
+            container.over.set()
+        return container
+
+    def _is_ended(self, name: str, handle: Handle) -> bool:
+        """Whether a pod that was left to another invoker has no claimant any more; then it is ended."""
+        if self._pods.end(name) is Left.CLAIMED:
+            return False
+        self._owned.remove(handle)
+        return True
+
+    def _write(self, handle: Handle, labels: Mapping[str, str]) -> None:
+        self._owned.write(handle, {**labels, pod_spec.CLAIMANT: self._claimants.own})
 
     def _forget(self, container: Container) -> None:
         with self._lock:
@@ -329,25 +371,11 @@ class KubernetesDriver:
         for container in missing:
             self._look(container)
 
-    def _back(self) -> None:
-        with self._lock:
-            doomed, self._doomed = self._doomed, set()
-        for name in doomed:
-            try:
-                self._cluster.delete(name, 1)
-            except NotFound:
-                continue
-            except PlatformError as e:
-                self._log.event("removal_postponed", pod=name, error=e.message)
-                with self._lock:
-                    self._doomed.add(name)
-
     def _look(self, container: Container) -> None:
         """A pod that was being created when the list was read is there now, or will be."""
         was_made = container.pod is not None  # before the question: its answer may come later than that of its creation
-        try:
-            pod = self._cluster.get(pod_spec.pod_name(container.handle.container_id))
-        except NotFound:
+        pod = self._cluster.get(pod_spec.pod_name(container.handle.container_id))
+        if pod is None:
             if was_made:
                 self._gone(container)
             return

@@ -22,7 +22,7 @@ _PYTHON_REQUEST_MB: Final = 64  # a waiting interpreter and its proxy
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where pods are made and where their node keeps their output.  ``start_s`` is the longest wait until a pod runs,
-    the pull of its image included."""
+    the pull of its image included.  ``pod_name`` and ``pod_uid`` are of the invoker's own pod; empty: it is none."""
 
     namespace: str
     node: str
@@ -32,18 +32,19 @@ class Place:
     start_s: float
     pull: bool = True
     owner: Owner | None = None
+    pod_name: str = ""
+    pod_uid: str = ""
 
 
 def find_place(settings: InvokerSettings, cluster: Cluster, run_dir: Path) -> Place:
     """Raises SettingError without a node's name, PlatformError when sockets would have another path on the node."""
     if not settings.node_name:
         raise SettingError("THAW_NODE_NAME is not set", hint="set it to the node's name, spec.nodeName of this pod")
-    owner = None
+    own = None
     if settings.pod_name:
         own = cluster.node_pod(settings.pod_name)
         for path in (str(run_dir.absolute()), os.path.dirname(settings.fetchd_socket)):
             check_same_path(path, own.host_paths)
-        owner = own.owner
     return Place(
         settings.pod_namespace,
         settings.node_name,
@@ -52,7 +53,9 @@ def find_place(settings: InvokerSettings, cluster: Cluster, run_dir: Path) -> Pl
         Path(settings.pod_logs),
         max(_LEAST_START_S, settings.image_pull_s),
         settings.image_pull_s > 0,
-        owner,
+        own.owner if own is not None else None,
+        own.name if own is not None else "",
+        own.uid if own is not None else "",
     )
 
 

@@ -31,7 +31,7 @@ OWNER: Final = "thaw.dev/owner"
 CONTAINER: Final = "thaw.dev/container"
 ROLE: Final = "thaw.dev/role"
 KIND: Final = "thaw.dev/kind"  # an annotation: a label's value may have no colon
-CLAIMANT: Final = "thaw.dev/claimant"  # an annotation: the invoker process that has taken a stem cell
+CLAIMANT: Final = "thaw.dev/claimant"  # an annotation: the invoker process whose start has the pod (claimants.py)
 STEM_CELL: Final = "stem-cell"
 INSTANCE: Final = "instance"
 
@@ -76,6 +76,7 @@ class Asked:
     request_mb: int
     pull: bool = True
     owner: Owner | None = None
+    claimant: str = ""
 
 
 def pod_name(container_id: str) -> str:
@@ -101,11 +102,10 @@ def pod(spec: Spec, asked: Asked) -> dict[str, Any]:
         CONTAINER: spec.container_id,
         ROLE: spec.labels.get("role", INSTANCE),
     }
-    metadata: dict[str, Any] = {
-        "name": pod_name(spec.container_id),
-        "labels": labels,
-        "annotations": {KIND: spec.kind},
-    }
+    annotations = {KIND: spec.kind}
+    if labels[ROLE] != STEM_CELL:
+        annotations[CLAIMANT] = asked.claimant
+    metadata: dict[str, Any] = {"name": pod_name(spec.container_id), "labels": labels, "annotations": annotations}
     if asked.owner is not None:
         metadata["ownerReferences"] = [_reference(asked.owner)]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(spec, asked)}

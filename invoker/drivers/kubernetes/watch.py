@@ -5,7 +5,7 @@
     list ──▶ version ──▶ watch from there ──▶ events, bookmarks ──▶ a newer version
       ▲                        ▲ │
       │   the version is       │ └── the stream ends, or is cut: go on at the newest version
-      └── forgotten (410)      └──── the API server is away: wait, twice as long each time
+      └── forgotten, refused   └──── the API server is away: wait, twice as long each time
 
 Pods run on while the API server is away; only starts and ends wait for it.
 """
@@ -20,7 +20,7 @@ from typing import Final
 
 from invoker.drivers.kubernetes.client import EXPIRED, Cluster, PodEvent
 from invoker.drivers.kubernetes.seen import Seen
-from thaw.errors import ThawError
+from thaw.errors import ThawError, Unavailable
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 
@@ -82,6 +82,8 @@ class PodWatch:
             try:
                 self._follow()
             except ThawError as e:
+                if not isinstance(e, Unavailable):
+                    self._version = ""  # it is refused: the same question would have the same answer for ever
                 if not self.away and not self._stop.is_set():
                     self.away = True
                     self._log.event("cluster_away", error=e.message)
@@ -93,8 +95,9 @@ class PodWatch:
     def _follow(self) -> None:
         """Returns when the stream ends."""
         if not self._version:
-            pods, self._version = self._cluster.list(self._selector)
+            pods, version = self._cluster.list(self._selector)
             self._again(pods)
+            self._version = version  # not before: what _again did not finish is read again
         events = self._cluster.watch(self._selector, self._version)
         if self._stop.is_set():
             self._cluster.end_watch()  # stop() was earlier than the stream

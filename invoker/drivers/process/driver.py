@@ -203,9 +203,10 @@ class ProcessDriver:
         self._owned.write(handle, owned.labels)
         self._watch(handle, forked=False)
 
-    def end(self, owned: Owned) -> None:
-        _stop_unwatched(owned.handle)
-        self.remove(owned.handle)
+    def end(self, owned: Sequence[Owned]) -> None:
+        for one in owned:
+            _stop_unwatched(one.handle)
+            self.remove(one.handle)
 
     def close(self) -> None:
         self._exits.close()
