@@ -38,7 +38,7 @@ _ALLOWED_HEADERS: Final = (
     "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent, Last-Event-ID, X-Thaw-Resumable"
 )
 _INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
-_ALWAYS_ANSWERED: Final = ("/health", "/metrics")
+_ALWAYS_ANSWERED: Final = ("/health", "/live", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
 _MOST: Final = 2**53 - 1

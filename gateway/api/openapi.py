@@ -105,7 +105,13 @@ _PREFIXES: Final = {
     "properties": {"prefixes": {"type": "array", "minItems": 1, "items": _TEXT}},
 }
 
-_OPEN: Final = {"/": "the installation", "/api/v1": "the API", "/health": "ready to serve?", "/metrics": "Prometheus"}
+_OPEN: Final = {
+    "/": "the installation",
+    "/api/v1": "the API",
+    "/health": "ready to serve?",
+    "/live": "alive?",
+    "/metrics": "Prometheus",
+}
 """What needs no key."""
 _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/namespaces", "the key's namespace", [], None),

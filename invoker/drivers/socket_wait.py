@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import socket
@@ -110,8 +111,9 @@ def _connected(path: str) -> socket.socket | None:
 def _inotify(path: str, mask: int = _IN_CREATE | _IN_MOVED_TO) -> int:
     fd: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(path), mask) < 0:
-        reason = os.strerror(ctypes.get_errno())
+        error = ctypes.get_errno()
         if fd >= 0:
             os.close(fd)
-        raise PlatformError(f"cannot watch {path}: {reason}")
+        hint = "raise fs.inotify.max_user_instances" if error == errno.EMFILE else ""
+        raise PlatformError(f"cannot watch {path}: {os.strerror(error)}", hint=hint)
     return fd

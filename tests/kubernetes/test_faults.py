@@ -161,6 +161,34 @@ def test_a_host_that_is_no_pod_and_has_no_kubeconfig_says_so(run_dir: Path) -> N
         make_driver(DriverContext(settings, run_dir, Log("test")))
 
 
+def test_a_container_that_cannot_be_made_is_not_blamed_on_its_image(
+    cluster: FakeCluster, driver: KubernetesDriver
+) -> None:
+    cluster.kubelet.trouble = {"reason": "CreateContainerError", "message": "context deadline exceeded"}
+    with pytest.raises(PlatformError, match="cannot start the container: context deadline exceeded") as failed:
+        driver.start(driver.create(spec()), spec())
+    assert failed.value.hint == "kubectl describe pod thaw-one"
+
+
+def test_a_start_for_which_no_inotify_is_left_fails_at_once(
+    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    def none_left(*_: object) -> socket.socket:
+        nonlocal tries
+        tries += 1
+        raise PlatformError("cannot watch the directory: Too many open files")
+
+    monkeypatch.setattr(running, "wait_socket_until", none_left)
+    cluster.kubelet.before_running = lambda name: cluster.api.wait_request(lambda r: r.method == "DELETE")
+    handle = driver.create(spec())
+    with pytest.raises(PlatformError, match="Too many open files"):
+        driver.start(handle, spec())
+    driver.remove(handle)
+    assert tries < 5
+
+
 def test_a_start_that_is_given_up_ends_its_wait(cluster: FakeCluster, driver: KubernetesDriver) -> None:
     cluster.kubelet.unplaced = "no room"
     handle = driver.create(spec())

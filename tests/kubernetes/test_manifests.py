@@ -96,6 +96,12 @@ def test_selectors_find_the_pods_that_they_mean() -> None:
     assert named("PodDisruptionBudget", "gateway")["spec"]["selector"]["matchLabels"] == labels["gateway"]
 
 
+def test_gateways_outlive_an_absence_of_the_state_server() -> None:
+    (gateway,) = named("Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    assert gateway["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert gateway["livenessProbe"]["httpGet"]["path"] == "/live"
+
+
 def test_functions_have_no_network_at_all() -> None:
     policy = named("NetworkPolicy", "functions")["spec"]
     assert policy["podSelector"] == {"matchLabels": {APP_LABEL: APP}}

@@ -25,6 +25,7 @@ from invoker.drivers.kubernetes.claimants import Claimants
 from invoker.drivers.kubernetes.client import CALL_S, Cluster, PodEvent
 from invoker.drivers.kubernetes.container import Container
 from invoker.drivers.kubernetes.later import Later
+from invoker.drivers.kubernetes.log_watch import LogWatch
 from invoker.drivers.kubernetes.logs import PodLogs, log_path
 from invoker.drivers.kubernetes.patience import Patience
 from invoker.drivers.kubernetes.place import Place, find_place
@@ -64,6 +65,7 @@ class KubernetesDriver:
         self._lock = threading.Lock()
         self._containers: dict[str, Container] = {}
         self._later = Later(log)  # deletions
+        self._log_watch = LogWatch()
         self._relays = RelaySockets(run_dir / "relays", log)
         self._watch = PodWatch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
@@ -274,6 +276,7 @@ class KubernetesDriver:
             self._containers.clear()
         for container in containers:
             container.close()
+        self._log_watch.close()
         self._relays.close()
         self._cluster.close()
 
@@ -412,7 +415,7 @@ class KubernetesDriver:
             return None
         path = log_path(self._place.pod_logs, self._place.namespace, pod.name, pod.uid, pod_spec.CONTAINER_NAME)
         try:
-            return PodLogs(path, container.handle, only_new=only_new)
+            return PodLogs(self._log_watch, path, container.handle, only_new=only_new)
         except OSError as e:
             self._log.event("logs_not_followed", container_id=container.handle.container_id, error=str(e))
             return None

@@ -7,7 +7,6 @@ does not.  When the file is long the kubelet renames it and has the runtime begi
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import threading
@@ -19,13 +18,11 @@ from typing import Final
 
 from invoker.drivers import log_files
 from invoker.drivers.base import Handle
+from invoker.drivers.kubernetes.log_watch import LogWatch
 
-_IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
 _READ_BYTES: Final = 1 << 18
 _LONGEST_LINE: Final = 1 << 20  # the runtime cuts lines at 16 KiB
 _JOIN_S: Final = 5.0
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def log_path(root: Path, namespace: str, pod: str, uid: str, container: str) -> Path:
@@ -45,17 +42,20 @@ def pieces(data: bytes) -> Iterator[tuple[str, bytes]]:
 class PodLogs:
     """One thread that copies until the container has ended.  ``only_new`` leaves out what is there already."""
 
-    def __init__(self, path: Path, handle: Handle, *, only_new: bool = False) -> None:
+    def __init__(self, watch: LogWatch, path: Path, handle: Handle, *, only_new: bool = False) -> None:
         """Raises OSError when the node's directory cannot be read."""
-        self._path, self._handle = path, handle
+        self._watch, self._path, self._handle = watch, path, handle
         self._ending = os.eventfd(0, os.EFD_CLOEXEC)
-        self._ended = False
+        self._changed = os.eventfd(0, os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._closed = self._ended = False
         self._grown = threading.Condition()
         self._part = b""
         with ExitStack() as undo:
-            undo.callback(os.close, self._ending)
-            self._watch = _watch(path.parent)
-            undo.callback(os.close, self._watch)
+            for fd in (self._ending, self._changed):
+                undo.callback(os.close, fd)
+            self._watched = watch.watch(path.parent, self._changed)
+            undo.callback(watch.forget, self._watched)
             self._source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if only_new:
                 os.lseek(self._source, 0, os.SEEK_END)
@@ -65,7 +65,9 @@ class PodLogs:
 
     def wait_ended(self, deadline_s: float) -> None:
         """The container has ended: wait until its last line is in the files."""
-        os.eventfd_write(self._ending, 1)
+        with self._lock:
+            if not self._closed:  # else its number may be another file's
+                os.eventfd_write(self._ending, 1)
         self._thread.join(deadline_s)
 
     def wait_grown(self, cursors: tuple[int, int], deadline_s: float) -> bool:
@@ -76,13 +78,17 @@ class PodLogs:
 
     def close(self) -> None:
         self.wait_ended(_JOIN_S)
-        if not self._thread.is_alive():
-            for fd in (self._ending, self._watch, self._source):
+        with self._lock:
+            if self._closed or self._thread.is_alive():
+                return
+            self._closed = True
+            self._watch.forget(self._watched)
+            for fd in (self._ending, self._changed, self._source):
                 os.close(fd)
 
     def _run(self) -> None:
         poll = select.poll()
-        poll.register(self._watch, select.POLLIN)
+        poll.register(self._changed, select.POLLIN)
         poll.register(self._ending, select.POLLIN)
         try:
             with self._handle.stdout.open("ab", buffering=0) as out, self._handle.stderr.open("ab", buffering=0) as err:
@@ -91,10 +97,10 @@ class PodLogs:
                 while not ending:
                     ready = [fd for fd, _ in poll.poll()]
                     ending = self._ending in ready
-                    if self._watch in ready:
-                        os.read(self._watch, 65536)
+                    if self._changed in ready:
+                        os.eventfd_read(self._changed)
                     self._copy(out, err)
-                    if self._renamed():
+                    if self._renamed(out, err):
                         self._copy(out, err)
         finally:
             with self._grown:
@@ -111,8 +117,8 @@ class PodLogs:
             with self._grown:
                 self._grown.notify_all()
 
-    def _renamed(self) -> bool:
-        """Go on with the file that has the name now, if that is another one."""
+    def _renamed(self, out: FileIO, err: FileIO) -> bool:
+        """Go on with the file that has the name now, if that is another one and the old one has been read."""
         try:
             newer = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -120,17 +126,7 @@ class PodLogs:
         if os.path.sameopenfile(newer, self._source):
             os.close(newer)
             return False
+        self._copy(out, err)  # what was written between our last look and the new name
         os.dup2(newer, self._source, inheritable=False)
         os.close(newer)
         return True
-
-
-def _watch(directory: Path) -> int:
-    fd: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    mask = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO
-    if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), mask) < 0:
-        error = ctypes.get_errno()
-        if fd >= 0:
-            os.close(fd)
-        raise OSError(error, os.strerror(error), str(directory))
-    return fd

@@ -52,7 +52,7 @@ def _await_running(
             reason = pod.ended.reason if pod.ended is not None else "its pod was deleted"
             raise Unavailable(f"the cluster did not start the container: {reason}")
         if pod.trouble:
-            raise PlatformError(pod.trouble, hint="push the image to where the cluster's nodes pull from")
+            raise PlatformError(pod.trouble, hint=_hint(pod))
         if container.cancelled:
             raise WorkerLost("the start was given up")
         if fetchd_gone.poll(0):
@@ -60,26 +60,36 @@ def _await_running(
         until = deadline if pod.node else placed_by
         if time.monotonic() >= until:
             raise Unavailable(_why_not_yet(pod, node), hint=f"kubectl describe pod {pod.name}")
-        if _socket_is_there(container, changed.fileno(), until - time.monotonic()):
+        if _socket_is_there(container, changed.fileno(), until):
             return
 
 
-def _socket_is_there(container: Container, changed_fd: int, wait_s: float) -> bool:
-    """False when the pod has changed, the start was given up, or ``wait_s`` is over."""
+def _socket_is_there(container: Container, changed_fd: int, until: float) -> bool:
+    """False when the pod has changed, the start was given up, or it is ``until``.  Raises PlatformError when the
+    socket's directory cannot be watched."""
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(container.moved_fd)
     pod = container.pod
     if pod is None or pod.running or pod.ended or pod.trouble or container.over.is_set():
         return False  # it changed before we began to wait
-    with contextlib.suppress(PlatformError):
+    try:
         path = container.handle.socket_path
-        wait_socket_until(path, changed_fd, wait_s, container.cancelled_fd).close()
-        return True
-    return False
+        wait_socket_until(path, changed_fd, until - time.monotonic(), container.cancelled_fd).close()
+    except PlatformError as e:
+        if not isinstance(e, WorkerLost) and time.monotonic() < until:
+            raise
+        return False
+    return True
 
 
 def _without_fetchd() -> Unavailable:
     return Unavailable("fetchd ended while the container was being made", hint="the start is tried again")
+
+
+def _hint(pod: Seen) -> str:
+    return (
+        "push the image to where the cluster's nodes pull from" if pod.no_image else f"kubectl describe pod {pod.name}"
+    )
 
 
 def _why_not_yet(pod: Seen, node: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from invoker.drivers.kubernetes.spec import CLAIMANT, CONTAINER, CONTAINER_NAME, KIND, OWNER, ROLE
 
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "RegistryUnavailable"})
+_NOT_THERE: Final = "ErrImageNeverPull"
 _NOT_MADE: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PostStartHookError"}
 )
@@ -40,9 +41,9 @@ class Ended:
 class Seen:
     """``version`` is the object's resourceVersion.
 
-    ``trouble`` says why the node cannot start the container, ``unplaced`` why the cluster's scheduler has not bound
-    the pod (it may do so later); both are empty while there is no such reason.  ``claimant`` is the invoker process
-    that has taken the stem cell, ``memory_bytes`` the container's limit.
+    ``trouble`` says why the node cannot start the container (``no_image``: for want of its image), ``unplaced`` why the
+    cluster's scheduler has not bound the pod (it may do so later); both are empty while there is no such reason.
+    ``claimant`` is the invoker process that has the pod, ``memory_bytes`` the container's limit.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Seen:
     running: bool = False
     ended: Ended | None = None
     trouble: str = ""
+    no_image: bool = False
     unplaced: str = ""
     claimant: str = ""
     deleting: bool = False
@@ -78,6 +80,7 @@ def seen(pod: Mapping[str, Any]) -> Seen:
         running="running" in state,
         ended=_ended(spec, status, state),
         trouble=_trouble(spec, state.get("waiting") or {}),
+        no_image=(state.get("waiting") or {}).get("reason") in _NO_IMAGE | {_NOT_THERE},
         unplaced=_unplaced(status),
         claimant=str(annotations.get(CLAIMANT, "")),
         deleting=bool(meta.get("deletionTimestamp")),
@@ -117,7 +120,7 @@ def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], state: Mapping[st
 def _trouble(spec: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
     reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
     image = _container(spec).get("image", "")
-    if reason == "ErrImageNeverPull":
+    if reason == _NOT_THERE:
         return f"the image {image} is not on this node"
     if reason in _NO_IMAGE:
         return _sentence(f"the node cannot pull the image {image}", message or reason)
