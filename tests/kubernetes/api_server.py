@@ -248,7 +248,7 @@ class ApiServer:
         if sub:
             for container in body["spec"]["containers"]:
                 own = next(c for c in pod["spec"]["containers"] if c["name"] == container["name"])
-                own["resources"] = container["resources"]
+                _merge(own["resources"], container["resources"])
         else:
             _merge(pod, body)
         return self._put("MODIFIED", name)

@@ -2,7 +2,8 @@
 
 It binds pods to itself, starts them, writes their output in the CRI's format, reports how they end, and ends them when
 their pod is deleted: SIGTERM, SIGKILL when the grace period is over, and some time later the object goes.  ``trouble`` makes it report
-that a container cannot be started, ``placed`` keeps the cluster's scheduler from binding pods.
+that a container cannot be started, ``unresized`` that it cannot have other limits; ``unplaced`` keeps the cluster's
+scheduler from binding pods.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class _Container:
     uid: str
     process: subprocess.Popen[bytes] | None = None
     deleting: bool = False
+    resources: dict[str, Any] = field(default_factory=dict)
     how: dict[str, Any] = field(default_factory=dict)  # what else its end says
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -45,6 +47,8 @@ class Kubelet:
         self.trouble: dict[str, str] = {}
         self.unplaced = ""
         self.before_running: Callable[[str], None] = lambda name: None
+        self.unresized: dict[str, str] = {}
+        self.before_resizing: Callable[[], None] = lambda: None
         self._containers: dict[str, _Container] = {}
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._scratch = tempfile.TemporaryDirectory(prefix="thaw-kubelet-")
@@ -98,9 +102,12 @@ class Kubelet:
                 self._added(name, event.pod)
             elif event.kind == "MODIFIED" and "deletionTimestamp" in metadata:
                 self._deleted(name, metadata["deletionGracePeriodSeconds"])
+            elif event.kind == "MODIFIED":
+                self._resized(name, event.pod["spec"]["containers"][0]["resources"])
 
     def _added(self, name: str, pod: dict[str, Any]) -> None:
         container = self._containers[name] = _Container(name, pod["metadata"]["uid"])
+        container.resources = pod["spec"]["containers"][0]["resources"]
         if self.unplaced:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.unplaced}
             self._report(name, {"phase": "Pending", "conditions": [condition]})
@@ -120,6 +127,17 @@ class Kubelet:
         thread = threading.Thread(target=self._follow, args=(container, container.process), daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _resized(self, name: str, wanted: dict[str, Any]) -> None:
+        container = self._containers[name]
+        if container.process is None or wanted == container.resources:
+            return
+        self.before_resizing()
+        container.resources = wanted
+        if self.unresized:
+            self._report(name, {"conditions": [{"type": "PodResizePending", "status": "True", **self.unresized}]})
+        else:
+            self._report(name, {}, {"running": {"startedAt": STAMP.decode()}})
 
     def _deleted(self, name: str, grace_s: int) -> None:
         container = self._containers[name]
@@ -196,7 +214,8 @@ class Kubelet:
         def change(pod: dict[str, Any]) -> None:
             pod["status"] = {**pod["status"], **status}
             if state is not None:
-                pod["status"]["containerStatuses"] = [{"name": "function", "state": state}]
+                granted = self._containers[name].resources
+                pod["status"]["containerStatuses"] = [{"name": "function", "state": state, "resources": granted}]
 
         self.api.change(name, change)
 

@@ -401,41 +401,6 @@ def test_nothing_is_asked_while_nothing_happens(cluster: FakeCluster, driver: Ku
     assert len(cluster.api.requests) == before
 
 
-def test_a_cluster_that_cannot_resize_keeps_a_limit_that_is_large_enough(
-    cluster: FakeCluster, driver: KubernetesDriver
-) -> None:
-    cluster.api.can_resize = False
-    waiting = up(driver, cell())
-    driver.limit(waiting, 1.0, 128 << 20)
-    with pytest.raises(PlatformError, match="the stem cell's memory cannot grow"):
-        driver.limit(waiting, 1.0, 8 << 30)
-
-
-def test_lines_are_told_apart_by_stream_and_survive_a_rotation(
-    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = up(driver, spec())
-    kubelet = cluster.kubelet
-    kubelet.log("thaw-one", "stdout", "P", "a long ")
-    kubelet.log("thaw-one", "stdout", "F", "line")
-    kubelet.log("thaw-one", "stderr", "F", "an error")
-    kubelet.rotate("thaw-one")
-    kubelet.log("thaw-one", "stdout", "F", "after it")
-    wanted = b"up\na long line\nafter it\n"
-    size = len(wanted) - 1
-    assert driver.more_logs(handle, (size, 1 << 20), WAIT_S)
-    assert driver.logs(handle, "stdout", 0).data == wanted
-    assert driver.logs(handle, "stderr", 0).data == b"an error\n"
-
-
-def test_a_node_whose_logs_cannot_be_read_still_runs_functions(cluster: FakeCluster, run_dir: Path) -> None:
-    driver = cluster.driver(run_dir, pod_logs=Path("/nonexistent"))
-    handle = up(driver, spec())
-    assert driver.logs(handle, "stdout", 0).data == b""
-    driver.remove(handle)
-    driver.close()
-
-
 def test_a_container_that_puts_a_link_in_its_sockets_place_is_refused(
     cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

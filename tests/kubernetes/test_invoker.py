@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_a_start_whose_stem_cell_has_just_gone_removes_what_is_left_of_it(
         record = host.ready()
         assert record.start_mode is StartMode.COLD
         assert not handle.directory.exists()
+
+
+def test_a_start_whose_stem_cell_cannot_have_its_memory_makes_a_pod(
+    cluster: FakeCluster, valkey_url: str, run_dir: Path
+) -> None:
+    cluster.kubelet.unresized = {"reason": "Infeasible", "message": "too little"}
+    with host_in(cluster, valkey_url, run_dir) as host:
+        cells, driver = host.agent.cells, host.agent.driver
+        assert isinstance(driver, KubernetesDriver)
+        driver._limits = replace(driver._limits, default_memory_mb=64)  # of a stem cell; the function has 128
+        cells.set_target(KIND_PYTHON, 1)
+        until(lambda: bool(cells.view()))
+        cell_id = cells.view()[0].cell_id
+        record = host.ready()
+        assert record.start_mode is StartMode.COLD
+        assert host.run(record.instance_id, {}) == (200, {"ok": True})
+        assert f"thaw-{cell_id}" not in cluster.api.left()
 
 
 def test_an_image_that_cannot_be_pulled_is_the_starts_error(

@@ -30,6 +30,7 @@ from invoker.drivers.kubernetes.logs import PodLogs, log_path
 from invoker.drivers.kubernetes.patience import Patience
 from invoker.drivers.kubernetes.place import Place, find_place
 from invoker.drivers.kubernetes.pods import Left, Pods
+from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts
@@ -38,7 +39,7 @@ from invoker.drivers.ownership import OwnedContainers, find_by_socket
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
 from thaw.action import KIND_LLM
-from thaw.errors import PlatformError, Unavailable, WorkerLost
+from thaw.errors import PlatformError, WorkerLost
 from thaw.host import name_on_machine
 from thaw.logs import Log
 
@@ -151,18 +152,14 @@ class KubernetesDriver:
         container = self._get(handle)
         request = self._place.request_mb[handle.kind] << 20
         bounds = pod_spec.resources(share, memory_bytes, self._limits, request)
-        body = {"spec": {"containers": [{"name": pod_spec.CONTAINER_NAME, "resources": bounds}]}}
         name, deadline = pod_spec.pod_name(handle.container_id), time.monotonic() + self._place.start_s
-        try:
-            self._patience.call(lambda: self._cluster.resize(name, body), deadline, container)
-        except Unavailable:
-            raise
-        except PlatformError as e:  # a cluster before 1.33, or one that never takes memory away
-            has = container.pod.memory_bytes if container.pod is not None else 0
-            if memory_bytes > has:
-                hint = "Kubernetes 1.33 can, or set THAW_STEM_CELLS=off"
-                raise PlatformError(f"the stem cell's memory cannot grow: {e.message}", hint=hint) from e
-            self._log.event("limit_not_applied", container_id=handle.container_id, error=e.message)
+
+        def send(wanted: Resources) -> Seen:
+            body = {"spec": {"containers": [{"name": pod_spec.CONTAINER_NAME, "resources": wanted}]}}
+            return self._patience.call(lambda: self._cluster.resize(name, body), deadline, container)
+
+        if why_not := resize(send, container, bounds):
+            self._log.event("limit_not_applied", container_id=handle.container_id, error=why_not)
 
     def relay_address(self, address: str) -> str:
         return self._relays.inside(address, str(self._relays.directory.absolute()))
@@ -360,8 +357,12 @@ class KubernetesDriver:
     def _take(self, event: PodEvent) -> None:
         with self._lock:
             container = self._containers.get(event.pod.container_id) if event.pod is not None else None
-        ended = container.see(event) if container is not None else None
-        if container is not None and ended is not None:
+        if container is None:
+            return
+        if event.pod is not None and event.pod.unresized and not (container.pod and container.pod.unresized):
+            self._log.event("limit_not_applied", container_id=event.pod.container_id, error=event.pod.unresized)
+        ended = container.see(event)
+        if ended is not None:
             self._ended(container, ended)
 
     def _again(self, pods: Sequence[Seen]) -> None:

@@ -43,7 +43,8 @@ class Seen:
 
     ``trouble`` says why the node cannot start the container (``no_image``: for want of its image), ``unplaced`` why the
     cluster's scheduler has not bound the pod (it may do so later); both are empty while there is no such reason.
-    ``claimant`` is the invoker process that has the pod, ``memory_bytes`` the container's limit.
+    ``claimant`` is the invoker process that has the pod, ``memory_bytes`` the container's limit as it is wanted,
+    ``granted_bytes`` as the node has granted it (0: it has not said so), ``unresized`` why it has not.
     """
 
     name: str
@@ -62,12 +63,14 @@ class Seen:
     claimant: str = ""
     deleting: bool = False
     memory_bytes: int = 0
+    granted_bytes: int = 0
+    unresized: str = ""
 
 
 def seen(pod: Mapping[str, Any]) -> Seen:
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
-    state = _container_state(status)
+    state = _container_status(status).get("state") or {}
     return Seen(
         str(meta["name"]),
         str(meta.get("uid", "")),
@@ -84,7 +87,9 @@ def seen(pod: Mapping[str, Any]) -> Seen:
         unplaced=_unplaced(status),
         claimant=str(annotations.get(CLAIMANT, "")),
         deleting=bool(meta.get("deletionTimestamp")),
-        memory_bytes=_memory_limit(spec),
+        memory_bytes=_memory_limit(_container(spec)),
+        granted_bytes=_memory_limit(_container_status(status)),
+        unresized=_unresized(status),
     )
 
 
@@ -97,10 +102,9 @@ def quantity_bytes(text: str) -> int:
         return 0
 
 
-def _container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _container_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
     statuses: Sequence[Mapping[str, Any]] = status.get("containerStatuses") or []
-    found = next((s for s in statuses if s.get("name") == CONTAINER_NAME), {})
-    return found.get("state") or {}
+    return next((s for s in statuses if s.get("name") == CONTAINER_NAME), {})
 
 
 def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], state: Mapping[str, Any]) -> Ended | None:
@@ -111,7 +115,7 @@ def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], state: Mapping[st
     out_of_memory = terminated.get("reason") == "OOMKilled"
     reason = pod_reason
     if out_of_memory:
-        reason = f"out of memory: its limit is {_memory_limit(spec) >> 20} MiB"
+        reason = f"out of memory: its limit is {_memory_limit(_container(spec)) >> 20} MiB"
     elif not reason and terminated.get("reason", "") not in _NOT_NAMED:
         reason = _sentence(terminated.get("reason"), terminated.get("message"))
     return Ended(int(terminated.get("exitCode", 0)), reason, out_of_memory)
@@ -135,8 +139,18 @@ def _unplaced(status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _memory_limit(spec: Mapping[str, Any]) -> int:
-    limits = (_container(spec).get("resources") or {}).get("limits") or {}
+def _unresized(status: Mapping[str, Any]) -> str:
+    """A condition since 1.33, before that a word."""
+    conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or []
+    for condition in conditions:
+        if condition.get("type") == "PodResizePending" and condition.get("status") == "True":
+            return _sentence(condition.get("reason"), condition.get("message"))
+    said = str(status.get("resize") or "")
+    return said if said in ("Deferred", "Infeasible") else ""
+
+
+def _memory_limit(container: Mapping[str, Any]) -> int:
+    limits = (container.get("resources") or {}).get("limits") or {}
     return quantity_bytes(str(limits.get("memory", "")))
 
 
