@@ -183,7 +183,7 @@ class Starting:
         cell, handle = placement
         if handle is not None and self._claimed(handle) and self._bounded(handle) and self._granted(handle):
             self._take(handle, StartMode.PREWARMED)
-            return self._connect(handle)
+            return self._connect(handle).socket_path
         descriptor_socket = self._descriptor_socket() if self._plan.model is not None else ""
         if cell is not None and cell.shared:
             try:
@@ -277,12 +277,12 @@ class Starting:
         self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
         if fork:
             driver.limit(handle, self._stage.share, self._memory_bytes())
-        path = self._connect(handle)
+        handle = self._connect(handle)
         self._spent = self._evidence.answered(handle.pid)
-        return path
+        return handle.socket_path
 
-    def _connect(self, handle: Handle) -> str:
-        """The path of the container's socket, which answers now."""
+    def _connect(self, handle: Handle) -> Handle:
+        """The container, whose socket answers now."""
         try:
             return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
         except WorkerLost as e:

@@ -136,10 +136,12 @@ class SharedCell(Protocol):
 
 
 class Driver(Protocol):
-    """``zygote`` is the shared stem cell of llm kinds.  Without one, each stem cell is a container of its own."""
+    """``zygote`` is the shared stem cell of llm kinds.  Without one, each stem cell is a container of its own.
+    ``whole_devices``: an llm container has its accelerator to itself; one that waited would keep it from all others."""
 
     name: str
     share: str  # "enforced" | "none"
+    whole_devices: bool
 
     @property
     def zygote(self) -> SharedCell | None: ...
@@ -158,9 +160,9 @@ class Driver(Protocol):
         """The same handle, with the process that was started.  Raises PlatformError."""
         ...
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
-        """The path of the container's socket, once it takes connections.  Raises InitFailed when the process ends
-        first, PlatformError at the deadline."""
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
+        """Wait until the container's socket takes connections.  The same handle, with the process that answers, which a
+        driver may not know before.  Raises WorkerLost when the process ends first, PlatformError at the deadline."""
         ...
 
     def claim(self, handle: Handle) -> bool:

@@ -96,9 +96,7 @@ def spec(container_id: str = "one", **labels: str) -> Spec:
 
 
 def up(driver: Driver, wanted: Spec) -> Handle:
-    handle = driver.start(driver.create(wanted), wanted)
-    driver.connect(handle, deadline_s=WAIT_S)
-    return handle
+    return driver.connect(driver.start(driver.create(wanted), wanted), deadline_s=WAIT_S)
 
 
 def health(handle: Handle, deadline_s: float = WAIT_S) -> int:

@@ -54,6 +54,4 @@ def runs(monkeypatch: pytest.MonkeyPatch, code: str = LISTENS) -> None:
 
 
 def up(driver: Driver, wanted: Spec) -> Handle:
-    handle = driver.start(driver.create(wanted), wanted)
-    driver.connect(handle, deadline_s=WAIT_S)
-    return handle
+    return driver.connect(driver.start(driver.create(wanted), wanted), deadline_s=WAIT_S)

@@ -83,6 +83,10 @@ class Kubelet:
     def log(self, name: str, stream: str, tag: str, text: str) -> None:
         self._write(self._containers[name], stream, tag, text.encode())
 
+    def pid(self, name: str) -> int:
+        process = self._containers[name].process
+        return process.pid if process is not None else 0
+
     def close(self) -> None:
         """Leaves no process."""
         self._events.put(None)

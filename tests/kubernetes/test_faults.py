@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from invoker.drivers import ownership
 from invoker.drivers.base import DriverContext, Exit
 from invoker.drivers.kubernetes import driver as kubernetes_driver
 from invoker.drivers.kubernetes import running
@@ -21,7 +22,7 @@ from invoker.drivers.socket_wait import listens
 from invoker.settings import InvokerSettings
 from tests.kubernetes.api_server import Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import WAIT_S, Ends, cell, runs, spec, up
+from tests.kubernetes.helpers import LISTENS, WAIT_S, Ends, cell, runs, spec, up
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, Unavailable, WorkerLost
 from thaw.logs import Log
@@ -374,6 +375,21 @@ def test_a_pod_of_another_host_with_the_same_name_is_left_alone(
     other.close()
 
 
+def test_the_process_of_a_container_that_starts_slowly_is_known_when_it_answers(
+    cluster: FakeCluster, driver: KubernetesDriver, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment is another user's, which an invoker may not read."""
+    monkeypatch.setattr(ownership, "_started_for", lambda path: pytest.fail("read the environment of all processes"))
+    runs(monkeypatch, "import time; time.sleep(0.3)\n" + LISTENS)
+    driver.create(spec("begun"))
+    driver.list_owned()
+    handle = up(driver, spec())
+    assert handle.pid == cluster.kubelet.pid("thaw-one")
+    assert driver.stats(handle).rss_bytes > 1 << 20
+    driver.relabel(handle, {"role": "instance"})
+    assert f'"pid":{handle.pid}' in (handle.directory / "owner.json").read_text().replace(" ", "")
+
+
 # requests and logs ---------------------------------------------------------------------------------------------------
 
 
@@ -390,7 +406,7 @@ def test_a_start_costs_one_write_and_a_claimed_one_two(cluster: FakeCluster, dri
         ("PATCH", "resize"),
     ]
     limits = cluster.api.pods()["thaw-cell"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"cpu": "1000m", "memory": str(128 << 20)}
+    assert limits == {"cpu": "1000m", "memory": str(128 << 20), "ephemeral-storage": "1Gi"}
 
 
 def test_nothing_is_asked_while_nothing_happens(cluster: FakeCluster, driver: KubernetesDriver) -> None:

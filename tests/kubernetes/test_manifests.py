@@ -96,6 +96,10 @@ def test_selectors_find_the_pods_that_they_mean() -> None:
     assert named("PodDisruptionBudget", "gateway")["spec"]["selector"]["matchLabels"] == labels["gateway"]
 
 
+def test_a_cluster_that_restricts_pods_lets_a_nodes_directories_into_this_namespace() -> None:
+    assert named("Namespace", "thaw")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
 def test_gateways_outlive_an_absence_of_the_state_server() -> None:
     (gateway,) = named("Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
     assert gateway["readinessProbe"]["httpGet"]["path"] == "/health"

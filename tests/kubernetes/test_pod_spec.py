@@ -65,6 +65,13 @@ def test_only_its_own_directory_is_writable_and_relays_are_for_llm_pods() -> Non
     assert set(mounts(KIND_PYTHON)) == {"/tmp", "/run/thaw/c/12/io", "/run/thaw/doors/i.sock"}
 
 
+def test_what_a_container_can_write_to_its_nodes_disk_is_bounded() -> None:
+    container = made(Spec("i", KIND_PYTHON))["spec"]["containers"][0]
+    assert container["resources"]["limits"]["ephemeral-storage"] == "1Gi"
+    assert container["resources"]["requests"]["ephemeral-storage"] == "16Mi"  # else the limit, counted in full
+    assert container["terminationMessagePath"].startswith("/root/")
+
+
 def test_a_pod_is_deleted_with_what_made_the_invokers_pod_and_not_with_that_pod() -> None:
     (reference,) = made(Spec("i", KIND_PYTHON), owner=DAEMON_SET)["metadata"]["ownerReferences"]
     assert (reference["kind"], reference["name"], reference["uid"]) == ("DaemonSet", "thaw-node", "u-1")

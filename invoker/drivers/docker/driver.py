@@ -66,6 +66,7 @@ class Images:
 class DockerDriver:
     name = "docker"
     share = "enforced"
+    whole_devices = False
     zygote = None  # each stem cell is a container
 
     def __init__(
@@ -154,11 +155,11 @@ class DockerDriver:
             self._ended(container, early[0] if early is not None else seen.exit_code)
         return started
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         container = self._get(handle)
         wait_socket_until(handle.socket_path, container.ended_fd, deadline_s, container.cancelled_fd).close()
         io_directory.close(handle)
-        return handle.socket_path
+        return handle
 
     def claim(self, handle: Handle) -> bool:
         """No other invoker has its stem cells."""

@@ -35,7 +35,7 @@ from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts
 from invoker.drivers.kubernetes.watch import PodWatch
-from invoker.drivers.ownership import OwnedContainers, find_by_socket
+from invoker.drivers.ownership import OwnedContainers, find_listener, listener
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
 from thaw.action import KIND_LLM
@@ -51,12 +51,13 @@ _LEAST_CALL_S: Final = 1.0
 class KubernetesDriver:
     name = "kubernetes"
     share = "enforced"
+    whole_devices = True
     zygote = None  # each stem cell is a pod
 
     def __init__(self, cluster: Cluster, run_dir: Path, host_id: str, place: Place, limits: Limits, log: Log) -> None:
         """Raises Unavailable when the API server is away, PlatformError when it refuses us."""
         self._cluster, self._place, self._limits, self._log = cluster, place, limits, log
-        self._owned = OwnedContainers(run_dir)
+        self._owned = OwnedContainers(run_dir, by_environment=False)  # a pod's is another user's
         self.owner = pod_spec.owner_label(name_on_machine(host_id, str(run_dir.absolute())))
         self._selector = f"{pod_spec.OWNER}={self.owner}"
         cluster.list(self._selector)
@@ -114,24 +115,24 @@ class KubernetesDriver:
         container.asked = True
         container.note(self._patience.call(lambda: self._pods.make(body), deadline, container))
         await_running(container, self._place.node, deadline, spec.descriptor_socket)
-        pid, ticks = find_by_socket(handle.socket_path)
-        started = replace(handle, pid=pid, start_ticks=ticks)
-        self._write(started, spec.labels)
         logs = self._follow(container, only_new=False)
         with container.lock:
-            container.handle, container.started, container.logs = started, True, logs
+            container.started, container.logs = True, logs
             ended = container.pod.ended if container.pod is not None else None
         if container.gone and ended is None:
             self._gone(container)
         if ended is not None:
             self._ended(container, ended)
-        return started
+        return handle
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         container = self._get(handle)
-        wait_socket_until(handle.socket_path, container.ended_fd, deadline_s, container.cancelled_fd).close()
+        with wait_socket_until(handle.socket_path, container.ended_fd, deadline_s, container.cancelled_fd) as sock:
+            pid, ticks = listener(sock)
         io_directory.close(handle)
-        return handle.socket_path
+        with container.lock:
+            container.handle = replace(container.handle, pid=pid, start_ticks=ticks)
+            return container.handle
 
     def claim(self, handle: Handle) -> bool:
         container = self._get(handle)
@@ -145,8 +146,8 @@ class KubernetesDriver:
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         """An instance's record is longer than a label may be: it is kept beside the container."""
-        self._get(handle)  # raises for a container that has been removed: a file written for it would stay
-        self._write(handle, labels)
+        container = self._get(handle)  # raises for one that has been removed: a file written for it would stay
+        self._write(container.handle, labels)
 
     def limit(self, handle: Handle, share: float, memory_bytes: int) -> None:
         container = self._get(handle)
@@ -218,7 +219,8 @@ class KubernetesDriver:
 
     def stats(self, handle: Handle) -> Stats:
         """Zeros where the node's processes are hidden from this one (no ``hostPID``)."""
-        return Stats(*process_ids.usage(handle.pid)) if handle.pid else Stats(0, 0.0)
+        pid = self._get(handle).handle.pid
+        return Stats(*process_ids.usage(pid)) if pid else Stats(0, 0.0)
 
     # containers of an earlier invoker ------------------------------------------------------------------------------
 
@@ -429,7 +431,7 @@ class KubernetesDriver:
         handle = self._handle(pod.container_id, pod.kind)
         if noted is not None and process_ids.is_alive(noted.handle.pid, noted.handle.start_ticks):
             return replace(handle, pid=noted.handle.pid, start_ticks=noted.handle.start_ticks)
-        pid, ticks = find_by_socket(handle.socket_path)
+        pid, ticks = find_listener(handle.socket_path)
         return replace(handle, pid=pid, start_ticks=ticks)
 
     def _get(self, handle: Handle) -> Container:

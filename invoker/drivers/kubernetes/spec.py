@@ -7,7 +7,10 @@ of the node that have the same paths inside the pod::
     <run_dir>/c/<id>/io/s        the container's socket; the directory is closed to it once the socket is there
     its descriptor socket        from fetchd (llm)
     <run_dir>/relays/            one socket a relay server, read-only (llm)
-    /tmp                         memory, bounded; everything else is read-only
+    /tmp                         memory, bounded
+    /root/termination-log        the node's file, which every container has; no user but root gets into /root
+
+Everything else is read-only.
 
 A pod always has a network.  Nothing in it uses one: a network policy for ``APP_LABEL`` closes it (docs/kubernetes.md).
 """
@@ -36,6 +39,10 @@ STEM_CELL: Final = "stem-cell"
 INSTANCE: Final = "instance"
 
 CONTAINER_NAME: Final = "function"
+_TERMINATION_LOG: Final = "/root/termination-log"
+"""A file of the node's disk that nothing bounds; by default everybody may write it, at /dev/termination-log."""
+_DISK: Final = {"requests": "16Mi", "limits": "1Gi"}
+"""Of its output, which is all that a container can write to its node's disk; one that writes more is evicted."""
 GPU: Final = "nvidia.com/gpu"
 _FIRST_UID: Final = 1 << 20
 _N_UIDS: Final = 1 << 30
@@ -167,6 +174,8 @@ def _container(spec: Spec, asked: Asked) -> dict[str, Any]:
     bounds = resources(spec.share, spec.memory_bytes, asked.limits, asked.request_mb * _MIB)
     if spec.kind == KIND_LLM and not spec.device.startswith("cpu"):
         bounds["limits"][GPU] = "1"
+    for name, amount in _DISK.items():
+        bounds[name]["ephemeral-storage"] = amount
     return {
         "name": CONTAINER_NAME,
         "image": asked.image,
@@ -176,6 +185,7 @@ def _container(spec: Spec, asked: Asked) -> dict[str, Any]:
         "workingDir": SCRATCH,
         "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
         "resources": bounds,
+        "terminationMessagePath": _TERMINATION_LOG,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "privileged": False,

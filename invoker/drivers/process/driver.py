@@ -56,6 +56,7 @@ _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report o
 
 class ProcessDriver:
     name = "process"
+    whole_devices = False
 
     def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log, *, zygote_parent: str = "") -> None:
         self._owned = OwnedContainers(run_dir)
@@ -119,9 +120,9 @@ class ProcessDriver:
         self._watch(started, forked=spec.fork)
         return started
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         wait_socket(handle.socket_path, handle.pid, deadline_s, self._cancelled[handle.container_id]).close()
-        return handle.socket_path
+        return handle
 
     def claim(self, handle: Handle) -> bool:
         """No other invoker has its stem cells."""
