@@ -56,7 +56,7 @@ class Container:
 
     def see(self, event: PodEvent) -> Ended | None:
         """Take news of the pod; return how it ended, if it has."""
-        pod = event.pod
+        pod = event.what
         if pod is None or (self.pod is not None and self.pod.uid != pod.uid):
             return None  # of an earlier pod of this name
         self.note(pod)

@@ -1,8 +1,8 @@
 """Containers as pods of a cluster, on the invoker's own node: hardened, found again by their labels.
 
-The API server is asked to create, claim, limit and delete a pod; everything else is watched (watch.py), and a function
-is reached through a socket in a directory of the node.  So a warm run never passes the cluster, and goes on while
-the API server is away; a start waits for it.
+The API server is asked to create, claim, limit and delete a pod; everything else is watched
+(thaw/kubernetes/watch.py), and a function is reached through a socket in a directory of the node.  So a warm run never
+passes the cluster, and goes on while the API server is away; a start waits for it.
 
 A stem cell belongs to whoever claims it first: two invokers have the same pods while one replaces the other.
 """
@@ -22,7 +22,7 @@ from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, S
 from invoker.drivers.confined import Limits
 from invoker.drivers.kubernetes import spec as pod_spec
 from invoker.drivers.kubernetes.claimants import Claimants
-from invoker.drivers.kubernetes.client import CALL_S, Cluster, PodEvent
+from invoker.drivers.kubernetes.client import Cluster, PodEvent
 from invoker.drivers.kubernetes.container import Container
 from invoker.drivers.kubernetes.later import Later
 from invoker.drivers.kubernetes.log_watch import LogWatch
@@ -34,13 +34,14 @@ from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts
-from invoker.drivers.kubernetes.watch import PodWatch
 from invoker.drivers.ownership import OwnedContainers, find_listener, listener
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
 from thaw.action import KIND_LLM
 from thaw.errors import PlatformError, WorkerLost
 from thaw.host import name_on_machine
+from thaw.kubernetes.api import CALL_S, Event
+from thaw.kubernetes.watch import Watch
 from thaw.logs import Log
 
 _KILLED_S: Final = 10.0  # from SIGKILL to the node's report of the end, memory of gigabytes included
@@ -69,7 +70,7 @@ class KubernetesDriver:
         self._later = Later(log)  # deletions
         self._log_watch = LogWatch()
         self._relays = RelaySockets(run_dir / "relays", log)
-        self._watch = PodWatch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
+        self._watch = Watch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
 
     @classmethod
@@ -358,11 +359,11 @@ class KubernetesDriver:
 
     def _take(self, event: PodEvent) -> None:
         with self._lock:
-            container = self._containers.get(event.pod.container_id) if event.pod is not None else None
+            container = self._containers.get(event.what.container_id) if event.what is not None else None
         if container is None:
             return
-        if event.pod is not None and event.pod.unresized and not (container.pod and container.pod.unresized):
-            self._log.event("limit_not_applied", container_id=event.pod.container_id, error=event.pod.unresized)
+        if event.what is not None and event.what.unresized and not (container.pod and container.pod.unresized):
+            self._log.event("limit_not_applied", container_id=event.what.container_id, error=event.what.unresized)
         ended = container.see(event)
         if ended is not None:
             self._ended(container, ended)
@@ -370,7 +371,7 @@ class KubernetesDriver:
     def _again(self, pods: Sequence[Seen]) -> None:
         """Events were missed: what is not in the list has probably ended meanwhile."""
         for pod in pods:
-            self._take(PodEvent("MODIFIED", pod.version, pod))
+            self._take(Event("MODIFIED", pod.version, pod))
         listed = {pod.container_id for pod in pods}
         with self._lock:
             missing = [c for c in self._containers.values() if c.asked and c.handle.container_id not in listed]
@@ -385,7 +386,7 @@ class KubernetesDriver:
             if was_made:
                 self._gone(container)
             return
-        ended = container.see(PodEvent("MODIFIED", pod.version, pod))
+        ended = container.see(Event("MODIFIED", pod.version, pod))
         if ended is not None:
             self._ended(container, ended)
 

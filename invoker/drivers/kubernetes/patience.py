@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from invoker.drivers.kubernetes.container import Container
-from invoker.drivers.kubernetes.watch import PodWatch
+from invoker.drivers.kubernetes.seen import Seen
 from thaw.errors import Unavailable, WorkerLost
+from thaw.kubernetes.watch import Watch
 
 T = TypeVar("T")
 _FIRST_PAUSE_S: Final = 0.2
@@ -16,7 +17,7 @@ _LONGEST_PAUSE_S: Final = 5.0
 
 
 class Patience:
-    def __init__(self, watch: PodWatch) -> None:
+    def __init__(self, watch: Watch[Seen]) -> None:
         self._watch = watch
 
     def call(self, call: Callable[[], T], deadline: float, container: Container) -> T:

@@ -1,4 +1,4 @@
-"""What happens to our pods, for as long as there is a cluster: one thread, one stream, nothing is asked twice.
+"""What happens to objects of one kind as long as there is a cluster: one thread, one stream, nothing is asked twice.
 
 ::
 
@@ -7,7 +7,7 @@
       │   the version is       │ └── the stream ends, or is cut: go on at the newest version
       └── forgotten, refused   └──── the API server is away: wait, twice as long each time
 
-Pods run on while the API server is away; only starts and ends wait for it.
+What runs goes on while the API server is away; only what must be asked of it waits.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from invoker.drivers.kubernetes.client import EXPIRED, Cluster, PodEvent
-from invoker.drivers.kubernetes.seen import Seen
 from thaw.errors import ThawError, Unavailable
+from thaw.kubernetes.api import EXPIRED, Collection, Event
 from thaw.lasting import LastingThread
 from thaw.logs import Log
+
+T = TypeVar("T")
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
@@ -32,27 +33,27 @@ _LASTED_S: Final = 1.0
 _JOIN_S: Final = 5.0
 
 
-class PodWatch:
-    """``take`` is called for each event, ``again`` with all pods when the events before it are unknown, ``back`` each
-    time that the API server answers again.  All run on the watch's thread."""
+class Watch(Generic[T]):
+    """``take`` is called for each event, ``again`` with all objects when the events before it are unknown, ``back``
+    each time that the API server answers again.  All run on the watch's thread."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        collection: Collection[T],
         selector: str,
-        take: Callable[[PodEvent], None],
-        again: Callable[[Sequence[Seen]], None],
+        take: Callable[[Event[T]], None],
+        again: Callable[[Sequence[T]], None],
         back: Callable[[], None],
         log: Log,
     ) -> None:
-        self._cluster, self._selector, self._log = cluster, selector, log
+        self._collection, self._selector, self._log = collection, selector, log
         self._take, self._again, self._back = take, again, back
         self._version = ""
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._contacts = 0  # how many streams have begun
         self.away = False
-        self._thread = LastingThread(self._run, "pod-watch")
+        self._thread = LastingThread(self._run, "watch")
         self._thread.start()
 
     @property
@@ -72,7 +73,7 @@ class PodWatch:
     def stop(self) -> None:
         self._stop.set()
         self.look_up()
-        self._cluster.end_watch()
+        self._collection.end_watch()
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -95,19 +96,19 @@ class PodWatch:
     def _follow(self) -> None:
         """Returns when the stream ends."""
         if not self._version:
-            pods, version = self._cluster.list(self._selector)
-            self._again(pods)
+            objects, version = self._collection.list(self._selector)
+            self._again(objects)
             self._version = version  # not before: what _again did not finish is read again
-        events = self._cluster.watch(self._selector, self._version)
+        events = self._collection.watch(self._selector, self._version)
         if self._stop.is_set():
-            self._cluster.end_watch()  # stop() was earlier than the stream
+            self._collection.end_watch()  # stop() was earlier than the stream
         self._answered()
         for event in events:
             if event.kind == EXPIRED:
                 self._version = ""
                 return
             self._version = event.version
-            if event.pod is not None:
+            if event.what is not None:
                 self._take(event)
 
     def _answered(self) -> None:
