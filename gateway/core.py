@@ -21,16 +21,18 @@ from gateway.serving.expected_wait import Expectation
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
+from gateway.serving.outcome import start_mode
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.standings import StandingsOf
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
-from relay.state import redis_link
+from relay.protocol.messages import ActionChanged, ColdStarted, InstanceChanged, StartFailed, StreamWanted
+from relay.state import bus, redis_link
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
@@ -45,6 +47,7 @@ from thaw.ids import ActionName, GatewayId, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
+from thaw.trace import Phase
 
 
 class OwnHeartbeats:
@@ -94,6 +97,7 @@ class Gateway:
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
+        self.standings = StandingsOf(self.registry, self.actions.list)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
@@ -139,6 +143,21 @@ class Gateway:
         """Count the end of a call, and have its record written."""
         metrics.ended(call, outcome)
         self.recorder.submit(call, outcome)
+        self.announce_start(call)
+
+    def announce_start(self, call: Call) -> None:
+        """Tell all gateways of the first answer of a start.  A start without one has said why it failed."""
+        if not call.cold:
+            return
+        first = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)
+        if first is None:
+            return
+        took_ms = max(0, round(first.mono_ns / 1e6 - call.received_s * 1e3))
+        started = ColdStarted(call.action.name, call.received_ms, took_ms, start_mode(call))
+        try:
+            bus.publish(self.client, started)
+        except PlatformError as e:
+            self.log.event("start_not_announced", activation_id=call.activation_id, error=e.message)
 
     def problems(self) -> tuple[str, ...]:
         """Return what is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
@@ -150,7 +169,8 @@ class Gateway:
 
     def start(self) -> None:
         self.registry.gateway_alive(self.gateway_id)
-        self.room.reload(self.registry.instances())
+        self.room.reload(instances := self.registry.instances())
+        self.standings.reload(instances)
         self._events.start()
         self.hangups.start()
         self.recorder.start()
@@ -196,8 +216,12 @@ class Gateway:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
+            self.standings.instance_changed(message.instance)
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
+            self.standings.start_failed(message)
+        elif isinstance(message, ColdStarted):
+            self.standings.cold_started(message)
         elif isinstance(message, StreamWanted):
             self.reconnects.wanted(message)
         elif isinstance(message, ActionChanged):
@@ -205,6 +229,7 @@ class Gateway:
             if message.deleted:
                 self._on_deleted(message.action)
             self.room.action_changed(message.action)
+            self.standings.action_changed(message.action, deleted=message.deleted)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
@@ -220,4 +245,6 @@ class Gateway:
         server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
-        self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)
+        instances = self.registry.instances()
+        self.standings.reload(instances)
+        self.demand.restore(self.room.reload(instances), self.runner.holds)

@@ -29,6 +29,7 @@ LLM_LIMITS: Final = {
     "concurrency": (1, 10_000),
 }
 _VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
+_RESCALED: Final = frozenset({"min_instances", "max_instances"})
 _UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
 
 
@@ -55,7 +56,10 @@ def new_action(
 
 def changed_action(old: Action, body: Json, settings: GatewaySettings, *, version: str | None = None) -> Action:
     """Return ``old`` with the body's changes: annotations are merged, parameters replaced whole, the patch version
-    raised."""
+    raised.  A body that says only how many instances there may be (``scaling``) raises no version: the code and the
+    model stay, and so does what runs."""
+    if "scaling" in body:
+        return _rescaled(old, body, settings)
     action = old
     if "exec" in body or "config" in body:
         action = _with_code(action, body, settings)
@@ -74,6 +78,30 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
         publish=publish,
         updated_ms=wall_ms(),
         version=version or next_version(old.version, body.get("version")),
+    )
+
+
+def _rescaled(old: Action, body: Json, settings: GatewaySettings) -> Action:
+    """Raises BadRequest, ConfigError, TooLarge."""
+    given, others = body["scaling"], sorted(set(body) - {"scaling", "annotations"})
+    if not isinstance(given, dict) or not given or set(given) - _RESCALED or others:
+        raise malformed(
+            f"scaling takes {' and '.join(sorted(_RESCALED))}, and may come with annotations only; "
+            "put the rest into config"
+        )
+    if old.config is None:
+        raise malformed("scaling is for models; this action has code")
+    plain = json.loads(old.exec.code)
+    plain["scaling"] = {**plain.get("scaling", {}), **given}
+    config = parse_llm_config(plain)
+    annotations = key_values("annotations", body.get("annotations", []), settings.parameters_bytes)
+    return replace(
+        old,
+        exec=replace(old.exec, code=json.dumps(plain)),
+        config=config,
+        max_instances=config.scaling.max_instances,
+        annotations={**old.annotations, **annotations},
+        updated_ms=wall_ms(),
     )
 
 

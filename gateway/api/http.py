@@ -39,6 +39,7 @@ _ALLOWED_HEADERS: Final = (
 )
 _INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
 _ALWAYS_ANSWERED: Final = ("/health", "/live", "/metrics")
+_LONGEST_WAIT_S: Final = 30.0
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
 _MOST: Final = 2**53 - 1
@@ -151,6 +152,17 @@ def query_int(name: str, default: int | None = None, *, low: int = 0, high: int 
     if not low <= value <= high:
         raise BadRequest(f"The value of '{name}' must be between {low} and {high}, not {value}.")
     return value
+
+
+def query_seconds(name: str) -> float:
+    """How long a call may wait for news; 0 when it is not given."""
+    try:
+        wait_s = float(request.args.get(name) or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise BadRequest(f"{name} must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
+    return wait_s
 
 
 def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:

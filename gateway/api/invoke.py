@@ -107,6 +107,7 @@ def _blocking(core: Gateway, call: Call, wait_s: float, counted: ExitStack, only
     if outcome is None:
         return _accepted(call)
     metrics.ended(call, outcome)
+    core.announce_start(call)
     body = outcome.result if only_result else render.activation(activation_of(call, outcome))
     response = json_response(body, _STATUS[outcome.status])
     response.headers[ACTIVATION_HEADER] = call.activation_id

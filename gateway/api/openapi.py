@@ -56,6 +56,7 @@ _ACTION: Final = {
             },
         },
         "config": {"type": "object"},
+        "scaling": {"type": "object", "properties": {"min_instances": _COUNT, "max_instances": _COUNT}},
         "limits": _LIMITS,
         "parameters": _PAIRS,
         "annotations": _PAIRS,
@@ -121,6 +122,13 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
     ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    (
+        "get",
+        f"{_OF_NS}/standings",
+        "how models stand",
+        [_NS, *_query(known=_TEXT, wait_s={"type": "number", "minimum": 0, "maximum": 30})],
+        None,
+    ),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)

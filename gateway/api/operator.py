@@ -11,7 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from gateway.api.http import caller, caller_now, gateway, json_object, json_response
+from gateway.api.http import caller, caller_now, gateway, json_object, json_response, query_seconds
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire
 from thaw.clock import wall_ms
@@ -22,7 +22,6 @@ from thaw.model_uri import ModelUri
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
 _MOST_BYTES = 64 * 1024
-_LONGEST_WAIT_S = 30.0
 
 
 @blueprint.before_request
@@ -49,7 +48,7 @@ def drained(host_id: str) -> Response:
     """Tell what the host still holds.  With ``known``, an earlier answer, the call waits up to ``wait_s`` until that is
     no longer true."""
     known = _known(request.args.get("known"))
-    left = gateway().host_drains.wait(HostId(host_id), known, _wait_s(request.args.get("wait_s")))
+    left = gateway().host_drains.wait(HostId(host_id), known, query_seconds("wait_s"))
     return json_response({"host": host_id, **wire.to_plain(left)})
 
 
@@ -58,16 +57,6 @@ def _known(text: str | None) -> HostLeft | None:
         return None if text is None else wire.loads(HostLeft, text.encode())
     except ProtocolError as e:
         raise BadRequest(f"known: {e.message}", hint="give back what the last call answered") from e
-
-
-def _wait_s(text: str | None) -> float:
-    try:
-        wait_s = float(text or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= _LONGEST_WAIT_S:
-        raise BadRequest(f"wait_s must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
-    return wait_s
 
 
 @blueprint.route("/hosts/<host_id>/drain", methods=["PUT", "DELETE"])

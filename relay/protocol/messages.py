@@ -116,6 +116,16 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ColdStarted:
+    """Gateway → gateways: a request that waited for a start has been answered.  ``at_wall_ms`` is when it came."""
+
+    action: ActionName
+    at_wall_ms: int
+    ttft_ms: int
+    start_mode: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInspected:
     """``unchanged_version``: the version that the question named is the one there is, so its facts are not repeated.
     ``command_id``: of the question.  An answer to an earlier one may be out of date."""
@@ -282,6 +292,7 @@ _TYPES: dict[str, type[Any]] = {
         ActionChanged,
         ModelsAllowedChanged,
         StartFailed,
+        ColdStarted,
         ModelInspected,
         CommandRefused,
         ConsolidationFailed,

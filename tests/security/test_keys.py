@@ -44,6 +44,7 @@ WHO_MAY = {
     "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
     "GET /api/v1/namespaces": KEY_HOLDER,
     "GET /api/v1/namespaces/<ns>/limits": OWN,
+    "GET /api/v1/namespaces/<ns>/standings": OWN,
     "GET /api/v1/namespaces/<ns>/actions": OWN,
     "GET /api/v1/namespaces/<ns>/actions/<path:name>": OWN,
     "PUT /api/v1/namespaces/<ns>/actions/<path:name>": OWN,
