@@ -1,4 +1,5 @@
-"""The settings and metrics pages, written from the code: ``python -m tests.reference_pages`` renews them.
+"""The settings and metrics pages and the manifest of ModelFunction, written from the code:
+``python -m tests.reference_pages`` renews them.
 
 This module is with the tests because it imports every component, which no component may do.
 """
@@ -9,6 +10,8 @@ import dataclasses
 import typing
 from pathlib import Path
 
+import yaml
+
 import fetchd.metrics
 import fetchd.settings
 import gateway.metrics
@@ -17,6 +20,8 @@ import gateway.scheduler.settings
 import gateway.settings
 import invoker.metrics
 import invoker.settings
+import thaw.kubernetes.crd
+import thaw.kubernetes.settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 _SETTINGS = {
@@ -24,6 +29,7 @@ _SETTINGS = {
     "scheduler": gateway.scheduler.settings,
     "invoker": invoker.settings,
     "fetchd": fetchd.settings,
+    "operator (Kubernetes)": thaw.kubernetes.settings,
 }
 _METRICS = {
     "gateway": gateway.metrics,
@@ -67,7 +73,16 @@ def metrics_page() -> str:
     return "".join(parts)
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+def modelfunction_manifest() -> str:
+    head = "# The config of a model as a resource: thaw/schema/function.json as Kubernetes takes it.  Written from the code.\n"
+    return head + yaml.safe_dump(thaw.kubernetes.crd.definition(), sort_keys=False, width=120, allow_unicode=True)
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "../deploy/kubernetes/operator/modelfunction.yaml": modelfunction_manifest,
+}
 
 if __name__ == "__main__":
     for name, write in PAGES.items():

@@ -1,8 +1,8 @@
 """Thaw: container functions on GPU hosts, and large language models that start in the time their bytes need.
 
 This package is the vocabulary that every component shares (errors, ids, action, activation, model, plan, host,
-instance, trace) and does no I/O.  ``thaw.cli`` is the command line, and ``thaw.dev`` runs the platform on one machine;
-the vocabulary imports neither.
+instance, trace) and does no I/O.  ``thaw.cli`` is the command line, ``thaw.dev`` runs the platform on one machine, and
+``thaw.kubernetes`` talks to a cluster; the vocabulary imports none of them.
 """
 
 __version__ = "0.1.0"

@@ -57,6 +57,8 @@ class Event:
 class ApiServer:
     """``refuse`` is asked before each request, and may raise a Refusal.  ``on_change`` hears of each change of a pod."""
 
+    collection = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.problems: list[str] = []
@@ -172,10 +174,7 @@ class ApiServer:
             self.requests.append(request)
             self._changed.notify_all()
         self.refuse(request)
-        parts = request.path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/pods").strip("/").split("/")
-        if not request.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods") or len(parts) > 2:
-            raise Refusal(404, "NotFound", "the server could not find the requested resource")
-        name, sub = parts[0], parts[1] if len(parts) > 1 else ""
+        name, sub = self._place(request.path)
         with self._changed:
             match request.method, bool(name), sub:
                 case "GET", False, "":
@@ -189,6 +188,13 @@ class ApiServer:
                 case "DELETE", True, "":
                     return self._delete(name, request.body)
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+    def _place(self, path: str) -> tuple[str, str]:
+        """The object's name and the subresource that a path names."""
+        parts = path.removeprefix(self.collection).strip("/").split("/")
+        if not path.startswith(self.collection) or len(parts) > 2:
+            raise Refusal(404, "NotFound", "the server could not find the requested resource")
+        return parts[0], parts[1] if len(parts) > 1 else ""
 
     def watch(self, query: dict[str, str], send: Callable[[dict[str, Any]], None], begin: Callable[[], None]) -> None:
         """Send events until the watch is cut; ``begin`` sends the head."""
@@ -337,7 +343,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._do()
 
-    do_POST = do_PATCH = do_DELETE = do_GET
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def _do(self) -> None:
         api, url = self.server.api, urlsplit(self.path)

@@ -37,8 +37,8 @@ _HINTS = {
 
 
 class Client:
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, read_timeout_s: float = READ_TIMEOUT_S) -> None:
+        self._target, self._read_timeout_s = target, read_timeout_s
         self._session = requests.Session()
         user, _, key = target.require_auth().partition(":")
         self._session.auth = (user, key)
@@ -96,7 +96,7 @@ class Client:
         query = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in params.items() if v is not None}
         try:
             return self._session.request(
-                method, url, params=query, json=body, stream=stream, timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+                method, url, params=query, json=body, stream=stream, timeout=(CONNECT_TIMEOUT_S, self._read_timeout_s)
             )
         except requests.RequestException as e:
             raise Unavailable(
