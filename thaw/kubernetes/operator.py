@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -250,7 +251,15 @@ class Operator:
             return
         body = {"status": {**dict.fromkeys(resource.status.keys() - wanted.keys()), **wanted}}
         path = f"/{resource.name}/status"
-        self._cluster.ask("write the status", "PATCH", path, {"NotFound"}, body=body, content=MERGE)
+        if self._cluster.ask("write the status", "PATCH", path, {"NotFound"}, body=body, content=MERGE) is not None:
+            self._note_status(resource, wanted)
+
+    def _note_status(self, resource: ModelFunction, written: Mapping[str, Any]) -> None:
+        """The watch says so, too, but later than the next pass may come."""
+        with self._changed:
+            known = (self._resources or {}).get(resource.name)
+            if self._resources is not None and known is not None and known.uid == resource.uid:
+                self._resources[resource.name] = replace(known, status=written)
 
 
 def _is_final(step: decide.Put | decide.Remove, error: ApiError) -> bool:
