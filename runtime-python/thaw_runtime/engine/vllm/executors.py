@@ -102,16 +102,17 @@ class StageExecutor(SegmentExecutor):
         """
         self._batches = self._batches or PersistentBatches.of(self.runner, build_logitsprocs, PIN_MEMORY)
         self._batches.take_up(self.runner, output)
-        return self._execute(output, received)
+        return self.run_layers(output, received)
 
-    def _execute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+    def run_layers(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        """Run the layers in the window on a batch, and return what the next stage needs."""
         self.group.received, self.group.computed = received, {}
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
 
     def compute_slice(self, output: SchedulerOutput, received: Tensors) -> Tensors:
         """Compute the layers in the window of a batch that only this stage knows: one of SlicedBatch."""
-        return {name: tensor.clone() for name, tensor in self._execute(output, received).items()}
+        return {name: tensor.clone() for name, tensor in self.run_layers(output, received).items()}
 
     def sample_slice(self) -> Any:
         """What vLLM says of the batch whose last layers were computed."""
