@@ -21,6 +21,7 @@ from gateway.serving.expected_wait import Expectation
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
+from gateway.serving.packages import Packages
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
@@ -29,12 +30,13 @@ from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
+from relay.protocol.messages import ActionChanged, InstanceChanged, PackageChanged, StartFailed, StreamWanted
 from relay.state import redis_link
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
+from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
@@ -78,6 +80,8 @@ class Gateway:
         self.auth = Authenticator(self.keys)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
+        self.entities = Entities(self.client)
+        self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.code_answers = SharedMemory(settings.code_answer_bytes)
@@ -205,6 +209,8 @@ class Gateway:
             if message.deleted:
                 self._on_deleted(message.action)
             self.room.action_changed(message.action)
+        elif isinstance(message, PackageChanged):
+            self.packages.forget(message.namespace, message.package)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
@@ -220,4 +226,5 @@ class Gateway:
         server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
+        self.packages.forget()
         self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)

@@ -6,7 +6,8 @@ from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.actions import page
-from gateway.api.http import MISSING, gateway, json_response, namespace, query_flag, query_int
+from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
+from gateway.serving.packages import MISSING
 from thaw import wire
 from thaw.activation import Activation
 from thaw.errors import BadRequest, NotFound

@@ -91,6 +91,10 @@ _RECORDS: Final = _query(**_PAGE, name=_TEXT, since=_COUNT, upto=_COUNT, docs=_F
 _INVOKE: Final = _query(blocking=_FLAG, result=_FLAG, timeout={"type": "integer", "minimum": 1, "maximum": 60_000})
 _OF_NS: Final = "/api/v1/namespaces/{ns}"
 _ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
+_WEB_PATH: Final = (
+    "/api/v1/web/{ns}/{package}/{rest}",
+    [{**_NS, "schema": {"type": "string", "example": "guest"}}, _path("package"), _path("rest")],
+)
 _RECORD_PARAMETERS: Final = [_NS, _path("activation_id")]
 
 _MODELS_OF: Final = "/api/v1/thaw/namespaces/{ns}/models"
@@ -115,6 +119,11 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
     ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    *((method, _WEB_PATH[0], "call a web action", _WEB_PATH[1], None) for method in ("get", "delete")),
+    *(
+        (method, _WEB_PATH[0], "call a web action", _WEB_PATH[1], {"type": "object"})
+        for method in ("post", "put", "patch")
+    ),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)
@@ -152,6 +161,8 @@ def document() -> dict[str, Any]:
     for method, path, what, parameters, body in _ROUTES:
         content = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
         operation = {"summary": what, "parameters": parameters, **content, "responses": _responses()}
+        if path == _WEB_PATH[0]:
+            operation["security"] = []
         paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.0.3",

@@ -58,6 +58,10 @@ WHO_MAY = {
         for method in ("GET", "PUT", "POST", "DELETE")
         for rest in ("", "/<path:rest>")
     },
+    **{
+        f"{method} /api/v1/web/<ns>/<package>/<path:rest>": ANYBODY  # web actions; what else is there, nobody learns
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH")
+    },
     "GET /v1/models": KEY_HOLDER,
     "GET /v1/models/<path:name>": KEY_HOLDER,
     "POST /v1/chat/completions": KEY_HOLDER,
@@ -79,6 +83,7 @@ VALUES = {
     "<activation_id>": ACTIVATION,
     "<any(packages, triggers, rules):kind>": "rules",
     "<path:rest>": "x",
+    "<package>": "default",
     "<host_id>": "h0",
     "<key_id>": "nobody",
 }
