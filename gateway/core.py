@@ -16,7 +16,7 @@ from gateway.serving.call import Call
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
-from gateway.serving.execute import Steps, steps, to_end
+from gateway.serving.execute import Steps, to_end
 from gateway.serving.expected_wait import Expectation
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
@@ -25,6 +25,7 @@ from gateway.serving.packages import Packages
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.sequences import CallMaker, Sequences
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
@@ -69,7 +70,7 @@ class OwnHeartbeats:
 class Gateway:
     """Made after the fork (threads do not survive one)."""
 
-    def __init__(self, settings: GatewaySettings, log: Log) -> None:
+    def __init__(self, settings: GatewaySettings, log: Log, make_call: CallMaker) -> None:
         self.settings = settings
         self.gateway_id = GatewayId(random_hex_id())
         self.log = log.bind(gateway=self.gateway_id[:8])
@@ -97,6 +98,7 @@ class Gateway:
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
+        self.sequences = Sequences(self.dispatcher, self.packages, make_call, self.ended, settings.sequence_length)
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
@@ -134,7 +136,7 @@ class Gateway:
         self._heartbeat = LastingThread(self._beat, "heartbeat")
 
     def steps(self, call: Call) -> Steps:
-        return steps(self.dispatcher, call)
+        return self.sequences.steps(call)
 
     def execute(self, call: Call) -> Outcome:
         return to_end(self.steps(call))

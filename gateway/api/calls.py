@@ -18,12 +18,15 @@ from thaw.trace import Phase
 PROTECTED: Final = "Request defines parameters that are not allowed (e.g., reserved properties)."
 
 
-def make_call(target: Target, subject: Subject, given: Any, hangup: Hangup, *, cause: str = "") -> Call:
+def make_call(
+    target: Target, subject: Subject, given: Any, hangup: Hangup, *, cause: str = "", caused_by: str = ""
+) -> Call:
     """``given``: the arguments, an object or the list that an earlier component of a sequence returned.  Raises
     BadRequest."""
     action = target.action
     payload = arguments(action, given) if isinstance(given, dict) else given
-    call = Call(ActivationId(random_hex_id()), action, subject, payload, hangup, cause=cause, binding=target.binding)
+    call = Call(ActivationId(random_hex_id()), action, subject, payload, hangup)
+    call.cause, call.caused_by, call.binding = cause, caused_by, target.binding
     if action.is_llm:
         if not isinstance(payload, dict):
             raise BadRequest(f"{action.name} takes an object with messages or a prompt, and not a list.")

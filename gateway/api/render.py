@@ -8,7 +8,7 @@ from typing import Any
 from gateway.serving.action_cache import simple_name
 from gateway.serving.routes import Serving
 from thaw import wire
-from thaw.action import Action
+from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import Activation
 
 Json = dict[str, Any]
@@ -103,6 +103,8 @@ def _annotations(record: Activation) -> Json:
         "timeout": record.timed_out,
         "waitTime": record.wait_ms,
         "initTime": record.init_ms,
+        "topmost": True if record.kind == KIND_SEQUENCE and not record.caused_by else None,
+        "causedBy": record.caused_by or None,
         "binding": record.binding or None,
         "startMode": record.start_mode or None,
         "host": record.host or None,

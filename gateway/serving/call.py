@@ -35,6 +35,7 @@ class Call:
     seed: int | None = None
     claim: Callable[[], bool] | None = None
     cause: str = ""  # the activation of the sequence or trigger that invoked it
+    caused_by: str = ""  # "sequence"
     binding: str = ""  # through which it was named
     lines: list[str] = field(default_factory=list)  # that the platform writes into its logs
     received_s: float = field(default_factory=time.monotonic)

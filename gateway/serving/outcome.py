@@ -69,6 +69,7 @@ def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> A
         usage=usage,
         seed=call.seed,
         cause=call.cause,
+        caused_by=call.caused_by,
         binding=call.binding,
         model_version=call.model_version if instance is not None else "",
     )
