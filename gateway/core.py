@@ -78,7 +78,6 @@ class Gateway:
         clock = StateClock()
         self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
         self.keys = ApiKeys(self.client)
-        self.auth = Authenticator(self.keys)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
         self.entities = Entities(self.client)
@@ -94,6 +93,7 @@ class Gateway:
         self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
+        self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes

@@ -312,7 +312,7 @@ class Starting:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
-            self._post_init(path, python_init(function))
+            self._post_init(path, python_init(function, self._deps.settings.api_host))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))
         self._live.amend(init_ms=init_ms)

@@ -48,3 +48,19 @@ def test_the_logs_of_a_function_that_does_not_load_have_what_it_printed(machine:
         said = [line.partition("Z ")[2] for line in logs.splitlines()]
         assert said[:2] == ["stdout: loading", "stderr: warned"]
         assert said[-1] == "stderr: ValueError: so"
+
+
+def test_a_function_reaches_the_api_with_the_host_and_the_key_that_it_is_given(machine: Machine) -> None:
+    code = (
+        "import base64, json, os, urllib.request\n"
+        "HOST = os.environ['__OW_API_HOST']\n"
+        "def main(args):\n"
+        "    key = base64.b64encode(os.environ['__OW_API_KEY'].encode()).decode()\n"
+        "    headers = {'Authorization': 'Basic ' + key}\n"
+        "    asked = urllib.request.Request(HOST + '/api/v1/namespaces', headers=headers)\n"
+        "    return {'namespaces': json.load(urllib.request.urlopen(asked)), 'me': os.environ['__OW_ACTION_NAME']}\n"
+    )
+    deploy(machine, "asks", code, annotations=[{"key": "provide-api-key", "value": True}])
+    assert invoke(machine, "asks")["response"]["result"] == {"namespaces": ["guest"], "me": "/guest/asks"}
+    deploy(machine, "asks", code, annotations=[{"key": "provide-api-key", "value": False}])
+    assert invoke(machine, "asks")["response"]["result"] == {"error": "'__OW_API_KEY'"}
