@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.machine import Machine
+from tests.e2e.machine import ROOT, Machine
 
 HERE = "/api/v1/namespaces/_"
 
@@ -64,3 +66,41 @@ def test_a_function_reaches_the_api_with_the_host_and_the_key_that_it_is_given(m
     assert invoke(machine, "asks")["response"]["result"] == {"namespaces": ["guest"], "me": "/guest/asks"}
     deploy(machine, "asks", code, annotations=[{"key": "provide-api-key", "value": False}])
     assert invoke(machine, "asks")["response"]["result"] == {"error": "'__OW_API_KEY'"}
+
+
+def node(script: str, **environ: str) -> Any:
+    """Run a script of tests/clients with node, and return the JSON that it prints."""
+    packages = ROOT / ".venv" / "clients" / "node_modules"
+    assert packages.is_dir(), "OpenWhisk's client is missing: apt-get install -y nodejs npm, then make setup-dev"
+    env = {"PATH": os.environ["PATH"], "NODE_PATH": str(packages), **environ}
+    program = ROOT / "tests" / "clients" / script
+    done = subprocess.run(["node", program], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine) -> None:
+    said = node("openwhisk_verbs.js", THAW_TEST_APIHOST=machine.api, THAW_TEST_AUTH=":".join(machine.auth()))
+    assert said == {
+        "namespaces": ["guest"],
+        "created": "0.0.1",
+        "again": [409, '"resource already exists"'],
+        "updated": "0.0.2",
+        "result": {"bound": 2, "a": 1},
+        "limits": {"timeout": 9000, "memory": 256, "logs": 1, "concurrency": 1},
+        "missing": [404, '"The requested resource does not exist."'],
+        "failed": [502, '"no such luck"'],
+        "later": {"bound": 2, "later": True},
+        "logs": [],
+        "listed": ["js"],
+        "bound": {"from": "package", "bound": "too"},
+        "packages": ["jsbound", "jspkg"],
+        "package": ["act"],
+        "sequence": {"bound": 2, "a": 2, "from": "package"},
+        "unheard": "",
+        "disabled": "inactive",
+        "fired": {"bound": 2, "from": "trigger", "b": 3},
+        "notEmpty": [409, '"Package not empty (contains 1 entity). Set force param or delete package contents."'],
+        "feed": {"event": "CREATE", "trigger": "/_/jst", "cron": "*"},
+        "left": [[], [], []],
+    }
