@@ -64,6 +64,11 @@ class Action:
         return self.exec.kind == KIND_SEQUENCE
 
     @property
+    def is_conductor(self) -> bool:
+        """Its result names the action that runs next."""
+        return bool(self.annotations.get("conductor")) and not (self.is_llm or self.is_sequence)
+
+    @property
     def idempotent(self) -> bool:
         """An LLM request is greedy or seeded, so another instance may continue it; user code runs at most once unless
         the action has the annotation ``idempotent``.

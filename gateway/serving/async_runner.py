@@ -124,9 +124,9 @@ class AsyncRunner:
             self._forget(activation_id)
 
     def _announced(self, pending: Pending) -> Call | None:
-        """A call whose demand is known before its thread is there.  A sequence needs no instance of its own."""
+        """A call whose demand is known before its thread is there.  What is composed of calls needs no instance."""
         call = self._call(pending)
-        if call.action.is_sequence:
+        if call.action.is_sequence or call.action.is_conductor:
             return None
         self._demand.add(call)
         return call

@@ -27,11 +27,10 @@ def outcome_of(error: ThawError) -> Outcome:
 
 def start_mode(call: Call) -> str:
     """Return the start mode of the instance that the call ran on.  A call that reached no instance waited for a cold
-    start; a sequence has none."""
-    if call.action.is_sequence:
-        return ""
+    start; what is composed of calls has none."""
     if call.instance is None:
-        return str(StartMode.COLD)
+        is_composed = call.action.is_sequence or call.action.is_conductor
+        return "" if is_composed else str(StartMode.COLD)
     return str(call.instance.start_mode if call.cold else StartMode.WARM)
 
 
