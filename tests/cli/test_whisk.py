@@ -30,6 +30,7 @@ MADE = {"name": "x", "namespace": "guest", "version": "0.0.1"}
         ("action create x a,/guest/b,tools/c --sequence", "PUT actions/x", {"exec": {"kind": "sequence", "components": ["/_/a", "/guest/b", "/_/tools/c"]}}, "created action x 0.0.1"),
         ("action update x --web true", "PUT actions/x", {"annotations": [{"key": "web-export", "value": True}, {"key": "raw-http", "value": False}, {"key": "final", "value": True}]}, "updated action x 0.0.1"),
         ("action update x --web raw --web-secure secret", "PUT actions/x", {"annotations": [{"key": "web-export", "value": True}, {"key": "raw-http", "value": True}, {"key": "final", "value": True}, {"key": "require-whisk-auth", "value": "secret"}]}, "updated action x 0.0.1"),
+        ("action update x --del-annotation a --del-annotation b", "PUT actions/x", {"delAnnotations": ["a", "b"]}, "updated action x 0.0.1"),
         ("action update x -l 5", "PUT actions/x", {"limits": {"logs": 5}}, "updated action x 0.0.1"),
     ],
 )  # fmt: skip
@@ -52,6 +53,13 @@ def test_data_goes_to_stdout_alone(at: Run, gateway: FakeGateway) -> None:
         done = at(kind, "get", "x")
         assert json.loads(done.stdout) == MADE
         assert done.stderr == f"ok: got {kind} x\n"
+
+
+def test_one_field_of_an_action_is_printed_alone(at: Run, gateway: FakeGateway) -> None:
+    gateway.answers[f"GET {HERE}/actions/x"] = (200, MADE)
+    done = at("action", "get", "x", "version")
+    assert (done.stdout, done.stderr) == ('"0.0.1"\n', "ok: got action x, displaying field version\n")
+    assert at("action", "get", "x", "nothing").returncode == 144
 
 
 @pytest.mark.parametrize(

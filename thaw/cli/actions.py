@@ -24,6 +24,11 @@ ParamFile = Annotated[
     list[Path] | None, typer.Option("--param-file", "-P", help="A file with a JSON object of parameters. Repeatable.")
 ]
 Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="An annotation: KEY VALUE. Repeatable.")]
+NoteFile = Annotated[
+    list[Path] | None,
+    typer.Option("--annotation-file", "-A", help="A file with a JSON object of annotations. Repeatable."),
+]
+DelNotes = Annotated[list[str] | None, typer.Option("--del-annotation", help="An annotation to take away. Repeatable.")]
 Timeout = Annotated[int | None, typer.Option("--timeout", "-t", help="Time limit of a run, in milliseconds.")]
 Memory = Annotated[int | None, typer.Option("--memory", "-m", help="Memory limit, in MB.")]
 Concurrency = Annotated[
@@ -66,6 +71,8 @@ def create(
     web: Web = None,
     web_secure: WebSecure = None,
     sequence: Sequence = False,
+    annotation_file: NoteFile = None,
+    del_annotation: DelNotes = None,
     copy: Copy = False,
     docker: Docker = None,
     native: Native = False,
@@ -96,6 +103,8 @@ def create(
             web,
             web_secure,
             sequence,
+            annotation_file,
+            del_annotation,
         )
     )
     body = _copied(file, body) if copy else body
@@ -120,6 +129,8 @@ def update(
     web: Web = None,
     web_secure: WebSecure = None,
     sequence: Sequence = False,
+    annotation_file: NoteFile = None,
+    del_annotation: DelNotes = None,
     copy: Copy = False,
     docker: Docker = None,
     native: Native = False,
@@ -145,6 +156,8 @@ def update(
             web,
             web_secure,
             sequence,
+            annotation_file,
+            del_annotation,
         )
     )
     body = _copied(file, body) if copy else body
@@ -184,6 +197,7 @@ def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None
 @app.command()
 def get(
     name: Name,
+    field: Annotated[str | None, typer.Argument(help="Print only this field.")] = None,
     save: Annotated[bool, typer.Option(help="Print only the code.")] = False,
     url: Annotated[bool, typer.Option("--url", help="Print only the URL at which it is called.")] = False,
 ) -> None:
@@ -197,8 +211,22 @@ def get(
     if save:
         print(found.get("exec", {}).get("code", ""), end="")
         return
-    say_aside(f"got action {found.get('name', name)}{_served_by(found.get('instances', []))}")
+    said = f"got action {found.get('name', name)}"
+    if field is not None:
+        shown = _field(found, field)
+        say_aside(f"{said}, displaying field {field}")
+        print_json(shown)
+        return
+    say_aside(said + _served_by(found.get("instances", [])))
     print_json(found)
+
+
+def _field(action: dict[str, Any], field: str) -> Any:
+    from thaw.errors import BadRequest
+
+    if field not in action:
+        raise BadRequest(f"an action has no field {field!r}", hint=f"fields: {', '.join(action)}")
+    return action[field]
 
 
 def _url(action: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_PYTHON, KIND_SEQUENCE, KINDS
-from thaw.cli.params import key_values, pairs, parameters, read_object
+from thaw.cli.params import key_values, parameters, read_object
 from thaw.errors import BadRequest
 
 
@@ -34,6 +34,8 @@ class Deployment:
     web: str | None = None
     web_secure: str | None = None
     sequence: bool = False
+    annotation_file: list[Path] | None = None
+    del_annotation: list[str] | None = None
 
 
 def action_body(given: Deployment) -> dict[str, Any]:
@@ -56,7 +58,9 @@ def action_body(given: Deployment) -> dict[str, Any]:
         body["exec"] = _exec(given, given.file)
     if given.param is not None or given.param_file is not None:
         body["parameters"] = key_values(parameters(given.param, given.param_file))
-    annotations = {**pairs(given.annotation), **_web(given)}
+    if given.del_annotation is not None:
+        body["delAnnotations"] = given.del_annotation
+    annotations = {**parameters(given.annotation, given.annotation_file), **_web(given)}
     if annotations:
         body["annotations"] = key_values(annotations)
     limits = {
