@@ -168,8 +168,9 @@ class Child:
             self._epoll.unregister(fd)
 
     def _answered(self, answer: Message) -> None:
-        for drain in self._drains.values():
-            drain.catch_up() if answer.run_id == INIT else drain.end_run()
+        if answer.run_id != INIT:  # what was printed before an init's answer has been copied: its event came no later
+            for drain in self._drains.values():
+                drain.end_run()
         with self._lock:
             waiter = self._waiters.pop(answer.run_id, None)
         if waiter is not None:

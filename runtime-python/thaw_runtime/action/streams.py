@@ -81,20 +81,10 @@ class Drain:
             data = os.read(self.source, _READ_BYTES)
         except OSError:
             return False
-        self._write(data)
-        return bool(data)
-
-    def catch_up(self) -> None:
-        """Copy the data that is in the pipe now."""
-        left = self._waiting()
-        while left > 0 and (data := os.read(self.source, min(left, _READ_BYTES))):
-            self._write(data)
-            left -= len(data)
-
-    def _write(self, data: bytes) -> None:
         if self._kept is not None:
             self._kept = (self._kept + data)[-KEPT_BYTES - 1 :]  # one more says that there was more
         write_all(self.target, self._limiter.feed(data))
+        return bool(data)
 
     def end_run(self) -> None:
         """Copy the data that is in the pipe now, then write the sentinel."""
