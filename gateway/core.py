@@ -80,7 +80,7 @@ class Gateway:
         self.keys = ApiKeys(self.client)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
-        self.entities = Entities(self.client)
+        self.entities = Entities(self.client, settings.entities_bytes)
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
@@ -134,6 +134,10 @@ class Gateway:
         self._stop = threading.Event()
         self._missed = ""  # why the last heartbeat was not written
         self._heartbeat = LastingThread(self._beat, "heartbeat")
+
+    def admit(self, call: Call) -> None:
+        """Refuse a call that would only add to a full queue.  Raises Throttled."""
+        self.caps.check(call.action.name)
 
     def steps(self, call: Call) -> Steps:
         return self.sequences.steps(call)

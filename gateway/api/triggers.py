@@ -95,7 +95,7 @@ def _start(core: Gateway, fired: ActivationId, rule: str, link: RuleLink, event:
     try:
         target = core.packages.target(link.action, subject.namespace)
         call = make_call(target, subject, dict(event), Hangup(), cause=fired)
-        core.caps.check(call.action.name)
+        core.admit(call)
         core.records.accept(pending_of(call))
     except ThawError as e:
         return {"statusCode": 1, "success": False, "error": e.message, **named}

@@ -167,7 +167,7 @@ def _invoke(asked: _Asked, given: dict[str, Any]) -> Response:
     try:
         call = make_call(asked.target, Subject(asked.owner, str(asked.owner)), given, hangup)
         g.activation_id = call.activation_id
-        core.caps.check(call.action.name)
+        core.admit(call)
         with ExitStack() as counted:
             counted.enter_context(core.throttle.counted(asked.owner))
             outcome = core.blocking.run(call, core.settings.blocking_s, counted)

@@ -14,7 +14,7 @@ import redis
 from relay.state import keys, redis_link
 from thaw import wire
 from thaw.entities import Package, Rule, Trigger
-from thaw.errors import Conflict, NotFound
+from thaw.errors import Conflict, NotFound, TooLarge
 from thaw.ids import Namespace
 
 T = TypeVar("T", Package, Trigger, Rule)
@@ -61,9 +61,19 @@ class Change:
     becomes: Package | Trigger | Rule | None
 
 
+_BYTES: Final = """
+local n_bytes = 0
+for _, key in ipairs(KEYS) do
+    for _, name in ipairs(redis.call('HKEYS', key)) do n_bytes = n_bytes + #name + redis.call('HSTRLEN', key, name) end
+end
+return n_bytes
+"""
+
+
 class Entities:
-    def __init__(self, client: redis.Redis) -> None:
-        self._redis = client
+    def __init__(self, client: redis.Redis, most_bytes: int = 8 << 20) -> None:
+        """``most_bytes``: what the entities of one namespace may take."""
+        self._redis, self._most_bytes = client, most_bytes
 
     def find(self, kind: type[T], namespace: Namespace, name: str) -> Row[T] | None:
         with redis_link.translated(f"read one of the {_KINDS[kind]}"):
@@ -85,16 +95,33 @@ class Entities:
         return sorted((wire.loads(kind, row) for row in rows), key=lambda entity: -entity.updated_ms)
 
     def swap(self, *changes: Change) -> None:
-        """Write all changes, or none: raises Conflict when another one wrote meanwhile."""
+        """Write all changes, or none: raises Conflict when another one wrote meanwhile, TooLarge when the namespace
+        would have too much."""
         places = [_place(change) for change in changes]
         arguments: list[bytes | str] = []
+        grown = 0
         for change, (_, name) in zip(changes, places, strict=True):
             was = b"" if change.was is None else change.was.raw
-            arguments += [name, was, b"" if change.becomes is None else wire.dumps(change.becomes)]
+            becomes = b"" if change.becomes is None else wire.dumps(change.becomes)
+            arguments += [name, was, becomes]
+            grown += len(becomes) - len(was)
+        if grown > 0:
+            self._check_room(_subject(changes[0]).namespace, grown)
         with redis_link.translated("write entities"):
             written: Any = self._redis.eval(_SWAP, len(places), *(key for key, _ in places), *arguments)
         if not written:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
+
+    def _check_room(self, namespace: Namespace, grown: int) -> None:
+        """All changes of one swap are in one namespace."""
+        found = [_key(kind, namespace) for kind in _KINDS]
+        with redis_link.translated("count a namespace's entities"):
+            used: Any = self._redis.eval(_BYTES, len(found), *found)
+        if int(used) + grown > self._most_bytes:
+            raise TooLarge(
+                "The namespace's packages, triggers and rules are larger than allowed: "
+                f"{int(used) + grown} > {self._most_bytes} bytes."
+            )
 
     def drop_package(self, package: Package) -> bool:
         """Return False when actions are in it, and it stays."""
@@ -115,9 +142,14 @@ def _key(kind: type[Any], namespace: str) -> str:
 
 
 def _place(change: Change) -> tuple[str, str]:
-    entity = change.becomes
-    if entity is None:
-        if change.was is None:
-            raise ValueError("a change is from something or to something")
-        entity = change.was.entity
+    entity = _subject(change)
     return _key(type(entity), entity.namespace), entity.name
+
+
+def _subject(change: Change) -> Package | Trigger | Rule:
+    if change.becomes is not None:
+        return change.becomes
+    if change.was is None:
+        raise ValueError("a change is from something or to something")
+    entity: Package | Trigger | Rule = change.was.entity
+    return entity

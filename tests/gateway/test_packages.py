@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -197,3 +198,15 @@ def test_of_two_updates_of_one_package_at_once_none_is_lost(gateway: GatewayProc
         with pytest.raises(Conflict):
             entities.swap(Change(was, None))
     assert gateway.call("GET", f"{HERE}/packages/tools").json()["publish"] is True
+
+
+def test_a_namespace_has_room_for_so_many_packages_triggers_and_rules_and_no_more(
+    start_gateway: Callable[..., GatewayProcess],
+) -> None:
+    gateway = start_gateway(THAW_ENTITIES_BYTES="20000")
+    put(gateway, "packages/tools", parameters=pairs(a="x" * 10_000))
+    put(gateway, "triggers/t", parameters=pairs(a="x" * 8_000))
+    full = put(gateway, "triggers/u", 413, parameters=pairs(a="x" * 8_000))
+    assert full["error"].startswith("The namespace's packages, triggers and rules are larger than allowed: ")
+    put(gateway, "packages/tools?overwrite=true", parameters=[])
+    put(gateway, "triggers/u", parameters=pairs(a="x" * 8_000))
