@@ -40,3 +40,15 @@ def test_a_result_that_takes_long_is_a_202_and_the_record_has_it(
         assert ended.status == 0
     finally:
         fake.stop()
+
+
+def test_a_model_is_a_web_action(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("chat")
+    notes = {"annotations": [{"key": "web-export", "value": True}]}
+    assert gateway.call("PUT", f"{ACTIONS}/chat?overwrite=true", json=notes).status_code == 200
+    invoker.ready("guest/chat", version="0.0.2")
+    gateway.wait_for_routes()
+    url = f"{gateway.url}/api/v1/web/guest/default/chat.json"
+    reply = requests.post(url, json={"prompt": "hi", "max_tokens": 3}, timeout=30)
+    assert (reply.status_code, reply.json()["object"]) == (200, "text_completion")
+    assert requests.post(url, json={"max_tokens": 3}, timeout=30).status_code == 400
