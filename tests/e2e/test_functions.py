@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from tests.e2e.machine import ROOT, Machine
 
@@ -104,3 +106,43 @@ def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine)
         "feed": {"event": "CREATE", "trigger": "/_/jst", "cron": "*"},
         "left": [[], [], []],
     }
+
+
+def test_the_command_line_builds_a_feed_a_trigger_a_rule_a_sequence_and_a_web_action(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """The feed fires its trigger with the key that it is given, as one that listens to a queue would."""
+    (tmp_path / "feed.py").write_text(
+        "import base64, json, os, urllib.request\n"
+        "def main(args):\n"
+        "    if args['lifecycleEvent'] != 'CREATE':\n"
+        "        return {'event': args['lifecycleEvent']}\n"
+        "    _, namespace, name = args['triggerName'].split('/')\n"
+        "    url = f\"{os.environ['__OW_API_HOST']}/api/v1/namespaces/{namespace}/triggers/{name}\"\n"
+        "    key = base64.b64encode(args['authKey'].encode()).decode()\n"
+        "    body = json.dumps({'said': args['say']}).encode()\n"
+        "    asked = urllib.request.Request(url, body, {'Authorization': 'Basic ' + key})\n"
+        "    return {'fired': urllib.request.urlopen(asked).status}\n"
+    )
+    (tmp_path / "shout.py").write_text("def main(args):\n    return {'body': args['said'].upper()}\n")
+    for line in (
+        "package create cli -p language en",
+        f"action create cli/feed {tmp_path}/feed.py -a feed true",
+        f"action create cli/shout {tmp_path}/shout.py --web true",
+        "action create cliseq cli/shout --sequence",
+    ):
+        machine.thaw(*line.split())
+    url = machine.thaw("action", "get", "cli/shout", "--url").stdout.strip()
+    assert requests.get(f"{url}?said=hi", timeout=60).text == "HI"
+    machine.thaw("trigger", "create", "cliquiet", "--feed", "cli/feed", "-p", "say", "too early")
+    machine.thaw("trigger", "create", "clit")
+    machine.thaw("rule", "create", "clir", "clit", "cliseq")
+    fired = machine.thaw("trigger", "fire", "clit", "-p", "said", "hello").stdout.split()[-1]
+    record = json.loads(machine.thaw("activation", "get", fired, "--wait", "60").stdout)
+    called = json.loads(record["logs"][0])["activationId"]
+    assert json.loads(machine.thaw("activation", "get", called, "--wait", "60").stdout)["name"] == "cliseq"
+    assert json.loads(machine.thaw("activation", "result", called).stdout) == {"body": "HELLO"}
+    assert json.loads(machine.thaw("trigger", "get", "cliquiet").stdout) == {"event": "READ"}
+    for line in ("rule delete clir", "trigger delete clit", "trigger delete cliquiet", "package delete cli --force"):
+        machine.thaw(*line.split())
+    assert "cli" not in machine.thaw("package", "list").stdout
