@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from gateway.serving.run_keys import RunKeys
 from relay.state.api_keys import ApiKeys, Subject, digest_of
+from thaw.clock import wall_ms
 from thaw.errors import Unauthorized
 
 CACHE_S: Final = 60.0
@@ -18,8 +20,10 @@ _CACHED: Final = 10_000
 
 
 class Authenticator:
-    def __init__(self, keys: ApiKeys, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._keys, self._now_s = keys, now_s
+    def __init__(
+        self, keys: ApiKeys, now_s: Callable[[], float] = time.monotonic, run_keys: RunKeys | None = None
+    ) -> None:
+        self._keys, self._now_s, self._run_keys = keys, now_s, run_keys
         self._lock = threading.Lock()
         self._revoked = 0
         self._known: dict[str, tuple[float, Subject]] = {}
@@ -37,7 +41,11 @@ class Authenticator:
     def subject(self, authorization: str | None, *, anew: bool = False) -> Subject:
         """Return the subject that the header belongs to.  ``anew``: ask the state server, whatever is remembered.
         Raises Unauthorized, Unavailable."""
-        digest = _digest(authorization)
+        credentials = _credentials(authorization)
+        of_run = None if self._run_keys is None else self._run_keys.subject(credentials, wall_ms())
+        if of_run is not None:
+            return of_run
+        digest = digest_of(credentials)
         now_s = self._now_s()
         with self._lock:
             known, revoked = self._known.get(digest), self._revoked

@@ -16,25 +16,28 @@ from gateway.serving.call import Call
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
-from gateway.serving.execute import Steps, steps, to_end
+from gateway.serving.execute import Steps, to_end
 from gateway.serving.expected_wait import Expectation
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
+from gateway.serving.packages import Packages
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.sequences import CallMaker, Sequences
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
+from relay.protocol.messages import ActionChanged, InstanceChanged, PackageChanged, StartFailed, StreamWanted
 from relay.state import redis_link
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
+from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
@@ -67,7 +70,7 @@ class OwnHeartbeats:
 class Gateway:
     """Made after the fork (threads do not survive one)."""
 
-    def __init__(self, settings: GatewaySettings, log: Log) -> None:
+    def __init__(self, settings: GatewaySettings, log: Log, make_call: CallMaker) -> None:
         self.settings = settings
         self.gateway_id = GatewayId(random_hex_id())
         self.log = log.bind(gateway=self.gateway_id[:8])
@@ -75,9 +78,10 @@ class Gateway:
         clock = StateClock()
         self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
         self.keys = ApiKeys(self.client)
-        self.auth = Authenticator(self.keys)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
+        self.entities = Entities(self.client, settings.entities_bytes)
+        self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.code_answers = SharedMemory(settings.code_answer_bytes)
@@ -89,10 +93,12 @@ class Gateway:
         self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
+        self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
+        self.sequences = Sequences(self.dispatcher, self.packages, make_call, self.ended, settings.sequence_length)
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
         self.recorder = Recorder(self.records, self.pool, self.log)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
@@ -129,8 +135,12 @@ class Gateway:
         self._missed = ""  # why the last heartbeat was not written
         self._heartbeat = LastingThread(self._beat, "heartbeat")
 
+    def admit(self, call: Call) -> None:
+        """Refuse a call that would only add to a full queue.  Raises Throttled."""
+        self.caps.check(call.action.name)
+
     def steps(self, call: Call) -> Steps:
-        return steps(self.dispatcher, call)
+        return self.sequences.steps(call)
 
     def execute(self, call: Call) -> Outcome:
         return to_end(self.steps(call))
@@ -205,6 +215,8 @@ class Gateway:
             if message.deleted:
                 self._on_deleted(message.action)
             self.room.action_changed(message.action)
+        elif isinstance(message, PackageChanged):
+            self.packages.forget(message.namespace, message.package)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
@@ -220,4 +232,5 @@ class Gateway:
         server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
+        self.packages.forget()
         self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from gunicorn.app.base import BaseApplication
 
 from gateway import first_key
+from gateway.api.calls import make_call
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.front.bounds import Bounds
@@ -77,7 +78,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         """Runs in the worker."""
         sys.setswitchinterval(_SWITCH_S)
         lasting.guard(self._log)
-        self._gateway = Gateway(self._settings, self._log)
+        self._gateway = Gateway(self._settings, self._log, make_call)
         self._gateway.start()
         first_key.admit(self._gateway.keys, self._settings.first_key)
         app = create_app(self._gateway)

@@ -144,7 +144,7 @@ class Worker(ConnectionWorker):
         """Have the application look at the head before its long body is read."""
         self._leave_waiting(connection)
         connection.visit, connection.out = Visit(head_only=True), Out(None, self.bounds.answer_s)
-        known = self.app.knows(request.authorization)
+        known = not request.is_web and self.app.knows(request.authorization)
         self._take_turn(self._known_checks if known else self._checks, connection)
 
     def _reserve(self, connection: Connection, n_bytes: int) -> None:

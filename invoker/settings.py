@@ -24,6 +24,9 @@ class InvokerSettings:
     stage_address: str = setting(
         "THAW_STAGE_ADDRESS", "address at which containers of other hosts reach this host's; empty: they cannot", ""
     )
+    api_host: str = setting(
+        "THAW_API_HOST", "URL of the API as functions reach it, their __OW_API_HOST; empty: they are told none", ""
+    )
     memory_mb: int = setting("THAW_MEMORY_MB", "device memory this host declares, MiB", 4096)
     device: str = setting("THAW_DEVICE", "name of the device", "cpu")
     driver: str = setting("THAW_DRIVER", "container driver: process, docker, or one that a package adds", "process")

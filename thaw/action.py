@@ -10,6 +10,7 @@ from thaw.ids import ActionName, Namespace
 
 KIND_LLM = "llm:vllm"
 KIND_PYTHON = "python:3.11"
+KIND_SEQUENCE = "sequence"
 KINDS = (KIND_PYTHON, KIND_LLM)
 DEFAULT_KINDS = {"python:default": KIND_PYTHON, "python:3": KIND_PYTHON, "llm:default": KIND_LLM}
 
@@ -29,13 +30,14 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Exec:
     """``code`` is source text, or a zip file in base64 when ``binary`` is set; an ``llm:vllm`` action has a config
-    instead of code.
+    instead of code, and a ``sequence`` has the names of its components, which run one after another.
     """
 
     kind: str
     code: str = ""
     binary: bool = False
     main: str = ""
+    components: tuple[ActionName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,15 @@ class Action:
     @property
     def is_llm(self) -> bool:
         return self.exec.kind == KIND_LLM
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.exec.kind == KIND_SEQUENCE
+
+    @property
+    def is_conductor(self) -> bool:
+        """Its result names the action that runs next."""
+        return bool(self.annotations.get("conductor")) and not (self.is_llm or self.is_sequence)
 
     @property
     def idempotent(self) -> bool:

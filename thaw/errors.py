@@ -49,6 +49,8 @@ class ErrorInfo:
     printed: str = ""
     """The end of what a container wrote to stderr before its start failed: for the activation's logs, not for
     answers."""
+    printed_out: str = ""
+    """The same of stdout."""
 
 
 class ThawError(Exception):
@@ -60,14 +62,14 @@ class ThawError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.printed = ""
+        self.printed = self.printed_out = ""
 
     @property
     def code(self) -> str:
         return type(self).__name__
 
     def info(self) -> ErrorInfo:
-        return ErrorInfo(self.code, self.message, self.hint, self.printed)
+        return ErrorInfo(self.code, self.message, self.hint, self.printed, self.printed_out)
 
 
 class RequestError(ThawError):
@@ -194,7 +196,7 @@ def from_info(info: ErrorInfo) -> ThawError:
     cls = _tree(ThawError).get(info.code, PlatformError)
     error = cls.__new__(cls)
     ThawError.__init__(error, info.message, hint=info.hint)
-    error.printed = info.printed
+    error.printed, error.printed_out = info.printed, info.printed_out
     if isinstance(error, Throttled):
         error.retry_after_s = 1.0
     if isinstance(error, ConfigError):

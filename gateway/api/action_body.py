@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from gateway.api import bounded_json
 from gateway.api.code_zip import check_packages, decoded_zip
+from gateway.serving.packages import qualified
 from gateway.serving.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
-from thaw.action import DEFAULT_KINDS, KIND_LLM, KINDS, Action, Exec, Limits
+from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import parse_llm_config
 from thaw.errors import BadRequest, PlatformError, TooLarge
@@ -111,7 +112,9 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str):
         raise malformed("exec must be an object with a kind")
     kind = DEFAULT_KINDS.get(plain["kind"], plain["kind"])
-    if kind in ("blackbox", "sequence"):
+    if kind == KIND_SEQUENCE:
+        return replace(action, exec=Exec(kind, components=_components(plain.get("components"), action)), config=None)
+    if kind == "blackbox":
         raise NotHere(f"Actions of kind '{kind}' are absent in this version; use one of {', '.join(KINDS)}.")
     if kind not in KINDS:
         valid = ", ".join(f"'{k}'" for k in (*KINDS, *DEFAULT_KINDS))
@@ -134,6 +137,12 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if data is not None:
         check_packages(data)
     return replace(action, exec=Exec(kind, code, data is not None, main or ""), config=None)
+
+
+def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:
+    if not isinstance(plain, list) or not all(isinstance(name, str) for name in plain):
+        raise malformed("exec.components must be a list of actions' names")
+    return tuple(qualified(name, action.namespace) for name in plain)
 
 
 def _with_config(action: Action, code: str, body: Json) -> Action:

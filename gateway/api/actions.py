@@ -3,56 +3,66 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from flask import Blueprint, Response, request
 
 from gateway.api import render
-from gateway.api.action_body import NotHere, changed_action, new_action
+from gateway.api.action_body import changed_action, new_action
+from gateway.api.entity_body import listed
 from gateway.api.http import (
     action_name,
+    any_action_name,
+    caller,
+    entity_name,
     gateway,
     json_object,
     json_response,
     namespace,
     query_flag,
-    query_int,
     takes,
 )
+from gateway.core import Gateway
 from gateway.settings import COPIES
 from thaw.action import Action
 from thaw.errors import Conflict, NotFound, Throttled
+from thaw.ids import Namespace
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
-LIST_DEFAULT, LIST_MAX = 30, 200
-
-
-def page() -> tuple[int, int]:
-    """Return ``limit`` (0 means the most) and ``skip``."""
-    limit = query_int("limit", LIST_DEFAULT, high=LIST_MAX)
-    return limit or LIST_MAX, query_int("skip", 0) or 0
 
 
 @blueprint.get("/actions")
 def list_actions(ns: str) -> Response:
-    found = gateway().actions.list(namespace(ns))
-    if query_flag("count"):
-        return json_response({"actions": len(found)})
-    limit, skip = page()
-    return json_response([render.action_summary(a) for a in found[skip : skip + limit]])
+    return _page(gateway().actions.list(namespace(ns)))
+
+
+def _page(found: list[Action]) -> Response:
+    return json_response(listed("actions", [render.action_summary(a) for a in found]))
+
+
+def _in_package(ns: str, package: str) -> Response:
+    """``…/actions/PACKAGE/``: the actions of a package, or of the one that a binding stands for."""
+    core, own = gateway(), caller().namespace
+    found = core.packages.readable(own if ns == "_" else Namespace(ns), package, own)
+    return _page(core.packages.actions_in(core.packages.provider(found.binding, own) if found.binding else found))
 
 
 @blueprint.get("/actions/<path:name>")
 def get_action(ns: str, name: str) -> Response:
+    if name.endswith("/"):
+        return _in_package(ns, entity_name(name[:-1]))
     code = request.args.get("code", "true").lower() != "false"
-    core, full_name = gateway(), action_name(ns, name)
+    core = gateway()
+    found = core.packages.target(any_action_name(ns, name), caller().namespace).action
     if not code:
-        return _rendered(core.actions.get(full_name), code=False)
-    own, needed = namespace(ns), COPIES * core.records.action_bytes(namespace(ns), full_name)
+        return _rendered(found, code=False)
+    own, needed = caller().namespace, COPIES * core.records.action_bytes(found.namespace, found.name)
     if not core.code_answers.take(own, needed):
         raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
     with ExitStack() as held:
         held.callback(core.code_answers.give_back, own, needed)
-        response = _rendered(core.records.action(own, full_name), code=True)
+        whole = core.records.action(found.namespace, found.name)
+        response = _rendered(replace(whole, parameters={**found.parameters, **whole.parameters}), code=True)
         response.call_on_close(held.pop_all().close)
     return response
 
@@ -70,6 +80,7 @@ def _action_bytes(ns: str, name: str) -> int:
 @takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
     core, full_name = gateway(), action_name(ns, name)
+    core.packages.writable(full_name)
     body = json_object(core.settings.action_bytes)
     overwrite = query_flag("overwrite")
     try:
@@ -83,22 +94,22 @@ def put_action(ns: str, name: str) -> Response:
         last = old.version
         action = changed_action(old, body, core.settings)
     core.models.check(action)
+    if action.is_sequence:
+        core.sequences.check(action)
     core.actions.put(action, last=last)
+    _keep_package(core, action)
     return json_response(render.action(action))
+
+
+def _keep_package(core: Gateway, action: Action) -> None:
+    """A package that was deleted while its first action was written takes the action with it.  Raises NotFound."""
+    try:
+        core.packages.writable(action.name)
+    except NotFound:
+        core.actions.delete(action.name)
+        raise
 
 
 @blueprint.delete("/actions/<path:name>")
 def delete_action(ns: str, name: str) -> Response:
     return json_response(render.action(gateway().actions.delete(action_name(ns, name))))
-
-
-@blueprint.route("/<any(packages, triggers, rules):kind>", methods=["GET", "PUT", "POST", "DELETE"])
-@blueprint.route("/<any(packages, triggers, rules):kind>/<path:rest>", methods=["GET", "PUT", "POST", "DELETE"])
-def absent(ns: str, kind: str, rest: str = "") -> Response:
-    """Lists are empty, so that clients that list before they act still work; other requests say what is missing."""
-    namespace(ns)
-    if request.method == "GET" and not rest:
-        return json_response([] if not query_flag("count") else {kind: 0})
-    if request.method == "GET":
-        raise NotFound("The requested resource does not exist.")
-    raise NotHere(f"{kind.capitalize()} are absent in this version; actions and activations are here.")

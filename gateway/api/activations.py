@@ -5,8 +5,9 @@ from __future__ import annotations
 from flask import Blueprint, Response, request
 
 from gateway.api import render
-from gateway.api.actions import page
-from gateway.api.http import MISSING, gateway, json_response, namespace, query_flag, query_int
+from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
+from gateway.api.listing import page
+from gateway.serving.packages import MISSING
 from thaw import wire
 from thaw.activation import Activation
 from thaw.errors import BadRequest, NotFound
@@ -31,7 +32,7 @@ def list_activations(ns: str) -> Response:
     if count and not name:
         return json_response({"activations": core.records.count_activations(own, since_ms=since, upto_ms=upto)})
     if name:
-        found = [r for r in _scan(own, since, upto) if name in (r.action, r.action.partition("/")[2])]
+        found = [r for r in _scan(own, since, upto) if name in _names(r)]
         if count:
             return json_response({"activations": len(found)})
         found = found[skip : skip + limit]
@@ -78,6 +79,12 @@ def _links(plan: Plan | None) -> dict[str, float]:
     named = set() if plan is None else {stage.host for stage in plan.stages}
     reports = gateway().registry.hosts() if named else []
     return {r.host_id: r.network_bytes_per_s for r in reports if r.host_id in named and r.network_bytes_per_s > 0}
+
+
+def _names(record: Activation) -> tuple[str, ...]:
+    """What a list by name calls the record: the action's name with and without its namespace, and the binding's."""
+    bound = f"{record.binding}/{record.action.rpartition('/')[2]}" if record.binding else record.action
+    return record.action, record.action.partition("/")[2], bound, bound.partition("/")[2]
 
 
 def _record(ns: str, activation_id: str) -> Activation:

@@ -49,10 +49,14 @@ _ACTION: Final = {
             "type": "object",
             "required": ["kind"],
             "properties": {
-                "kind": {"type": "string", "enum": ["python:3.11", "python:default", "llm:vllm", "llm:default"]},
+                "kind": {
+                    "type": "string",
+                    "enum": ["python:3.11", "python:default", "llm:vllm", "llm:default", "sequence"],
+                },
                 "code": _TEXT,
                 "main": _TEXT,
                 "binary": _FLAG,
+                "components": {"type": "array", "items": _TEXT},
             },
         },
         "config": {"type": "object"},
@@ -91,6 +95,10 @@ _RECORDS: Final = _query(**_PAGE, name=_TEXT, since=_COUNT, upto=_COUNT, docs=_F
 _INVOKE: Final = _query(blocking=_FLAG, result=_FLAG, timeout={"type": "integer", "minimum": 1, "maximum": 60_000})
 _OF_NS: Final = "/api/v1/namespaces/{ns}"
 _ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
+_WEB_PATH: Final = (
+    "/api/v1/web/{ns}/{package}/{rest}",
+    [{**_NS, "schema": {"type": "string", "example": "guest"}}, _path("package"), _path("rest")],
+)
 _RECORD_PARAMETERS: Final = [_NS, _path("activation_id")]
 
 _MODELS_OF: Final = "/api/v1/thaw/namespaces/{ns}/models"
@@ -105,6 +113,35 @@ _PREFIXES: Final = {
     "properties": {"prefixes": {"type": "array", "minItems": 1, "items": _TEXT}},
 }
 
+_ENTITY: Final = {"parameters": _PAIRS, "annotations": _PAIRS, "publish": _FLAG}
+_PACKAGE: Final = {
+    "type": "object",
+    "properties": {
+        **_ENTITY,
+        "binding": {"type": "object", "properties": {"namespace": _TEXT, "name": _TEXT}},
+    },
+}
+_TRIGGER: Final = {"type": "object", "properties": _ENTITY}
+_RULE: Final = {"type": "object", "required": ["trigger", "action"], "properties": {"trigger": _TEXT, "action": _TEXT}}
+_STATUS: Final = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": {"type": "string", "enum": ["active", "inactive"]}},
+}
+
+
+def _entity_routes(name: str, entity: Json) -> list[tuple[str, str, str, list[Json], Json | None]]:
+    """What packages, triggers and rules have in common: method, end of the path, what it does, parameters, body."""
+    one, path = f"/{{{name}}}", [_path(name)]
+    more = _query(public=_FLAG) if name == "package" else []
+    return [
+        ("get", "", "a list", [*_query(**_PAGE), *more], None),
+        ("get", one, "one", path, None),
+        ("put", one, "create or update one", [*path, *_query(overwrite=_FLAG)], entity),
+        ("delete", one, "delete one", [*path, *(_query(force=_FLAG) if name == "package" else [])], None),
+    ]
+
+
 _OPEN: Final = {"/": "the installation", "/api/v1": "the API", "/health": "ready to serve?", "/metrics": "Prometheus"}
 """What needs no key."""
 _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
@@ -115,6 +152,19 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
     ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    *(
+        (method, f"{_OF_NS}/{kind}{part}", f"{what} of {kind}", [_NS, *more], body)
+        for kind, entity in (("packages", _PACKAGE), ("triggers", _TRIGGER), ("rules", _RULE))
+        for method, part, what, more, body in _entity_routes(kind[:-1], entity)
+    ),
+    ("post", f"{_OF_NS}/packages/refresh", "absent", [_NS], None),
+    ("post", f"{_OF_NS}/triggers/{{trigger}}", "fire", [_NS, _path("trigger")], {"type": "object"}),
+    ("post", f"{_OF_NS}/rules/{{rule}}", "switch on or off", [_NS, _path("rule")], _STATUS),
+    *((method, _WEB_PATH[0], "call a web action", _WEB_PATH[1], None) for method in ("get", "delete")),
+    *(
+        (method, _WEB_PATH[0], "call a web action", _WEB_PATH[1], {"type": "object"})
+        for method in ("post", "put", "patch")
+    ),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)
@@ -152,6 +202,8 @@ def document() -> dict[str, Any]:
     for method, path, what, parameters, body in _ROUTES:
         content = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
         operation = {"summary": what, "parameters": parameters, **content, "responses": _responses()}
+        if path == _WEB_PATH[0]:
+            operation["security"] = []
         paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.0.3",

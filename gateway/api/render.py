@@ -8,7 +8,7 @@ from typing import Any
 from gateway.serving.action_cache import simple_name
 from gateway.serving.routes import Serving
 from thaw import wire
-from thaw.action import Action
+from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import Activation
 
 Json = dict[str, Any]
@@ -21,6 +21,8 @@ def pairs(values: Mapping[str, object]) -> list[Json]:
 def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | None = None) -> Json:
     """The whole entity; ``config`` and, where it is known, what serves it are Thaw's additions for LLM kinds."""
     exec_: Json = {"kind": entity.exec.kind, "binary": entity.exec.binary}
+    if entity.is_sequence:
+        exec_["components"] = [f"/{name}" for name in entity.exec.components]
     if code:
         exec_["code"] = entity.exec.code
     if entity.exec.main:
@@ -47,7 +49,7 @@ def action_summary(entity: Action) -> Json:
 
 def _common(entity: Action) -> Json:
     return {
-        "namespace": entity.namespace,
+        "namespace": entity.name.rpartition("/")[0],
         "name": simple_name(entity.name),
         "version": entity.version,
         "publish": entity.publish,
@@ -101,7 +103,10 @@ def _annotations(record: Activation) -> Json:
         "timeout": record.timed_out,
         "waitTime": record.wait_ms,
         "initTime": record.init_ms,
-        "startMode": record.start_mode,
+        "topmost": True if record.kind == KIND_SEQUENCE and not record.caused_by else None,
+        "causedBy": record.caused_by or None,
+        "binding": record.binding or None,
+        "startMode": record.start_mode or None,
         "host": record.host or None,
         "groupId": record.group_id or None,
         "modelVersion": record.model_version or None,

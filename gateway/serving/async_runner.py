@@ -115,14 +115,21 @@ class AsyncRunner:
                 self._forget(activation_id)
                 return
             if queued:
-                ahead = self._call(entry.pending)
-                self._demand.add(ahead)
+                ahead = self._announced(entry.pending)
         except (PlatformError, NotFound) as e:  # the thread of the run meets the same error and deals with it
             self._log.event("entry_unprepared", activation_id=activation_id, error=e.message)
         try:
             self._pool.submit(self._run, entry, ahead)
         except RuntimeError:  # the pool is shut: this gateway stops, another claims the entry
             self._forget(activation_id)
+
+    def _announced(self, pending: Pending) -> Call | None:
+        """A call whose demand is known before its thread is there.  What is composed of calls needs no instance."""
+        call = self._call(pending)
+        if call.action.is_sequence or call.action.is_conductor:
+            return None
+        self._demand.add(call)
+        return call
 
     def _hand_to_owner(self, entry: Entry) -> bool:
         owner = GatewayId(entry.owner)
@@ -212,7 +219,7 @@ class AsyncRunner:
 def _make_call(pending: Pending, action: Action) -> Call:
     subject = Subject(pending.namespace, pending.subject)
     call = Call(pending.activation_id, action, subject, pending.payload, Hangup(), pending.endpoint, pending.seed)
-    call.received_ms = pending.accepted_ms
+    call.received_ms, call.cause, call.binding = pending.accepted_ms, pending.cause, pending.binding
     return call
 
 

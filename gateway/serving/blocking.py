@@ -133,4 +133,6 @@ def pending_of(call: Call) -> Pending:
         call.received_ms,
         call.seed or 0,
         call.endpoint,
+        call.cause,
+        call.binding,
     )

@@ -34,6 +34,10 @@ class Call:
     endpoint: str = ""
     seed: int | None = None
     claim: Callable[[], bool] | None = None
+    cause: str = ""  # the activation of the sequence or trigger that invoked it
+    caused_by: str = ""  # "sequence"
+    binding: str = ""  # through which it was named
+    lines: list[str] = field(default_factory=list)  # that the platform writes into its logs
     received_s: float = field(default_factory=time.monotonic)
     received_ms: int = field(default_factory=wall_ms)
     announced_s: float | None = None  # when demand was put; None: not in the registry

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from gateway.serving.hangup import Hangup
+from gateway.serving.run_keys import RunKeys
 from relay.clients.http11 import Connection
 from relay.protocol import messages
 from relay.protocol.messages import LogsFound, LogsWanted
@@ -50,7 +51,7 @@ class InvokerPool:
     """``result_bytes``: the longest answer that is taken from a container (a function's; a stream has its frames)."""
 
     def __init__(self, token: str, result_bytes: int = 1 << 20) -> None:
-        self.result_bytes = result_bytes
+        self.result_bytes, self.run_keys = result_bytes, RunKeys(token)
         self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, Connection]]] = {}

@@ -195,9 +195,12 @@ class Recorder:
 
 
 def _of_failed_start(outcome: Outcome) -> tuple[str, ...]:
-    printed = "" if outcome.error is None else outcome.error.printed
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if printed else ""
-    return tuple(f"{stamp} stderr: {line}" for line in printed.splitlines())
+    error = outcome.error
+    if error is None or not (error.printed or error.printed_out):
+        return ()
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    streams = (("stdout", error.printed_out), ("stderr", error.printed))
+    return tuple(f"{stamp} {stream}: {line}" for stream, printed in streams for line in printed.splitlines())
 
 
 def _writable(ended: Ended) -> Ended:

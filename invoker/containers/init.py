@@ -92,13 +92,15 @@ def _shape(stage: PlanStage) -> StageShape:
     return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges), stage.role)
 
 
-def python_init(function: Action) -> dict[str, object]:
-    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes."""
+def python_init(function: Action, api_host: str) -> dict[str, object]:
+    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes.  ``api_host``: the API's URL, or
+    empty."""
     code = function.exec
     env = {
         "__OW_ACTION_NAME": f"/{function.name}",
         "__OW_NAMESPACE": function.namespace,
         "__OW_ACTION_VERSION": function.version,
+        **({"__OW_API_HOST": api_host} if api_host else {}),
     }
     return {
         "name": function.name.rpartition("/")[2],

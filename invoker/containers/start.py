@@ -46,6 +46,7 @@ from thaw.trace import Phase, TraceEvent, event
 CONTAINER_ANSWERS_S: Final = 60.0
 EXIT_SEEN_S: Final = 5.0
 FETCH_END_S: Final = 10.0
+_HINT_LINES: Final = 5
 """The longest wait for fetchd's report once the engine has taken every byte: the report is then on its way."""
 
 
@@ -311,7 +312,7 @@ class Starting:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
-            self._post_init(path, python_init(function))
+            self._post_init(path, python_init(function, self._deps.settings.api_host))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))
         self._live.amend(init_ms=init_ms)
@@ -335,7 +336,8 @@ class Starting:
         """A function's stderr says why it did not load.  An engine prints more than a hint can hold."""
         live = self._live
         if live.kind == KIND_PYTHON and isinstance(error, InitFailed):
-            return (live.handle and last_lines(live.handle)) or error.hint
+            said = error.printed.strip().splitlines()[-_HINT_LINES:]
+            return "\n".join(said) or (live.handle and last_lines(live.handle)) or error.hint
         return error.hint or ("thaw activation logs has what the engine printed" if live.kind == KIND_LLM else "")
 
     # the end -------------------------------------------------------------------------------------------------------

@@ -99,6 +99,14 @@ class ActionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PackageChanged:
+    """Gateway → gateways: the package was written or deleted, so its actions have other parameters."""
+
+    namespace: Namespace
+    package: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsAllowedChanged:
     """Gateway → schedulers: the prefixes of models that the namespace may run are others now."""
 
@@ -280,6 +288,7 @@ _TYPES: dict[str, type[Any]] = {
         DemandRemoved,
         InstanceChanged,
         ActionChanged,
+        PackageChanged,
         ModelsAllowedChanged,
         StartFailed,
         ModelInspected,

@@ -38,6 +38,11 @@ def actions(namespace: str) -> str:
     return f"thaw:actions:{namespace}"
 
 
+def entities(kind: str, namespace: str) -> str:
+    """A hash: name → Package, Trigger or Rule.  ``kind``: packages, triggers, rules."""
+    return f"thaw:{kind}:{namespace}"
+
+
 def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 

@@ -72,6 +72,8 @@ class Pending:
     accepted_ms: int
     seed: int
     endpoint: str = ""  # llm kinds: "chat" | "completions"
+    cause: str = ""  # the trigger's activation
+    binding: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,3 +131,9 @@ def test_what_a_container_printed_before_its_start_failed_is_in_the_logs_and_not
     (record,) = records.records
     assert [line.partition(" ")[2] for line in record.logs] == ["stderr: Traceback:", "stderr:   line 1"]
     assert record.result == {"error": "the engine failed"}
+
+
+def test_what_a_failed_start_printed_on_both_streams_is_in_the_logs() -> None:
+    error = from_info(ErrorInfo("InitFailed", "it did not load", printed="Traceback\nSyntaxError", printed_out="hi"))
+    lines = recorder._of_failed_start(outcome_of(error))
+    assert [line.partition("Z ")[2] for line in lines] == ["stdout: hi", "stderr: Traceback", "stderr: SyntaxError"]

@@ -54,9 +54,16 @@ WHO_MAY = {
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>/logs": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>/trace": OWN,
     **{
-        f"{method} /api/v1/namespaces/<ns>/<any(packages, triggers, rules):kind>{rest}": OWN
-        for method in ("GET", "PUT", "POST", "DELETE")
-        for rest in ("", "/<path:rest>")
+        f"{method} /api/v1/namespaces/<ns>/{kind}s{rest}": OWN
+        for kind in ("package", "trigger", "rule")
+        for method, rest in (("GET", ""), *((m, f"/<{kind}>") for m in ("GET", "PUT", "DELETE", "POST")))
+        if (kind, method) != ("package", "POST")
+    },
+    "GET /api/v1/namespaces/<ns>/packages": KEY_HOLDER,  # of another namespace those that it shares: test_packages
+    "POST /api/v1/namespaces/<ns>/packages/refresh": OWN,
+    **{
+        f"{method} /api/v1/web/<ns>/<package>/<path:rest>": ANYBODY  # web actions; what else is there, nobody learns
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH")
     },
     "GET /v1/models": KEY_HOLDER,
     "GET /v1/models/<path:name>": KEY_HOLDER,
@@ -77,8 +84,10 @@ WHO_MAY = {
 VALUES = {
     "<path:name>": ACTION,
     "<activation_id>": ACTIVATION,
-    "<any(packages, triggers, rules):kind>": "rules",
     "<path:rest>": "x",
+    "<package>": "default",
+    "<trigger>": "nothing",
+    "<rule>": "nothing",
     "<host_id>": "h0",
     "<key_id>": "nobody",
 }

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_ok
+from thaw.cli.context import client, print_json, say_aside, say_ok
 
 app = typer.Typer(no_args_is_help=True, help="Deploy and call functions.")
 
@@ -24,11 +24,32 @@ ParamFile = Annotated[
     list[Path] | None, typer.Option("--param-file", "-P", help="A file with a JSON object of parameters. Repeatable.")
 ]
 Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="An annotation: KEY VALUE. Repeatable.")]
+NoteFile = Annotated[
+    list[Path] | None,
+    typer.Option("--annotation-file", "-A", help="A file with a JSON object of annotations. Repeatable."),
+]
+DelNotes = Annotated[list[str] | None, typer.Option("--del-annotation", help="An annotation to take away. Repeatable.")]
 Timeout = Annotated[int | None, typer.Option("--timeout", "-t", help="Time limit of a run, in milliseconds.")]
 Memory = Annotated[int | None, typer.Option("--memory", "-m", help="Memory limit, in MB.")]
 Concurrency = Annotated[
     int | None, typer.Option("--concurrency", "-c", help="Most requests at the same time in one container.")
 ]
+LogSize = Annotated[int | None, typer.Option("--logsize", "-l", help="Most that a run may print, in MB.")]
+Web = Annotated[
+    str | None,
+    typer.Option(help="Answer HTTP requests without a key: true, raw (the request as it came) or false."),
+]
+WebSecure = Annotated[
+    str | None,
+    typer.Option(help="Ask web requests for X-Require-Whisk-Auth: a secret, true (one is made) or false."),
+]
+Sequence = Annotated[
+    bool, typer.Option("--sequence", help="FILE names actions, separated by commas, that run one after another.")
+]
+Copy = Annotated[bool, typer.Option("--copy", help="FILE names an action, which is copied.")]
+Docker = Annotated[str | None, typer.Option(help="An image of your own (absent in this version).")]
+Native = Annotated[bool, typer.Option("--native", help="A native program (absent in this version).")]
+_COPIED = ("exec", "parameters", "annotations", "limits", "config")
 Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
 
 
@@ -46,18 +67,47 @@ def create(
     memory: Memory = None,
     concurrency: Concurrency = None,
     stages: Stages = None,
+    logsize: LogSize = None,
+    web: Web = None,
+    web_secure: WebSecure = None,
+    sequence: Sequence = False,
+    annotation_file: NoteFile = None,
+    del_annotation: DelNotes = None,
+    copy: Copy = False,
+    docker: Docker = None,
+    native: Native = False,
 ) -> None:
     """Deploy a new function."""
     from thaw.cli.deploy import Deployment, action_body
     from thaw.errors import BadRequest
 
+    _refuse_images(docker, native)
     if file is None and config is None:
         raise BadRequest(
             "there is nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json"
         )
     body = action_body(
-        Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
+        Deployment(
+            None if copy else file,
+            config,
+            kind,
+            main,
+            param,
+            param_file,
+            annotation,
+            timeout,
+            memory,
+            concurrency,
+            stages,
+            logsize,
+            web,
+            web_secure,
+            sequence,
+            annotation_file,
+            del_annotation,
+        )
     )
+    body = _copied(file, body) if copy else body
     _put(name, body, overwrite=False, done="created")
 
 
@@ -75,14 +125,66 @@ def update(
     memory: Memory = None,
     concurrency: Concurrency = None,
     stages: Stages = None,
+    logsize: LogSize = None,
+    web: Web = None,
+    web_secure: WebSecure = None,
+    sequence: Sequence = False,
+    annotation_file: NoteFile = None,
+    del_annotation: DelNotes = None,
+    copy: Copy = False,
+    docker: Docker = None,
+    native: Native = False,
 ) -> None:
     """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
     from thaw.cli.deploy import Deployment, action_body
 
+    _refuse_images(docker, native)
     body = action_body(
-        Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
+        Deployment(
+            None if copy else file,
+            config,
+            kind,
+            main,
+            param,
+            param_file,
+            annotation,
+            timeout,
+            memory,
+            concurrency,
+            stages,
+            logsize,
+            web,
+            web_secure,
+            sequence,
+            annotation_file,
+            del_annotation,
+        )
     )
+    body = _copied(file, body) if copy else body
     _put(name, body, overwrite=True, done="updated")
+
+
+def _refuse_images(docker: str | None, native: bool) -> None:
+    from thaw.errors import BadRequest
+
+    if docker is not None or native:
+        raise BadRequest("images and programs of your own are absent here", hint="deploy a .py or a .zip file")
+
+
+def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """The body that makes a copy of an action, with the changes of the command line."""
+    from thaw.cli.client import action_path
+    from thaw.errors import BadRequest
+
+    if source is None:
+        raise BadRequest("--copy needs the action to copy", hint="thaw action create NAME --copy ACTION")
+    found = client().get(action_path(str(source)))
+    body = {
+        field: found[field] for field in ("exec", "parameters", "annotations", "limits", "config") if field in found
+    }
+    merged = {p["key"]: p for field in (body["annotations"], changes.get("annotations", [])) for p in field}
+    limits = {**body["limits"], **changes.get("limits", {})}
+    return {**body, **changes, "annotations": list(merged.values()), "limits": limits}
 
 
 def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None:
@@ -93,16 +195,50 @@ def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None
 
 
 @app.command()
-def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code.")] = False) -> None:
-    """Print a function as JSON, and say what serves a model now."""
+def get(
+    name: Name,
+    field: Annotated[str | None, typer.Argument(help="Print only this field.")] = None,
+    save: Annotated[bool, typer.Option(help="Print only the code.")] = False,
+    url: Annotated[bool, typer.Option("--url", help="Print only the URL at which it is called.")] = False,
+) -> None:
+    """Print a function as JSON, and say on stderr what serves a model now."""
     from thaw.cli.client import action_path
 
     found = client().get(action_path(name), code=save)
+    if url:
+        print(_url(found))
+        return
     if save:
         print(found.get("exec", {}).get("code", ""), end="")
         return
-    say_ok(f"got action {found.get('name', name)}{_served_by(found.get('instances', []))}")
+    said = f"got action {found.get('name', name)}"
+    if field is not None:
+        shown = _field(found, field)
+        say_aside(f"{said}, displaying field {field}")
+        print_json(shown)
+        return
+    say_aside(said + _served_by(found.get("instances", [])))
     print_json(found)
+
+
+def _field(action: dict[str, Any], field: str) -> Any:
+    from thaw.errors import BadRequest
+
+    if field not in action:
+        raise BadRequest(f"an action has no field {field!r}", hint=f"fields: {', '.join(action)}")
+    return action[field]
+
+
+def _url(action: dict[str, Any]) -> str:
+    """Where a web action answers, else where the action is invoked with a key."""
+    from urllib.parse import quote
+
+    namespace, _, package = (quote(part) for part in action["namespace"].partition("/"))
+    notes = {a["key"]: a["value"] for a in action.get("annotations", [])}
+    name = quote(action["name"])
+    if notes.get("web-export") is True:
+        return f"{client().apihost}/api/v1/web/{namespace}/{package or 'default'}/{name}"
+    return f"{client().apihost}/api/v1/namespaces/{namespace}/actions/{package and package + '/'}{name}"
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
@@ -125,14 +261,19 @@ def _kind_of(instance: dict[str, Any]) -> str:
 
 @app.command("list")
 def list_(
+    package: Annotated[
+        str | None, typer.Argument(help="Only the actions of this package: NAME or /NAMESPACE/NAME.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
     skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
 ) -> None:
     """List the functions of this namespace, the one changed last first."""
+    from thaw.cli.client import action_path
     from thaw.cli.tables import moment, show, table
 
     rows = table("action", "version", "kind", "timeout", "memory", "updated")
-    for action in client().get("actions", limit=limit, skip=skip):
+    path = "actions" if package is None else f"{action_path(package)}/"
+    for action in client().get(path, limit=limit, skip=skip):
         kind = next((a["value"] for a in action.get("annotations", []) if a["key"] == "exec"), "")
         limits = action.get("limits", {})
         rows.add_row(
@@ -181,7 +322,7 @@ def invoke(
         say_ok(f"invoked {name}{waited} with id {activation}")
         return
     if not result:
-        say_ok(f"invoked {name} with id {activation}")
+        say_aside(f"invoked {name} with id {activation}")
     print_json(body)
     if status >= 400:
         raise typer.Exit((status - 256) % 256)

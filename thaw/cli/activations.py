@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, out, print_json, say_ok
+from thaw.cli.context import client, out, print_json, say_aside
 
 app = typer.Typer(no_args_is_help=True, help="Show the records of calls (activations).")
 
@@ -60,7 +60,7 @@ def get(
 ) -> None:
     """Print the whole record as JSON."""
     found = _ended(_chosen(activation_id, last), wait)
-    say_ok(f"got activation {found['activationId']}")
+    say_aside(f"got activation {found['activationId']}")
     print_json(found)
 
 

@@ -48,6 +48,11 @@ class Client:
     def apihost(self) -> str:
         return self._target.apihost
 
+    @property
+    def auth(self) -> str:
+        """The API key, for a feed that fires a trigger with it."""
+        return self._target.require_auth()
+
     def get(self, path: str, **params: object) -> Any:
         return self._json("GET", path, params)
 
@@ -57,8 +62,8 @@ class Client:
     def put(self, path: str, body: object, **params: object) -> Any:
         return self._json("PUT", path, params, body)
 
-    def delete(self, path: str, body: object = None) -> Any:
-        return self._json("DELETE", path, {}, body)
+    def delete(self, path: str, body: object = None, **params: object) -> Any:
+        return self._json("DELETE", path, params, body)
 
     def invoke(self, path: str, body: object, **params: object) -> tuple[int, Any]:
         """Return status and body.  The record of a failed run is an answer here, not an error."""
@@ -107,10 +112,15 @@ class Client:
 
 def action_path(name: str) -> str:
     """``chat``, ``pkg/chat``, ``/ns/chat`` or ``/ns/pkg/chat`` → the path of the action."""
+    return entity_path("actions", name)
+
+
+def entity_path(kind: str, name: str) -> str:
+    """The path of one of the actions, packages, triggers or rules; without a name the path of their list."""
     if name.startswith("/"):
         namespace, _, rest = name[1:].partition("/")
-        return f"/api/v1/namespaces/{quote(namespace, safe='')}/actions/{quote(rest)}"
-    return f"actions/{quote(name)}"
+        return f"/api/v1/namespaces/{quote(namespace, safe='')}/{kind}{'/' if rest else ''}{quote(rest)}"
+    return f"{kind}/{quote(name)}" if name else kind
 
 
 def _decode(response: requests.Response) -> Any:

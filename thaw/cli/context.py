@@ -73,3 +73,8 @@ def print_json(value: object) -> None:
 
 def say_ok(text: str) -> None:
     out().print(f"[green]ok:[/green] {text}", markup=True, soft_wrap=True)
+
+
+def say_aside(text: str) -> None:
+    """On stderr, where stdout has data that another program may read."""
+    err().print(f"[green]ok:[/green] {text}", markup=True, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thaw import __version__
-from thaw.cli import actions, activations, chat, dev, hosts, keys, models, properties_cli
+from thaw.cli import actions, activations, chat, dev, hosts, keys, models, packages, properties_cli, rules, triggers
 from thaw.cli.context import err, globals_, take_global_options
 from thaw.cli.params import join_pairs
 from thaw.errors import ThawError
@@ -23,6 +23,9 @@ app = typer.Typer(
 )
 app.add_typer(dev.app, name="dev")
 app.add_typer(actions.app, name="action")
+app.add_typer(packages.app, name="package")
+app.add_typer(triggers.app, name="trigger")
+app.add_typer(rules.app, name="rule")
 app.add_typer(activations.app, name="activation")
 app.add_typer(models.app, name="model")
 app.command("chat")(chat.chat)

@@ -248,6 +248,7 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "THAW_MEMORY_MB": str(options.host_memory_mb),
         "THAW_INVOKER_BIND": f"{platform.host_address(number)}:0",
         "THAW_STAGE_ADDRESS": platform.host_address(number) if direct else "",
+        "THAW_API_HOST": platform.apihost,
         "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
         "THAW_DRIVER": options.driver,
         "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),

@@ -1,0 +1,66 @@
+"""The key that a run gets when its action asks for one."""
+
+from __future__ import annotations
+
+import pytest
+import requests
+
+from gateway.serving.call import Call
+from gateway.serving.hangup import Hangup
+from gateway.serving.run_keys import RunKeys
+from relay.state.api_keys import Role, Subject
+from tests.gateway.conftest import GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.test_packages import HERE, pairs
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.ids import ActionName, ActivationId, Namespace
+
+GUEST = Namespace("guest")
+CALL = Call(
+    ActivationId("a" * 32),
+    Action(ActionName("guest/f"), GUEST, "0.0.1", Exec(KIND_PYTHON), Limits()),
+    Subject(GUEST, "ada", Role.OPERATOR),
+    {},
+    Hangup(),
+)
+
+
+def test_a_key_is_its_callers_until_its_time_is_over_and_never_an_operators() -> None:
+    keys = RunKeys("token")
+    key = keys.make(CALL, 1000)
+    assert keys.subject(key, 1000) == Subject(GUEST, "ada", Role.TENANT)
+    assert keys.subject(key, 1001) is None
+    assert RunKeys("another installation's").subject(key, 1000) is None
+
+
+@pytest.mark.parametrize("text", ["", ".", "a:b", "a:thaw.b.c", ":thaw..", "ä:thaw.ö.ü"])
+def test_what_we_did_not_make_is_no_key(text: str) -> None:
+    assert RunKeys("token").subject(text, 0) is None
+
+
+def test_no_part_of_a_key_can_be_changed() -> None:
+    keys = RunKeys("token")
+    key = keys.make(CALL, 1000)
+    for i in range(len(key)):
+        changed = key[:i] + ("b" if key[i] != "b" else "c") + key[i + 1 :]
+        assert keys.subject(changed, 0) is None, i
+
+
+def test_a_function_that_asks_for_a_key_gets_one_that_works_and_no_other_does(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_python("plain")
+    gateway.put_python("asks", annotations=pairs(**{"provide-api-key": True}))
+    for i, name in enumerate(("plain", "asks")):
+        invoker.ready(f"guest/{name}", instance=f"i{i}")
+    gateway.wait_for_routes(2)
+    for name in ("plain", "asks"):
+        assert gateway.call("POST", f"{HERE}/actions/{name}?blocking=true").status_code == 200
+    plain, asks = invoker.runs
+    assert "api_key" not in plain
+    user, _, secret = asks["api_key"].partition(":")
+    for auth in ({"auth": (user, secret)}, {"headers": {"Authorization": f"Bearer {asks['api_key']}"}}):
+        reply = requests.get(f"{gateway.url}/api/v1/namespaces", timeout=30, **auth)  # type: ignore[arg-type]
+        assert (reply.status_code, reply.json()) == (200, ["guest"])
+    refused = requests.get(f"{gateway.url}/api/v1/thaw/keys", auth=(user, secret), timeout=30)
+    assert refused.status_code == 403
