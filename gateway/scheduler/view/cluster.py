@@ -28,7 +28,7 @@ from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandAdded
 from thaw.action import KIND_LLM
 from thaw.host import HostReport
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 
 SERVED_KEPT: Final = 10_000
@@ -61,7 +61,8 @@ class ClusterView:
         self.in_group: dict[GroupId, set[InstanceId]] = {}
         self.kept: dict[InstanceId, KeptStage] = {}
         self.models: dict[str, ModelView] = {}
-        self.blocked = Turns()  # actions that wait for memory
+        self.weights: dict[Namespace, float] = {}  # of namespaces with another one than 1
+        self.blocked = Turns(lambda namespace: self.weights.get(namespace, 1.0))  # actions that wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
