@@ -21,6 +21,7 @@ from gateway.serving.expected_wait import Expectation
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
+from gateway.serving.quotas import QuotaBook
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
@@ -29,19 +30,21 @@ from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, InstanceChanged, StartFailed, StreamWanted
+from relay.protocol.messages import ActionChanged, InstanceChanged, QuotasChanged, StartFailed, StreamWanted
 from relay.state import redis_link
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
 from relay.state.pending import PendingClaims
+from relay.state.quotas import NamespaceQuotas
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
+from relay.state.storage import Storage
 from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.hangup import HangupWatcher
-from thaw.ids import ActionName, GatewayId, random_hex_id
+from thaw.ids import ActionName, GatewayId, Namespace, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
@@ -73,7 +76,9 @@ class Gateway:
         self.log = log.bind(gateway=self.gateway_id[:8])
         self.client = redis_link.connect(settings.state_url)
         clock = StateClock()
-        self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
+        self.quotas = QuotaBook(settings.quotas, NamespaceQuotas(self.client))
+        self.storage = Storage(self.client, self.quotas.of)
+        self.records, self.registry = Records(self.client, clock, self.storage), Registry(self.client, clock)
         self.keys = ApiKeys(self.client)
         self.auth = Authenticator(self.keys)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
@@ -84,7 +89,14 @@ class Gateway:
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
-        self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
+        self.caps = QueueCaps(
+            settings.queue_action,
+            settings.queue_namespace,
+            self.room,
+            expected,
+            self.registry.n_held,
+            lambda namespace: self.quotas.of(namespace).held,
+        )
         token = self.registry.host_token(secrets.token_urlsafe(32))
         self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
@@ -123,6 +135,7 @@ class Gateway:
             self.recorder,
             settings.async_threads,
             self.log,
+            self.quotas.weight_of,
         )
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()
@@ -151,6 +164,8 @@ class Gateway:
     def start(self) -> None:
         self.registry.gateway_alive(self.gateway_id)
         self.room.reload(self.registry.instances())
+        self.quotas.reload()
+        self.storage.look()
         self._events.start()
         self.hangups.start()
         self.recorder.start()
@@ -182,6 +197,7 @@ class Gateway:
         while True:
             try:
                 self.registry.gateway_alive(self.gateway_id)
+                self.storage.look()
                 self.demand.retry()
                 if own.may_claim(time.monotonic()):
                     self.runner.claim_dead()
@@ -200,11 +216,19 @@ class Gateway:
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
         elif isinstance(message, StreamWanted):
             self.reconnects.wanted(message)
+        elif isinstance(message, QuotasChanged):
+            self._on_quotas(message.namespace)
         elif isinstance(message, ActionChanged):
             self.actions.forget(message.action)
             if message.deleted:
                 self._on_deleted(message.action)
             self.room.action_changed(message.action)
+
+    def _on_quotas(self, namespace: Namespace) -> None:
+        try:
+            self.quotas.changed(namespace)
+        except PlatformError as e:
+            self.log.event("quotas_unknown", namespace=namespace, error=e.message)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
@@ -220,4 +244,5 @@ class Gateway:
         server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
+        self.quotas.reload()
         self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)

@@ -61,6 +61,7 @@ def invoke(ns: str, name: str) -> Response:
     hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
     try:
         call = _call(core, action, hangup)
+        core.storage.check(call.subject.namespace)
         core.caps.check(action.name)
         with ExitStack() as counted:
             counted.enter_context(core.throttle.counted(call.subject.namespace))

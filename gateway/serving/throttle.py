@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.serving.expected_wait import Expectation
-from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.waiting_room import Queue, WaitingRoom
 from thaw.errors import Throttled
 from thaw.ids import ActionName, Namespace
+from thaw.quotas import who_raises
 
 WINDOW_S = 60.0
 
@@ -86,16 +87,29 @@ class QueueCaps:
     """Limits this gateway's queues, as the throttle limits this gateway's requests.  It is asked before a request is
     accepted, so an accepted one (a 202, a request that lost its worker) is never refused afterwards."""
 
-    def __init__(self, per_action: int, per_namespace: int, room: WaitingRoom, expected: Expectation) -> None:
+    def __init__(
+        self,
+        per_action: int,
+        per_namespace: int,
+        room: WaitingRoom,
+        expected: Expectation,
+        n_held: Callable[[Namespace], int] = lambda _: 0,
+        most_held: Callable[[Namespace], int] = lambda _: 1,
+    ) -> None:
+        """``n_held``: how many requests of the namespace wait at all gateways; ``most_held``: how many may."""
         self._per_action, self._per_namespace = per_action, per_namespace
         self._room, self._expected = room, expected
+        self._n_held, self._most_held = n_held, most_held
 
     def check(self, action: ActionName) -> None:
-        """Raises Throttled."""
+        """A request that finds a free instance costs no question to the state server.  Raises Throttled,
+        Unavailable."""
         queue = self._room.queue(action)
         full = queue.n_waiting >= self._per_action
         at_once = bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
         if not full and (queue.n_in_namespace < self._per_namespace or at_once):
+            if not at_once:
+                self._check_all_gateways(action, queue)
             return
         of, n, allowed = (
             (action, queue.n_waiting, self._per_action)
@@ -107,3 +121,14 @@ class QueueCaps:
             retry_after_s=self._expected.wait_s(action, queue),
             hint="Retry-After says when one would be served",
         )
+
+    def _check_all_gateways(self, action: ActionName, queue: Queue) -> None:
+        namespace = Namespace(action.partition("/")[0])
+        n, allowed = self._n_held(namespace), self._most_held(namespace)
+        if n >= allowed:
+            raise Throttled(
+                f"Too many requests wait for namespace {namespace} (count: {n}, allowed: {allowed}). "
+                f"{who_raises('held', namespace)}.",
+                retry_after_s=self._expected.wait_s(action, queue),
+                hint="Retry-After says when one would be served",
+            )

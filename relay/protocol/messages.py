@@ -106,6 +106,13 @@ class ModelsAllowedChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotasChanged:
+    """Gateway → gateways and schedulers: an operator changed the namespace's quotas or its weight."""
+
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
 class StartFailed:
     """Scheduler → gateways: these held activations end with this error; other demand of the action goes on."""
 
@@ -281,6 +288,7 @@ _TYPES: dict[str, type[Any]] = {
         InstanceChanged,
         ActionChanged,
         ModelsAllowedChanged,
+        QuotasChanged,
         StartFailed,
         ModelInspected,
         CommandRefused,

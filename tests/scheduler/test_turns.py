@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import ActionSeen
+from gateway.scheduler.events import ActionSeen, QuotasSeen
 from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandAdded, DemandRemoved
 from tests.scheduler.world import MIB, World, hello, of, report
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceState
+from thaw.quotas import OwnQuotas
 
 TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
 
@@ -174,7 +175,8 @@ def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other
 ) -> None:
     """However much earlier, and however many, the others' requests are due."""
     w = one_slot({"guest/first": 1.0})
-    w.view.weights.update({Namespace(owner): weight for owner, weight in weights.items()})
+    for owner, weight in weights.items():
+        w.do(QuotasSeen(Namespace(owner), OwnQuotas(weight=weight)))
     running = between(w, crowd)
     for _ in range(n_before):
         running = serve(w, running[0]) if running else []
@@ -207,9 +209,23 @@ def test_ten_thousand_requests_of_one_namespace_delay_another_ones_start_by_one(
 
 def test_namespaces_that_always_wait_start_by_their_weights() -> None:
     w = one_slot({"guest/first": 1.0})
-    w.view.weights[Namespace("b")] = 3.0
+    w.do(QuotasSeen(Namespace("b"), OwnQuotas(weight=3.0)))
     running, order = between(w, {"a": 12, "b": 12}), []
     for _ in range(12):
         running = serve(w, running[0])
         order += [s.plan.action[0] for s in running]
     assert order.count("b") in (9, 8)
+
+
+def test_a_namespace_has_no_more_starts_in_progress_than_its_quota() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2)))
+    w.do(ActionSeen(hello()), ActionSeen(replace(hello(), name=ActionName("other/f"))))
+    running = [start for _ in range(4) for start in of(w.ask(), StartGroup)]
+    assert len(running) == 2
+    assert len(of(w.ask(ActionName("other/f")), StartGroup)) == 1, "another namespace has its own"
+    assert of(w.later(2.0), StartGroup) == []
+    w.ready(running[0])
+    assert len(of(w.later(2.0), StartGroup)) == 1, "one of the two is ready now"
+    w.said(running[1], InstanceState.GONE)
+    assert len(of(w.later(60.0), StartGroup)) == 1, "one has failed"

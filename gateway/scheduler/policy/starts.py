@@ -262,6 +262,8 @@ def _start_many(
     sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
     n_started = 0
     while sizes and n_started < lacks.room:
+        if not view.shares.may_start(facts.name):  # the end of one of its namespace's starts frees a place
+            return [*decided, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
         n_workers = sizes.pop()
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
