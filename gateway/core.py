@@ -83,7 +83,7 @@ class Gateway:
         self.auth = Authenticator(self.keys)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
-        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
+        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.code_answers = SharedMemory(settings.code_answer_bytes)
         self.hangups = HangupWatcher()

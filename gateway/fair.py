@@ -29,8 +29,9 @@ _OF_THE_FREE = 7
 
 def may_have_more(n_own: int, n_free: int) -> bool:
     """Whether an owner that has ``n_own`` places may have one of ``n_free``: while it has fewer than seven times as
-    many as are free (a dynamic threshold; Choudhury and Hahne, 1998).  Of 64 places it gets 56 alone, two get 30 each,
-    and so on: the next one still finds a place.  Fewer than eight places are not kept free for others."""
+    many as are free (a dynamic threshold; Choudhury and Hahne, 1998).  Of 64 places it gets 56 alone, two that compete
+    get 30 each, and so on.  Where some came one after the other and nothing is free, a place that one of them gives
+    back goes to whoever has fewer.  Fewer than eight places are not kept free for others."""
     return n_own < _OF_THE_FREE * n_free
 
 

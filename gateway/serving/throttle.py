@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gateway.fair import may_have_more
 from gateway.serving.expected_wait import Expectation
 from gateway.serving.waiting_room import Queue, WaitingRoom
 from thaw.errors import Throttled
@@ -34,8 +35,17 @@ class Throttle:
     """Counts this gateway's requests; with several gateways, each allows the settings' values (OpenWhisk's controllers
     divide them)."""
 
-    def __init__(self, per_minute: int, concurrent: int, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: int,
+        concurrent: int,
+        now_s: Callable[[], float] = time.monotonic,
+        places: int | None = None,
+    ) -> None:
+        """``places``: how many invocations of all namespaces there may be at once.  A namespace has at most seven times
+        as many as are free."""
         self._per_minute, self._concurrent, self._now_s = per_minute, concurrent, now_s
+        self._free = places
         self._lock = threading.Lock()
         self._uses: dict[Namespace, _Use] = {}
 
@@ -43,13 +53,14 @@ class Throttle:
         """Count an invocation in; leave() counts it out.  Raises Throttled."""
         with self._lock:
             use = self._use_now(namespace)
-            if use.concurrent >= self._concurrent:
+            has_place = self._free is None or may_have_more(use.concurrent, self._free)
+            if use.concurrent >= self._concurrent or not has_place:
                 raise Throttled(
                     f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
-                    f"allowed: {self._concurrent}).",
+                    f"allowed: {min(self._concurrent, use.concurrent)}).",
                 )
             use.count += 1
-            use.concurrent += 1
+            self._hold(use, 1)
 
     def enter_again(self, namespace: Namespace) -> None:
         """Count a request that goes on with an invocation which is counted in.  Raises Throttled."""
@@ -58,7 +69,12 @@ class Throttle:
 
     def leave(self, namespace: Namespace) -> None:
         with self._lock:
-            self._uses[namespace].concurrent -= 1
+            self._hold(self._uses[namespace], -1)
+
+    def _hold(self, use: _Use, by: int) -> None:
+        use.concurrent += by
+        if self._free is not None:
+            self._free -= by
 
     def _use_now(self, namespace: Namespace) -> _Use:
         """Raises Throttled when there were too many requests in this minute."""
