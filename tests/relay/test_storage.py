@@ -63,6 +63,16 @@ def test_a_record_counts_until_all_of_its_hour_has_expired(client: redis.Redis) 
     assert storage.usage(OTHER).record_bytes == 0
 
 
+def test_the_first_record_of_an_hour_subtracts_what_has_expired(client: redis.Redis) -> None:
+    records, _ = with_quotas(client)
+    client.hset(keys.used(GUEST), mapping={"records": 5_000, "h100": 5_000})
+    records.end(record("a"))
+    fields: Any = client.hgetall(keys.used(GUEST))
+    assert b"h100" not in fields
+    assert 0 < int(fields[b"records"]) < 5_000
+    assert 7 * 24 * 3600 < client.ttl(keys.used(GUEST)) <= 7 * 24 * 3600 + 7_200
+
+
 def test_a_202_counts_until_it_has_ended_whichever_way(client: redis.Redis) -> None:
     records, storage = with_quotas(client)
     entries = {name: records.accept(pending(name, payload="z" * 1_000)) for name in "abc"}
