@@ -36,8 +36,6 @@ from thaw.quotas import who_raises
 from thaw.trace import Phase, TraceEvent
 
 TRACE_TTL_S: Final = 7 * 24 * 3600
-_MUCH_BYTES: Final = 1 << 20
-"""After a write of so much, the gateway learns with its answer how much memory the state server has left."""
 _FSYNC_WAIT_MS: Final = 2_000
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
@@ -193,7 +191,12 @@ class Records:
             data = wire.dumps(pending)
             pipe.eval(ACCEPT, 2, keys.PENDING, used, data, pending.activation_id, owner, *limits)
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
-            accepted, synced = pipe.execute(raise_on_error=False)
+            asks = self._storage is not None and self._storage.is_look_due(len(data))
+            if asks:
+                pipe.info("memory")
+            accepted, synced, *info = pipe.execute(raise_on_error=False)
+        if self._storage is not None and info and isinstance(info[0], dict):
+            self._storage.learn_memory(info[0])
         if isinstance(accepted, redis.ResponseError):
             raise PlatformError(f"the state server refused an activation: {accepted}", hint="is its memory full?")
         refused, entry = accepted
@@ -246,7 +249,7 @@ class Records:
                 newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
                 pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
                 pipe.expire(index, RECORD_TTL_S)
-            asks = self._storage is not None and sum(map(len, encoded)) > _MUCH_BYTES
+            asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
             if asks:
                 pipe.info("memory")
             answers = pipe.execute()

@@ -34,6 +34,8 @@ _OVERHEAD: Final = 512
 """What the state server needs for a record or a 202 beside its bytes: keys, and its place in the index."""
 _FOR_TENANTS: Final = 0.9
 _NO_LIMIT: Final = 2**53
+_MUCH_BYTES: Final = 256 * 1024
+"""After having written so much, a gateway asks with its next write how much memory is left."""
 _ASK_AGAIN_S: Final = 1.0
 """A namespace without room is asked for anew this often, however many of its requests are refused."""
 
@@ -99,6 +101,7 @@ class Storage:
     ) -> None:
         self._redis, self.quotas_of, self._now_s = client, quotas_of, now_s
         self._free = _NO_LIMIT
+        self._written = 0  # since it was known how much is free
         self._used: dict[Namespace, int] = {}
         self._asked_s: dict[Namespace, float] = {}
 
@@ -119,8 +122,14 @@ class Storage:
 
     def learn_memory(self, info: Any) -> None:
         """``info``: the answer to INFO memory.  A server without a limit has room."""
+        self._written = 0
         most, used = int(info["maxmemory"]), int(info["used_memory"])
         self._free = max(0, int(_FOR_TENANTS * most) - used) if most else _NO_LIMIT
+
+    def is_look_due(self, n_bytes: int) -> bool:
+        """``n_bytes`` are about to be written.  True when the answer is to bring INFO memory, too."""
+        self._written += n_bytes
+        return self._written > _MUCH_BYTES
 
     def learn(self, namespace: Namespace, used: int) -> None:
         self._used[namespace] = used

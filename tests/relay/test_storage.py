@@ -14,7 +14,7 @@ import redis
 from relay.protocol.messages import DemandAdded
 from relay.state import keys, redis_link
 from relay.state.pending import create_group
-from relay.state.records import Ended, Pending, Records
+from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from relay.state.storage import Storage
 from tests.conftest import ValkeyServer
@@ -211,9 +211,7 @@ def test_a_namespace_gets_no_more_than_is_free_of_the_servers_memory(own_valkey:
         result = {"x": "y" * 900_000}
         for namespace in (GUEST, OTHER):
             for i in range(30):
-                name = f"{namespace}{i}"
-                both = [replace(record(f"{name}{end}", namespace=namespace), result=result) for end in ("", "-")]
-                records.end_all([Ended(one) for one in both])
+                records.end(replace(record(f"{namespace}{i}", namespace=namespace), result=result))
         whole = {
             n: sum(row is not None and row.result == result for row in records.activations(n, limit=100))
             for n in (GUEST, OTHER)
