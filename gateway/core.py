@@ -22,6 +22,7 @@ from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
 from gateway.serving.packages import Packages
+from gateway.serving.quotas import QuotaBook
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
@@ -31,7 +32,14 @@ from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, InstanceChanged, PackageChanged, StartFailed, StreamWanted
+from relay.protocol.messages import (
+    ActionChanged,
+    InstanceChanged,
+    PackageChanged,
+    QuotasChanged,
+    StartFailed,
+    StreamWanted,
+)
 from relay.state import redis_link
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
@@ -39,12 +47,14 @@ from relay.state.bus import EventReader
 from relay.state.clock import StateClock
 from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
+from relay.state.quotas import NamespaceQuotas
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
+from relay.state.storage import Storage
 from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.hangup import HangupWatcher
-from thaw.ids import ActionName, GatewayId, random_hex_id
+from thaw.ids import ActionName, GatewayId, Namespace, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
@@ -76,19 +86,28 @@ class Gateway:
         self.log = log.bind(gateway=self.gateway_id[:8])
         self.client = redis_link.connect(settings.state_url)
         clock = StateClock()
-        self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
+        self.quotas = QuotaBook(settings.quotas, NamespaceQuotas(self.client))
+        self.storage = Storage(self.client, self.quotas.of)
+        self.records, self.registry = Records(self.client, clock, self.storage), Registry(self.client, clock)
         self.keys = ApiKeys(self.client)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
         self.entities = Entities(self.client, settings.entities_bytes)
         self.packages = Packages(self.client, self.entities, self.actions)
-        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
+        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.code_answers = SharedMemory(settings.code_answer_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)
-        self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
+        self.caps = QueueCaps(
+            settings.queue_action,
+            settings.queue_namespace,
+            self.room,
+            expected,
+            self.registry.n_held,
+            lambda namespace: self.quotas.of(namespace).held,
+        )
         token = self.registry.host_token(secrets.token_urlsafe(32))
         self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
@@ -129,6 +148,7 @@ class Gateway:
             self.recorder,
             settings.async_threads,
             self.log,
+            self.quotas.weight_of,
         )
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()
@@ -136,7 +156,8 @@ class Gateway:
         self._heartbeat = LastingThread(self._beat, "heartbeat")
 
     def admit(self, call: Call) -> None:
-        """Refuse a call that would only add to a full queue.  Raises Throttled."""
+        """Refuse a call whose record has no room, or that would only add to a full queue.  Raises ThawError."""
+        self.storage.check(call.subject.namespace)
         self.caps.check(call.action.name)
 
     def steps(self, call: Call) -> Steps:
@@ -161,6 +182,8 @@ class Gateway:
     def start(self) -> None:
         self.registry.gateway_alive(self.gateway_id)
         self.room.reload(self.registry.instances())
+        self.quotas.reload()
+        self.storage.look()
         self._events.start()
         self.hangups.start()
         self.recorder.start()
@@ -192,6 +215,7 @@ class Gateway:
         while True:
             try:
                 self.registry.gateway_alive(self.gateway_id)
+                self.storage.look()
                 self.demand.retry()
                 if own.may_claim(time.monotonic()):
                     self.runner.claim_dead()
@@ -210,6 +234,8 @@ class Gateway:
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
         elif isinstance(message, StreamWanted):
             self.reconnects.wanted(message)
+        elif isinstance(message, QuotasChanged):
+            self._on_quotas(message.namespace)
         elif isinstance(message, ActionChanged):
             self.actions.forget(message.action)
             if message.deleted:
@@ -217,6 +243,12 @@ class Gateway:
             self.room.action_changed(message.action)
         elif isinstance(message, PackageChanged):
             self.packages.forget(message.namespace, message.package)
+
+    def _on_quotas(self, namespace: Namespace) -> None:
+        try:
+            self.quotas.changed(namespace)
+        except PlatformError as e:
+            self.log.event("quotas_unknown", namespace=namespace, error=e.message)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
@@ -233,4 +265,5 @@ class Gateway:
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
         self.packages.forget()
+        self.quotas.reload()
         self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.settings import setting
+from thaw.quotas import NAMES, Quotas, setting_of
+from thaw.settings import SettingError, setting
 
 MIB = 1024 * 1024
 COPIES: Final = 4
@@ -46,6 +47,18 @@ class GatewaySettings:
     )
     queue_action: int = setting("THAW_QUEUE_PER_ACTION", "requests that may wait for one action's instances", 1_000)
     queue_namespace: int = setting("THAW_QUEUE_PER_NAMESPACE", "requests of a namespace that may wait", 1_100)
+    quota_actions: int = setting("THAW_QUOTA_ACTIONS", "actions of a namespace", 1_000)
+    quota_code_bytes: int = setting("THAW_QUOTA_CODE_BYTES", "a namespace's actions with their code", 512 * MIB)
+    quota_record_bytes: int = setting(
+        "THAW_QUOTA_RECORD_BYTES", "a namespace's records and 202s in the state server", 256 * MIB
+    )
+    quota_held: int = setting(
+        "THAW_QUOTA_HELD", "requests of a namespace that wait for an instance, at all gateways", 5_000
+    )
+    quota_accepted: int = setting("THAW_QUOTA_ACCEPTED", "202s of a namespace that have not ended", 20_000)
+    quota_starts: int = setting(
+        "THAW_QUOTA_STARTS", "starts of a namespace in progress; gateways and schedulers need the same", 1_000
+    )
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
     result_bytes: int = setting("THAW_RESULT_BYTES", "largest result of an ordinary function", MIB)
@@ -93,6 +106,22 @@ class GatewaySettings:
     @property
     def is_on_loopback(self) -> bool:
         return self.bind.rpartition(":")[0] in _LOOPBACK
+
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            if name != "weight" and getattr(self, f"quota_{name}") < 0:
+                raise SettingError(f"{setting_of(name)} is below 0", hint="set it to 0 or more")
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(
+            self.quota_actions,
+            self.quota_code_bytes,
+            self.quota_record_bytes,
+            self.quota_held,
+            self.quota_accepted,
+            self.quota_starts,
+        )
 
     @property
     def held_per_namespace(self) -> int:

@@ -11,7 +11,8 @@
     │   ├── NotFound              404
     │   ├── Conflict              409
     │   ├── TooLarge              413
-    │   └── Throttled             429    carries retry_after_s
+    │   ├── Throttled             429    carries retry_after_s
+    │   └── StorageFull           507    the state server keeps no more for this namespace
     ├── DeveloperError            502    the function or its model cannot run; a retry changes nothing
     │   ├── ModelNotFound         502    no such bucket, object or directory
     │   ├── ModelCorrupt          502    truncated, a failed checksum, a header with false values
@@ -114,6 +115,10 @@ class Throttled(RequestError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class StorageFull(RequestError):
+    http_status = 507
 
 
 class DeveloperError(ThawError):

@@ -96,6 +96,7 @@ def _answer(endpoint: str) -> Response:
     asked = Asked(action, subject, endpoint, body)
     if (had := last_event(core, asked)) is not None:
         return go_on(core, asked, had)
+    core.storage.check(action.namespace)
     core.caps.check(action.name)
     return begin(core, asked) if body.get("stream") else _whole(core, asked)
 

@@ -14,6 +14,7 @@ from flask import Blueprint, Response
 from gateway.api.action_body import LLM_LIMITS
 from gateway.api.http import json_response
 from thaw import __version__
+from thaw.quotas import MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("openapi", __name__)
 Json = Mapping[str, Any]
@@ -107,6 +108,18 @@ _KEY: Final = {
     "required": ["namespace"],
     "properties": {"namespace": _TEXT, "role": {"type": "string", "enum": ["tenant", "operator"]}},
 }
+_QUOTAS_OF: Final = "/api/v1/thaw/namespaces/{ns}/quotas"
+_QUOTAS: Final = {
+    "type": "object",
+    "minProperties": 1,
+    "additionalProperties": False,
+    "properties": {
+        name: {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": MOST_WEIGHT, "nullable": True}
+        if name == "weight"
+        else {"type": "integer", "minimum": 0, "maximum": 2**53 - 1, "nullable": True}
+        for name in NAMES
+    },
+}
 _PREFIXES: Final = {
     "type": "object",
     "required": ["prefixes"],
@@ -187,6 +200,8 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", _MODELS_OF, "what a namespace may run", [_NS], None),
     ("put", _MODELS_OF, "allow prefixes of models", [_NS], _PREFIXES),
     ("delete", _MODELS_OF, "take prefixes back", [_NS], _PREFIXES),
+    ("get", _QUOTAS_OF, "what a namespace may have", [_NS], None),
+    ("put", _QUOTAS_OF, "set a namespace's quotas", [_NS], _QUOTAS),
     ("get", "/v1/models", "list models", [], None),
     ("get", "/v1/models/{name}", "a model", [_path("name")], None),
     ("post", "/v1/chat/completions", "OpenAI's chat", [], _CHAT),

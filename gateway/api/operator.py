@@ -19,10 +19,12 @@ from thaw.errors import BadRequest, Forbidden, ProtocolError
 from thaw.host import HostLeft
 from thaw.ids import HostId, Namespace, is_entity_name
 from thaw.model_uri import ModelUri
+from thaw.quotas import MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
 _MOST_BYTES = 64 * 1024
 _LONGEST_WAIT_S = 30.0
+_MOST = 2**53 - 1
 
 
 @blueprint.before_request
@@ -146,6 +148,43 @@ def models(ns: str) -> Response:
         own = change(namespace, _prefixes(json_object(_MOST_BYTES)))
         core.log.event("models_allowed", namespace=namespace, prefixes=list(own), by=caller().namespace)
     return json_response({"namespace": namespace, "for_all": list(core.models.policy.default), "own": list(own)})
+
+
+@blueprint.route("/namespaces/<ns>/quotas", methods=["GET", "PUT"])
+def quotas(ns: str) -> Response:
+    """What the namespace may have, and its weight: the defaults (THAW_QUOTA_...), its own values, which win, and what
+    it has of each now.  PUT sets those that it names; null means the default again."""
+    core, namespace = gateway(), named_namespace(ns)
+    if request.method == "PUT":
+        changes = _quota_changes(json_object(_MOST_BYTES))
+        core.quotas.stored.change(namespace, changes)
+        core.log.event("quotas_set", namespace=namespace, quotas=changes, by=caller().namespace)
+    own = core.quotas.changed(namespace)
+    return json_response(
+        {
+            "namespace": namespace,
+            "default": wire.to_plain(core.quotas.default),
+            "own": {name: value for name, value in wire.to_plain(own).items() if value is not None},
+            "used": wire.to_plain(core.storage.usage(namespace)),
+        }
+    )
+
+
+def _quota_changes(body: dict[str, Any]) -> dict[str, Any]:
+    """Raises BadRequest."""
+    if not body or not body.keys() <= set(NAMES):
+        raise BadRequest(f"A quota is one of {', '.join(NAMES)}.")
+    for name, value in body.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or (is_number and (0 < value <= MOST_WEIGHT if name == "weight" else _is_count(value))):
+            continue
+        what = f"a number above 0, at most {MOST_WEIGHT:g}" if name == "weight" else "a whole number"
+        raise BadRequest(f"{name} must be {what}, or null for the default, not {value!r:.80}.")
+    return {name: float(value) if name == "weight" and value is not None else value for name, value in body.items()}
+
+
+def _is_count(value: float) -> bool:
+    return isinstance(value, int) and 0 <= value <= _MOST
 
 
 def _prefixes(body: dict[str, Any]) -> list[str]:

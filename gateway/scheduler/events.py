@@ -18,10 +18,11 @@ from thaw.action import KIND_PYTHON, Action
 from thaw.config import MOST_INSTANCES
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.host import HostReport
-from thaw.ids import ActionName, GatewayId, GroupId
+from thaw.ids import ActionName, GatewayId, GroupId, Namespace
 from thaw.instance import InstanceRecord
 from thaw.model import ModelFacts
 from thaw.plan import Plan
+from thaw.quotas import OwnQuotas
 
 MIB = 1024 * 1024
 
@@ -114,6 +115,14 @@ class ActionDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotasSeen:
+    """An operator's own values for a namespace."""
+
+    namespace: Namespace
+    own: OwnQuotas
+
+
+@dataclass(frozen=True, slots=True)
 class HostsSeen:
     """Every host with a live lease.  A host that the view knows and this event does not name is lost."""
 
@@ -158,6 +167,7 @@ class Rebuilt:
     models: tuple[ModelFacts, ...]
     actions: tuple[ActionFacts, ...]
     credentials: tuple[GroupId, ...] = ()
+    quotas: tuple[QuotasSeen, ...] = ()
 
 
 Demand = DemandAdded | DemandRemoved
@@ -168,6 +178,7 @@ OtherEvent = (
     | ConsolidationFailed
     | ActionSeen
     | ActionDeleted
+    | QuotasSeen
     | HostsSeen
     | HostSeen
     | GatewaysLost

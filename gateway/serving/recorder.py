@@ -7,15 +7,16 @@ before its entry is acknowledged (async_runner.py).  Reads at this gateway wait 
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from gateway.fair import FairQueue, may_have_more
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone
 from gateway.serving.invoker_pool import InvokerPool
@@ -26,6 +27,7 @@ from relay.state.records import Ended, Records
 from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError
+from thaw.ids import Namespace
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.trace import Phase
@@ -34,8 +36,9 @@ _BATCH: Final = 512
 """The most records written together, under load; a single one waits for no others.  The number is so large that a host
 whose logs are late with every batch (_LOGS_S) does not cause a backlog of all records."""
 _BACKLOG: Final = 20_000
-"""Records held while the state server is away; those beyond it are dropped, and the log says so.  The records of 202s
-are promised, and each was accepted by a state server that answered: they are held beyond it, too."""
+"""Records held while the state server is away; those beyond it are dropped, and the log says so.  One namespace has at
+most seven times as many as are left to others.  The records of 202s are promised, and each was accepted by a state
+server that answered: they are held beyond it, too."""
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = 60.0
 _LOGS_S: Final = 3.0
@@ -45,19 +48,25 @@ _HOSTS_AT_ONCE: Final = 16
 _NO_LOGS: Final = ("The logs of this activation could not be collected.",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Item:
     call: Call
     outcome: Outcome
     pending_entry: bytes | None = None
 
+    @property
+    def namespace(self) -> Namespace:
+        return self.call.subject.namespace
+
 
 class Recorder:
     def __init__(self, records: Records, pool: InvokerPool, log: Log) -> None:
         self._records, self._pool, self._log = records, pool, log
-        self._queue: queue.Queue[_Item | None] = queue.Queue()
+        self._queue = FairQueue[Namespace, _Item]()
+        self._droppable: Counter[Namespace] = Counter()  # of those in the queue
         self._unwritten = 0
-        self._settled = threading.Condition()
+        self._lock = threading.Lock()
+        self._filled, self._settled = threading.Condition(self._lock), threading.Condition(self._lock)
         self._stop = threading.Event()
         self._asking = ThreadPoolExecutor(_HOSTS_AT_ONCE, "recorder-logs")
         self._thread = LastingThread(self._run, "recorder")
@@ -69,7 +78,8 @@ class Recorder:
         """Write what is queued, within the time given."""
         self.settle(timeout_s)
         self._stop.set()
-        self._queue.put(None)
+        with self._filled:
+            self._filled.notify()
 
     def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
         """Queue the record.  It is written even if the state server restarts meanwhile."""
@@ -87,12 +97,18 @@ class Recorder:
         self._write([_Item(call, outcome, pending_entry)])
 
     def _put(self, item: _Item) -> None:
-        if item.pending_entry is None and self._queue.qsize() >= _BACKLOG:
+        namespace = item.namespace
+        with self._lock:
+            is_kept = item.pending_entry is not None or may_have_more(
+                self._droppable[namespace], _BACKLOG - self._droppable.total()
+            )
+            if is_kept:
+                self._unwritten += 1
+                self._droppable[namespace] += item.pending_entry is None
+                self._queue.put(namespace, item)
+                self._filled.notify()
+        if not is_kept:
             self._log.event("record_dropped", activation_id=item.call.activation_id)
-            return
-        with self._settled:
-            self._unwritten += 1
-        self._queue.put(item)
 
     def _write(self, items: Sequence[_Item]) -> None:
         logs = self._logs(items)
@@ -135,26 +151,23 @@ class Recorder:
         return [None] * len(refs)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            batch = [item, *self._more()]
+        while batch := self._next():
             try:
                 self._write_until(batch, time.monotonic() + _KEPT_S)
             finally:
                 self._done(len(batch))
         self._asking.shutdown(wait=False)
 
-    def _more(self) -> list[_Item]:
-        """Return the other records that wait now."""
+    def _next(self) -> list[_Item]:
+        """Wait for records; return those that wait now, by the turns of their namespaces, and none at the end."""
         found: list[_Item] = []
-        while len(found) < _BATCH - 1:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if item is None:  # the loop must see the end
-                self._queue.put(None)
-                break
-            found.append(item)
+        with self._filled:
+            self._filled.wait_for(lambda: len(self._queue) or self._stop.is_set())
+            while len(found) < _BATCH and (item := self._queue.take()) is not None:
+                self._droppable[item.namespace] -= item.pending_entry is None
+                if not self._droppable[item.namespace]:
+                    del self._droppable[item.namespace]
+                found.append(item)
         return found
 
     def _write_until(self, batch: Sequence[_Item], deadline_s: float) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from gateway.fair import may_have_more
 from gateway.serving.expected_wait import Expectation
-from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.waiting_room import Queue, WaitingRoom
 from thaw.errors import Throttled
 from thaw.ids import ActionName, Namespace
+from thaw.quotas import who_raises
 
 WINDOW_S = 60.0
 
@@ -33,8 +35,17 @@ class Throttle:
     """Counts this gateway's requests; with several gateways, each allows the settings' values (OpenWhisk's controllers
     divide them)."""
 
-    def __init__(self, per_minute: int, concurrent: int, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: int,
+        concurrent: int,
+        now_s: Callable[[], float] = time.monotonic,
+        places: int | None = None,
+    ) -> None:
+        """``places``: how many invocations of all namespaces there may be at once.  A namespace has at most seven times
+        as many as are free."""
         self._per_minute, self._concurrent, self._now_s = per_minute, concurrent, now_s
+        self._free = places
         self._lock = threading.Lock()
         self._uses: dict[Namespace, _Use] = {}
 
@@ -42,13 +53,14 @@ class Throttle:
         """Count an invocation in; leave() counts it out.  Raises Throttled."""
         with self._lock:
             use = self._use_now(namespace)
-            if use.concurrent >= self._concurrent:
+            has_place = self._free is None or may_have_more(use.concurrent, self._free)
+            if use.concurrent >= self._concurrent or not has_place:
                 raise Throttled(
                     f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
-                    f"allowed: {self._concurrent}).",
+                    f"allowed: {min(self._concurrent, use.concurrent)}).",
                 )
             use.count += 1
-            use.concurrent += 1
+            self._hold(use, 1)
 
     def enter_again(self, namespace: Namespace) -> None:
         """Count a request that goes on with an invocation which is counted in.  Raises Throttled."""
@@ -57,7 +69,12 @@ class Throttle:
 
     def leave(self, namespace: Namespace) -> None:
         with self._lock:
-            self._uses[namespace].concurrent -= 1
+            self._hold(self._uses[namespace], -1)
+
+    def _hold(self, use: _Use, by: int) -> None:
+        use.concurrent += by
+        if self._free is not None:
+            self._free -= by
 
     def _use_now(self, namespace: Namespace) -> _Use:
         """Raises Throttled when there were too many requests in this minute."""
@@ -86,16 +103,29 @@ class QueueCaps:
     """Limits this gateway's queues, as the throttle limits this gateway's requests.  It is asked before a request is
     accepted, so an accepted one (a 202, a request that lost its worker) is never refused afterwards."""
 
-    def __init__(self, per_action: int, per_namespace: int, room: WaitingRoom, expected: Expectation) -> None:
+    def __init__(
+        self,
+        per_action: int,
+        per_namespace: int,
+        room: WaitingRoom,
+        expected: Expectation,
+        n_held: Callable[[Namespace], int] = lambda _: 0,
+        most_held: Callable[[Namespace], int] = lambda _: 1,
+    ) -> None:
+        """``n_held``: how many requests of the namespace wait at all gateways; ``most_held``: how many may."""
         self._per_action, self._per_namespace = per_action, per_namespace
         self._room, self._expected = room, expected
+        self._n_held, self._most_held = n_held, most_held
 
     def check(self, action: ActionName) -> None:
-        """Raises Throttled."""
+        """A request that finds a free instance costs no question to the state server.  Raises Throttled,
+        Unavailable."""
         queue = self._room.queue(action)
         full = queue.n_waiting >= self._per_action
         at_once = bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
         if not full and (queue.n_in_namespace < self._per_namespace or at_once):
+            if not at_once:
+                self._check_all_gateways(action, queue)
             return
         of, n, allowed = (
             (action, queue.n_waiting, self._per_action)
@@ -107,3 +137,14 @@ class QueueCaps:
             retry_after_s=self._expected.wait_s(action, queue),
             hint="Retry-After says when one would be served",
         )
+
+    def _check_all_gateways(self, action: ActionName, queue: Queue) -> None:
+        namespace = Namespace(action.partition("/")[0])
+        n, allowed = self._n_held(namespace), self._most_held(namespace)
+        if n >= allowed:
+            raise Throttled(
+                f"Too many requests wait for namespace {namespace} (count: {n}, allowed: {allowed}). "
+                f"{who_raises('held', namespace)}.",
+                retry_after_s=self._expected.wait_s(action, queue),
+                hint="Retry-After says when one would be served",
+            )

@@ -114,6 +114,13 @@ class ModelsAllowedChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotasChanged:
+    """Gateway → gateways and schedulers: an operator changed the namespace's quotas or its weight."""
+
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
 class StartFailed:
     """Scheduler → gateways: these held activations end with this error; other demand of the action goes on."""
 
@@ -290,6 +297,7 @@ _TYPES: dict[str, type[Any]] = {
         ActionChanged,
         PackageChanged,
         ModelsAllowedChanged,
+        QuotasChanged,
         StartFailed,
         ModelInspected,
         CommandRefused,

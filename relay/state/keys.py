@@ -6,12 +6,14 @@ from typing import Final
 
 API_KEYS: Final = "thaw:keys"  # hash: sha256 hex of "uuid:key" → Subject
 ALLOWED_MODELS: Final = "thaw:allowed-models"  # hash: namespace → prefixes of model URIs
+QUOTAS: Final = "thaw:quotas"  # hash: namespace → OwnQuotas
 HOST_TOKEN: Final = "thaw:token"  # bearer token between platform processes  # noqa: S105
 EVENTS: Final = "thaw:events"  # stream: every event
 DEMAND: Final = "thaw:demand"  # hash: activation id → DemandAdded
 PENDING: Final = "thaw:pending"  # stream: 202s not yet ended
 PENDING_GROUP: Final = "gateways"
 HOSTS: Final = "thaw:hosts"  # hash: host id → HostReport
+HELD: Final = "thaw:held"  # hash: namespace → its requests in DEMAND
 DRAINED: Final = "thaw:drained"  # set: hosts that an operator drains
 INSTANCES: Final = "thaw:instances"  # hash: instance id → InstanceRecord
 PLANS: Final = "thaw:plans"  # hash: group id → Plan
@@ -53,6 +55,11 @@ def activation(activation_id: str) -> str:
 
 def activations(namespace: str) -> str:
     return f"thaw:activations:{namespace}"
+
+
+def used(namespace: str) -> str:
+    """A hash: what the namespace's records and 202s take (relay/state/storage.py)."""
+    return f"thaw:used:{namespace}"
 
 
 def started(activation_id: str) -> str:

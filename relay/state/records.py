@@ -15,48 +15,36 @@ import redis
 
 from relay.state import keys, redis_link
 from relay.state.clock import StateClock
+from relay.state.record_scripts import ACCEPT, END, PUT_ACTION, TAKE_BACK
+from relay.state.storage import RECORD_TTL_S, Storage
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
 from thaw.clocks import event_of
-from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError
+from thaw.errors import (
+    Conflict,
+    Forbidden,
+    NotFound,
+    PlatformError,
+    ProtocolError,
+    RequestError,
+    ThawError,
+    Throttled,
+)
 from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.quotas import who_raises
 from thaw.trace import Phase, TraceEvent
 
-RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
 """One phase of a start each from gateway, scheduler and invoker."""
-_PUT_ACTION: Final = """
-local last = redis.call('GET', KEYS[2])
-if last and last ~= ARGV[4] then
-    return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0  -- a repeat, after an answer that was lost
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[3])
-return 1
-"""
+_LONG: Final = 4096
+"""A record above this many bytes is kept without its result where its namespace has no room."""
+_NOT_KEPT: Final = "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
 _PART_BYTES: Final = 4 * 1024 * 1024
-_END: Final = """
-local written = 1
-if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) then
-    redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
-    for i = 8, #ARGV do redis.call('RPUSH', KEYS[3], ARGV[i]) end
-    if #ARGV >= 8 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
-else
-    written = 0
-end
-if ARGV[7] ~= '' then
-    redis.call('XACK', KEYS[4], ARGV[6], ARGV[7])
-    redis.call('XDEL', KEYS[4], ARGV[7])
-end
-return written
-"""
-"""Write a record, its place in the index and its trace, unless the activation has a record; its 202 has ended in either
-case.  All this is one script, which stops at the first write that the server refuses, so the 202 stays then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +74,38 @@ class Ended:
 
 
 class Records:
-    def __init__(self, client: redis.Redis, clock: StateClock | None = None) -> None:
-        """``clock``: its reading is written into the traces of starts."""
-        self._redis = client
+    def __init__(self, client: redis.Redis, clock: StateClock | None = None, storage: Storage | None = None) -> None:
+        """``clock``: its reading is written into the traces of starts.  ``storage``: what namespaces may have; without
+        it everything is written."""
+        self._redis, self._storage = client, storage
         self._clock = clock or StateClock()
 
     # actions -------------------------------------------------------------------------------------------------------
 
     def put_action(self, action: Action, *, last: str | None) -> None:
         """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted.  Raises
-        Conflict when another version was written meanwhile: a version stands for one code and one model."""
+        Conflict when another version was written meanwhile: a version stands for one code and one model; Forbidden,
+        TooLarge and StorageFull when the namespace may have no more."""
+        data, most, limit = wire.dumps(action), "", ""
+        if self._storage is not None:
+            most = str(self._storage.quotas_of(action.namespace).actions)
+            limit = str(self._storage.code_limit(action.namespace))
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
-                _PUT_ACTION,
+                PUT_ACTION,
                 2,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
                 action.name,
-                wire.dumps(action),
+                data,
                 action.version,
                 last or "",
+                most,
+                limit,
             )
-        if not written:
+        if self._storage is not None and written[0] < 0:
+            raise _too_many(action.namespace, written[0] == -1, written[1], self._storage)
+        if not written[0]:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
 
     def last_version(self, name: ActionName) -> str | None:
@@ -181,22 +179,35 @@ class Records:
     # activations ---------------------------------------------------------------------------------------------------
 
     def accept(self, pending: Pending, owner: str = "") -> bytes:
-        """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError; then
-        there is no 202.  ``owner`` is the gateway that already runs it; others do not claim it while that one lives."""
+        """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError, and
+        Throttled or StorageFull when the namespace may have no more; then there is no 202.  ``owner`` is the gateway
+        that already runs it: others do not claim it while that one lives, and no quota refuses it."""
+        limits = "", ""
+        if self._storage is not None and not owner:
+            most = self._storage.quotas_of(pending.namespace).accepted
+            limits = str(most), str(self._storage.limit(pending.namespace))
+        used = keys.used(pending.namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
             pipe = self._redis.pipeline(transaction=False)
-            pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id, "o": owner})
+            data = wire.dumps(pending)
+            pipe.eval(ACCEPT, 2, keys.PENDING, used, data, pending.activation_id, owner, *limits)
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
-            entry, synced = pipe.execute(raise_on_error=False)
-        if isinstance(entry, redis.ResponseError):
-            raise PlatformError(f"the state server refused an activation: {entry}", hint="is its memory full?")
+            asks = self._storage is not None and self._storage.is_look_due(len(data))
+            if asks:
+                pipe.info("memory")
+            accepted, synced, *info = pipe.execute(raise_on_error=False)
+        if self._storage is not None and info and isinstance(info[0], dict):
+            self._storage.learn_memory(info[0])
+        if isinstance(accepted, redis.ResponseError):
+            raise PlatformError(f"the state server refused an activation: {accepted}", hint="is its memory full?")
+        refused, entry = accepted
+        if refused and self._storage is not None:
+            raise _not_accepted(pending.namespace, redis_link.text(refused), int(entry), self._storage)
         if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
             return bytes(entry)
         with redis_link.translated("take an activation back"):
-            pipe = self._redis.pipeline(transaction=True)
-            _take_away(pipe, [bytes(entry)])
-            pipe.execute()
+            self._redis.eval(TAKE_BACK, 2, keys.PENDING, used, keys.PENDING_GROUP, bytes(entry))
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(
                 f"the state server cannot promise durability: {synced}", hint="start it with --appendonly yes"
@@ -240,18 +251,31 @@ class Records:
                 newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
                 pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
                 pipe.expire(index, RECORD_TTL_S)
-            written = pipe.execute()[: len(ended)]
-        return [bool(w) for w in written]
+            asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
+            if asks:
+                pipe.info("memory")
+            answers = pipe.execute()
+        if self._storage is not None:
+            for one, (_, used) in zip(ended, answers, strict=False):
+                self._storage.learn(one.record.namespace, int(used))
+            if asks:
+                self._storage.learn_memory(answers[-1])
+        return [bool(written) for written, _ in answers[: len(ended)]]
 
     def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
-        record = ended.record
+        record, room, without = ended.record, "", b""
+        if self._storage is not None:
+            room = str(self._storage.limit(record.namespace))
+            if len(encoded) > _LONG:
+                without = wire.dumps(replace(record, result={"error": _NOT_KEPT}, logs=()))
         pipe.eval(
-            _END,
-            4,
+            END,
+            5,
             keys.activation(record.activation_id),
             keys.activations(record.namespace),
             keys.trace(record.activation_id),
             keys.PENDING,
+            keys.used(record.namespace),
             encoded,
             RECORD_TTL_S,
             record.start_ms,
@@ -259,6 +283,8 @@ class Records:
             TRACE_TTL_S,
             keys.PENDING_GROUP,
             ended.pending_entry or b"",
+            room,
+            without,
             *self._trace_rows(ended.events),
         )
 
@@ -323,9 +349,23 @@ class Records:
         return sorted(events, key=lambda e: e.wall_ns)
 
 
-def _take_away(pipe: Any, entries: Sequence[bytes]) -> None:
-    pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
-    pipe.xdel(keys.PENDING, *entries)
+def _too_many(namespace: Namespace, too_many: bool, n: int, storage: Storage) -> ThawError:
+    if not too_many:
+        return storage.too_much_code(namespace, n)
+    allowed = storage.quotas_of(namespace).actions
+    return Forbidden(
+        f"The namespace has too many actions (count: {n}, allowed: {allowed}). {who_raises('actions', namespace)}.",
+        hint="delete actions that nobody needs",
+    )
+
+
+def _not_accepted(namespace: Namespace, what: str, n: int, storage: Storage) -> RequestError:
+    if what == "bytes":
+        return storage.full(namespace, n)
+    allowed = storage.quotas_of(namespace).accepted
+    return Throttled(
+        f"Too many concurrent requests in flight (count: {n}, allowed: {allowed}). {who_raises('accepted', namespace)}."
+    )
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:

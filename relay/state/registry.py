@@ -18,7 +18,7 @@ from relay.state.clock import StateClock
 from thaw import wire
 from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.model import ModelFacts
 from thaw.plan import Plan
@@ -27,10 +27,17 @@ T = TypeVar("T")
 
 LEASE_MS: Final = 10_000
 """A host or gateway silent for this long is dropped and its work requeued."""
+_ADD_DEMAND: Final = """
+if redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) == 1 then redis.call('HINCRBY', KEYS[3], ARGV[3], 1) end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'f', ARGV[5])
+"""
 _DROP_DEMAND: Final = """
 local held = redis.call('HGET', KEYS[1], ARGV[1])
-if not held or cjson.decode(held).gateway ~= ARGV[2] then return 0 end
+if not held then return 0 end
+held = cjson.decode(held)
+if held.gateway ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
+if redis.call('HINCRBY', KEYS[3], held.namespace, -1) <= 0 then redis.call('HDEL', KEYS[3], held.namespace) end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'f', ARGV[4])
 return 1
 """
@@ -127,16 +134,40 @@ class Registry:
 
     def add_demand(self, demand: DemandAdded) -> None:
         with redis_link.translated("queue a request"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hset(keys.DEMAND, demand.activation_id, wire.dumps(demand))
-            pipe.xadd(keys.EVENTS, {"f": bus.pack(demand)}, maxlen=bus.EVENTS_KEPT, approximate=True)
-            pipe.execute()
+            self._redis.eval(
+                _ADD_DEMAND,
+                3,
+                keys.DEMAND,
+                keys.EVENTS,
+                keys.HELD,
+                demand.activation_id,
+                wire.dumps(demand),
+                demand.namespace,
+                bus.EVENTS_KEPT,
+                bus.pack(demand),
+            )
+
+    def n_held(self, namespace: Namespace) -> int:
+        """The namespace's requests that wait for an instance, at all gateways."""
+        with redis_link.translated("count waiting requests"):
+            found: Any = self._redis.hget(keys.HELD, namespace)
+        return int(found or 0)
 
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
         """``gateway`` does not wait with the request any more.  If another gateway does and has said so, it stays."""
         event = bus.pack(DemandRemoved(activation_id, action))
         with redis_link.translated("unqueue a request"):
-            self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
+            self._redis.eval(
+                _DROP_DEMAND,
+                3,
+                keys.DEMAND,
+                keys.EVENTS,
+                keys.HELD,
+                activation_id,
+                gateway,
+                bus.EVENTS_KEPT,
+                event,
+            )
 
     def demand(self) -> list[DemandAdded]:
         return self._all(keys.DEMAND, DemandAdded)

@@ -109,6 +109,20 @@ def test_who_waits_for_a_thread_can_leave(make: Make) -> None:
     assert turns.take()
 
 
+def test_who_waits_for_a_thread_waits_for_one_request_of_each_other_namespace(make: Make) -> None:
+    turns = Turns(ThreadPoolExecutor(1), 1)
+    assert turns.take()
+    crowd = [make(A) for _ in range(20)]
+    for connection in crowd:
+        turns.join(connection)
+    strangers, honest = [make() for _ in range(20)], make(B)
+    for connection in (*strangers, honest):
+        turns.join(connection)
+    crowd[1].namespace = B  # it was A's when it came
+    turns.leave(crowd[1])
+    assert [turns.pass_on() for _ in range(4)] == [crowd[0], strangers[0], honest, crowd[2]]
+
+
 @pytest.mark.parametrize(
     ("client", "address"),
     [

@@ -115,6 +115,24 @@ def test_the_record_of_a_202_is_held_beyond_those_that_may_be_dropped(monkeypatc
     assert records.written == ["0", "1", "3", "4"]
 
 
+def test_a_namespace_with_many_records_keeps_no_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by its place in the line nor by the room that it takes."""
+    monkeypatch.setattr(recorder, "_BACKLOG", 80)
+    records = Away()
+    records.failures = 0
+    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"))
+    for name, n in (("flood", 500), ("honest", 2)):
+        action = Action(ActionName(f"{name}/f"), Namespace(name), "0.0.1", Exec(KIND_PYTHON), Limits())
+        for i in range(n):
+            call = Call(ActivationId(f"{name}{i}"), action, Subject(Namespace(name), "x"), {}, Hangup())
+            writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}))
+    writing.start()
+    writing.settle(20.0)
+    writing.stop(1.0)
+    assert records.written[:4] == ["flood0", "honest0", "flood1", "honest1"]
+    assert len(records.written) == 70 + 2
+
+
 def test_what_a_container_printed_before_its_start_failed_is_in_the_logs_and_not_in_the_answer() -> None:
     records = Away()
     records.failures = 0

@@ -32,6 +32,37 @@ def test_invocations_in_flight_are_counted_by_namespace_up_to_the_limit() -> Non
     throttle.enter(OURS)
 
 
+def fill(throttle: Throttle, namespace: Namespace) -> int:
+    for n in range(10_000):
+        try:
+            throttle.enter(namespace)
+        except Throttled:
+            return n
+    raise AssertionError("no limit")
+
+
+def test_namespaces_that_take_all_they_may_leave_places_to_the_next_one() -> None:
+    throttle = Throttle(10_000, 2_000, Clock(), places=1_200)
+    crowd = [Namespace(f"n{n}") for n in range(3)]
+    assert [fill(throttle, namespace) for namespace in crowd] == [1_050, 132, 16]
+    assert fill(throttle, THEIRS) == 2
+    throttle.leave(crowd[0])
+    with pytest.raises(Throttled):
+        throttle.enter(crowd[0])  # it has most, so what it gives back is for others
+    throttle.enter(THEIRS)
+
+
+def test_a_place_that_was_given_back_is_free_again() -> None:
+    throttle = Throttle(10_000, 100, Clock(), places=8)
+    for _ in range(20):
+        throttle.enter(OURS)
+        throttle.leave(OURS)
+    for _ in range(7):
+        throttle.enter(OURS)
+    with pytest.raises(Throttled, match=r"count: 8, allowed: 7"):
+        throttle.enter(OURS)
+
+
 def test_a_minutes_invocations_are_counted_up_to_the_limit_and_again_from_the_next_minute() -> None:
     clock = Clock(6_000.0 + 45.0)
     throttle = Throttle(2, 100, clock)

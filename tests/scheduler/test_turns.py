@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import ActionSeen
+from gateway.scheduler.events import ActionSeen, QuotasSeen
 from gateway.scheduler.view.waiting_line import Turn, Turns
-from relay.protocol.messages import DemandRemoved
+from relay.protocol.messages import DemandAdded, DemandRemoved
 from tests.scheduler.world import MIB, World, hello, of, report
-from thaw.ids import ActionName, HostId
+from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceState
+from thaw.quotas import OwnQuotas
 
 TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
 
@@ -150,3 +151,81 @@ def test_only_one_device_is_kept_and_the_others_go_on() -> None:
     (here,) = [s for s in running[:1] if s.plan.stages[0].host == "h0"]
     w.ask(small)
     assert [s.plan.action for s in serve(w, here)] == [small]
+
+
+def between(world: World, owners: dict[str, int]) -> list[StartGroup]:
+    """A host that is full, and so many functions of each namespace that wait."""
+    running = of(world.ask(ActionName("guest/first")), StartGroup)
+    for owner, n in owners.items():
+        for i in range(n):
+            name = ActionName(f"{owner}/f{i}")
+            world.do(ActionSeen(replace(hello(), name=name, slo_ttft_s=TIGHT_S, keep_alive_s=0.0)))
+            assert of(world.ask(name), StartGroup) == []
+    return running
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    crowd=st.dictionaries(st.sampled_from("abc"), st.integers(1, 12), max_size=3),
+    n_before=st.integers(0, 6),
+    weights=st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0, 10.0])),
+)
+def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other(
+    crowd: dict[str, int], n_before: int, weights: dict[str, float]
+) -> None:
+    """However much earlier, and however many, the others' requests are due."""
+    w = one_slot({"guest/first": 1.0})
+    for owner, weight in weights.items():
+        w.do(QuotasSeen(Namespace(owner), OwnQuotas(weight=weight)))
+    running = between(w, crowd)
+    for _ in range(n_before):
+        running = serve(w, running[0]) if running else []
+    w.do(ActionSeen(replace(hello(), name=ActionName("honest/f"), slo_ttft_s=60.0, keep_alive_s=0.0)))
+    others = {turn.name.partition("/")[0] for turn in w.view.blocked}
+    order = [s.plan.action for s in of(w.ask(ActionName("honest/f")), StartGroup)]
+    while "honest/f" not in order:
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    before = [name.partition("/")[0] for name in order[: order.index(ActionName("honest/f"))]]
+    assert len(set(before)) == len(before)
+    assert set(before) <= others
+
+
+def test_ten_thousand_requests_of_one_namespace_delay_another_ones_start_by_one() -> None:
+    w = one_slot({"guest/first": 1.0, "flood/f": TIGHT_S, "honest/f": LOOSE_S})
+    running = of(w.ask(ActionName("guest/first")), StartGroup)
+    flood = [
+        DemandAdded(ActivationId(f"x{i}"), ActionName("flood/f"), Namespace("flood"), GatewayId("g"), 0, 60_000)
+        for i in range(10_000)
+    ]
+    assert of(w.do(*flood), StartGroup) == []
+    assert of(w.ask(ActionName("honest/f")), StartGroup) == []
+    order = []
+    for _ in range(4):
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    assert order == ["flood/f", "honest/f", "flood/f", "flood/f"]
+
+
+def test_namespaces_that_always_wait_start_by_their_weights() -> None:
+    w = one_slot({"guest/first": 1.0})
+    w.do(QuotasSeen(Namespace("b"), OwnQuotas(weight=3.0)))
+    running, order = between(w, {"a": 12, "b": 12}), []
+    for _ in range(12):
+        running = serve(w, running[0])
+        order += [s.plan.action[0] for s in running]
+    assert order.count("b") in (9, 8)
+
+
+def test_a_namespace_has_no_more_starts_in_progress_than_its_quota() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2)))
+    w.do(ActionSeen(hello()), ActionSeen(replace(hello(), name=ActionName("other/f"))))
+    running = [start for _ in range(4) for start in of(w.ask(), StartGroup)]
+    assert len(running) == 2
+    assert len(of(w.ask(ActionName("other/f")), StartGroup)) == 1, "another namespace has its own"
+    assert of(w.later(2.0), StartGroup) == []
+    w.ready(running[0])
+    assert len(of(w.later(2.0), StartGroup)) == 1, "one of the two is ready now"
+    w.said(running[1], InstanceState.GONE)
+    assert len(of(w.later(60.0), StartGroup)) == 1, "one has failed"

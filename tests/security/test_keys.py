@@ -77,6 +77,8 @@ WHO_MAY = {
     "POST /api/v1/thaw/keys": OPERATOR,
     "DELETE /api/v1/thaw/keys/<key_id>": OPERATOR,
     "GET /api/v1/thaw/namespaces": OPERATOR,
+    "GET /api/v1/thaw/namespaces/<ns>/quotas": OPERATOR,
+    "PUT /api/v1/thaw/namespaces/<ns>/quotas": OPERATOR,
     "GET /api/v1/thaw/namespaces/<ns>/models": OPERATOR,
     "PUT /api/v1/thaw/namespaces/<ns>/models": OPERATOR,
     "DELETE /api/v1/thaw/namespaces/<ns>/models": OPERATOR,

@@ -10,8 +10,9 @@ import typer
 from thaw import wire
 from thaw.cli.context import client
 from thaw.cli.tables import age, bit_rate, show, size, table
-from thaw.errors import Conflict
+from thaw.errors import BadRequest, Conflict
 from thaw.host import HostLeft
+from thaw.quotas import NAMES, setting_of
 
 if TYPE_CHECKING:
     from thaw.cli.client import Client
@@ -62,6 +63,46 @@ def allow_models(namespace: Tenant, prefixes: Prefixes) -> None:
 def disallow_models(namespace: Tenant, prefixes: Prefixes) -> None:
     """Take prefixes back (needs an operator's key).  What runs goes on, and nothing else starts."""
     _show_models(client().delete(_models_path(namespace), {"prefixes": prefixes}))
+
+
+def _at_most(what: str) -> Any:
+    return typer.Option(metavar="N", help=f"At most so many {what}; 'default' takes the value back.")
+
+
+@namespace_app.command("quota")
+def quota(
+    namespace: Tenant,
+    actions: Annotated[str | None, _at_most("actions")] = None,
+    code_bytes: Annotated[str | None, _at_most("bytes of actions with their code")] = None,
+    record_bytes: Annotated[str | None, _at_most("bytes of records and 202s")] = None,
+    held: Annotated[str | None, _at_most("requests that wait for an instance")] = None,
+    accepted: Annotated[str | None, _at_most("202s that have not ended")] = None,
+    starts: Annotated[str | None, _at_most("starts in progress")] = None,
+    weight: Annotated[
+        str | None, typer.Option(metavar="W", help="Its turns for each one of others, or 'default' (1).")
+    ] = None,
+) -> None:
+    """Show what a namespace may have and has, or set some of it (needs an operator's key)."""
+    asked = (actions, code_bytes, record_bytes, held, accepted, starts, weight)
+    path = f"/api/v1/thaw/namespaces/{quote(namespace, safe='')}/quotas"
+    changes = {name: _quota(name, text) for name, text in zip(NAMES, asked, strict=True) if text is not None}
+    found = client().put(path, changes) if changes else client().get(path)
+    rows = table("quota", "allowed", "used", "set by")
+    for name in NAMES:
+        own, used = found["own"].get(name), found["used"].get(name)
+        allowed = found["default"][name] if own is None else own
+        by = found["namespace"] if own is not None else f"{setting_of(name)}" if name != "weight" else "default"
+        rows.add_row(name, f"{allowed:g}" if name == "weight" else str(allowed), "" if used is None else str(used), by)
+    show(rows)
+
+
+def _quota(name: str, text: str) -> float | None:
+    if text == "default":
+        return None
+    try:
+        return float(text) if name == "weight" else int(text)
+    except ValueError:
+        raise BadRequest(f"--{name.replace('_', '-')} must be a number or 'default', not '{text:.40}'") from None
 
 
 def _models_path(namespace: str) -> str:

@@ -16,6 +16,7 @@ from gateway.scheduler.events import (
     GatewaysLost,
     HostSeen,
     HostsSeen,
+    QuotasSeen,
     Rebuilt,
     StartRefused,
     Timer,
@@ -33,9 +34,11 @@ from relay.protocol.messages import (
     InstanceChanged,
     ModelInspected,
     ModelsAllowedChanged,
+    QuotasChanged,
 )
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.clock import StateClock
+from relay.state.quotas import NamespaceQuotas
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
 from thaw.action import Action
@@ -65,6 +68,7 @@ class Reading:
     ) -> None:
         self._registry, self._records, self._credentials = Registry(client, clock), Records(client), credentials
         self._log = log
+        self._quotas = NamespaceQuotas(client)
         self._models = ModelLeave(models, AllowedModels(client))
 
     def rebuilt(self) -> Rebuilt:
@@ -84,6 +88,7 @@ class Reading:
             ),
             wall_ms=wall_ms(),
             credentials=tuple(self._credentials.groups()),
+            quotas=tuple(QuotasSeen(namespace, own) for namespace, own in self._quotas.all().items()),
         )
 
     def heartbeats(self, view: ClusterView) -> Iterator[Event]:
@@ -107,6 +112,8 @@ class Reading:
                 names = [name for name in _llms_of(item.namespace, view) if name not in read]
                 read.update(names)
                 yield from (self._action(name, changed=True) for name in names)
+            elif isinstance(item, QuotasChanged):
+                yield QuotasSeen(item.namespace, self._quotas.of(item.namespace))
             elif isinstance(item, HostChanged):
                 report = self._registry.live_host(item.host_id)
                 yield HostsSeen(tuple(self._registry.live_hosts())) if report is None else HostSeen(report)

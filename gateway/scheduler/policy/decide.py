@@ -16,6 +16,7 @@ from gateway.scheduler.events import (
     HostSeen,
     HostsSeen,
     OtherEvent,
+    QuotasSeen,
     Rebuilt,
     StartRefused,
     Timer,
@@ -97,6 +98,9 @@ def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision
             return _action_seen(view, event, now_s)
         case ActionDeleted():
             return _action_deleted(view, event.action, now_s)
+        case QuotasSeen():
+            view.shares.take(event.namespace, event.own)
+            return []
         case HostsSeen():
             return _hosts_seen(view, event.reports, now_s)
         case HostSeen():
@@ -303,6 +307,8 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
 def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
     """Build the view from what the registry says.  Starts that were planned and never confirmed are taken back: the
     scheduler cannot know whether their commands were sent, and a new start costs less than waiting."""
+    for quotas in event.quotas:
+        view.shares.take(quotas.namespace, quotas.own)
     for facts in event.actions:
         view.set_facts(facts)
     for model in event.models:

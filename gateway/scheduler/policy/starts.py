@@ -262,6 +262,8 @@ def _start_many(
     sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
     n_started = 0
     while sizes and n_started < lacks.room:
+        if not view.shares.may_start(facts.name):  # the end of one of its namespace's starts frees a place
+            return [*decided, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
         n_workers = sizes.pop()
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
@@ -269,7 +271,10 @@ def _start_many(
         if choice.fallback and (victims := _too_slow(view, facts, stages, now_s, n_workers)) is not None:
             view.block(facts.name)
             return [*decided, *victims, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
-        decided += start_group(view, facts, stages, choice, now_s)
+        started = start_group(view, facts, stages, choice, now_s)
+        decided += started
+        held = sum(stage.reserve_bytes for d in started if isinstance(d, StartGroup) for stage in d.plan.stages)
+        view.blocked.started(facts.name, held)
         n_started += 1
         if choice.n_stages < n_workers:
             sizes.append(n_workers - choice.n_stages)

@@ -1,0 +1,109 @@
+"""Quotas of namespaces, as tenants and operators meet them at real gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import requests
+
+from tests.gateway.conftest import OPERATOR_KEY, OTHER_KEY, GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.settings import SettingError, load
+
+Start = Callable[..., GatewayProcess]
+QUOTAS = "/api/v1/thaw/namespaces/guest/quotas"
+HELLO = "/api/v1/namespaces/_/actions/hello"
+
+
+def as_operator(gateway: GatewayProcess, method: str, **more: Any) -> requests.Response:
+    user, _, password = OPERATOR_KEY.partition(":")
+    return gateway.call(method, QUOTAS, auth=(user, password), **more)
+
+
+def code(n_bytes: int) -> dict[str, Any]:
+    return {"exec": {"kind": "python:3.11", "code": "#" * n_bytes + "\ndef main(a):\n    return a\n"}}
+
+
+def test_a_namespace_has_as_many_actions_and_as_much_code_as_its_quotas(start_gateway: Start) -> None:
+    one, two = (start_gateway(THAW_QUOTA_ACTIONS="2", THAW_QUOTA_CODE_BYTES="50000") for _ in range(2))
+    paths = [f"/api/v1/namespaces/_/actions/f{i}" for i in range(3)]
+    assert one.call("PUT", paths[0], json=code(10)).status_code == 200
+    assert two.call("PUT", paths[1], json=code(10)).status_code == 200
+    refused = one.call("PUT", paths[2], json=code(10))
+    assert refused.status_code == 403
+    assert refused.json()["error"] == (
+        "The namespace has too many actions (count: 3, allowed: 2). THAW_QUOTA_ACTIONS is the quota for all, thaw "
+        "namespace quota guest --actions N sets it for one."
+    )
+    large = two.call("PUT", f"{paths[0]}?overwrite=true", json=code(60_000))
+    assert (large.status_code, "THAW_QUOTA_CODE_BYTES" in large.text) == (413, True)
+    assert two.call("DELETE", paths[0]).status_code == 200
+    assert one.call("PUT", paths[2], json=code(10)).status_code == 200
+
+
+def test_an_operator_sets_a_namespaces_quotas_at_every_gateway(start_gateway: Start, invoker: FakeInvoker) -> None:
+    one, two = start_gateway(), start_gateway(THAW_QUOTA_ACCEPTED="7")
+    two.put_python()
+    shown = as_operator(two, "GET").json()
+    assert (shown["default"]["accepted"], shown["default"]["weight"], shown["own"]) == (7, 1.0, {})
+    assert (shown["used"]["actions"], shown["used"]["code_bytes"] > 30) == (1, True)
+    changed = as_operator(one, "PUT", json={"accepted": 1, "weight": 2})
+    assert changed.json()["own"] == {"accepted": 1, "weight": 2.0}
+    invoker.ready("guest/another")
+    two.wait_for_routes()  # this event came after the one of the quotas
+    first = two.call("POST", HELLO, json={})
+    refused = two.call("POST", HELLO, json={})
+    assert (first.status_code, refused.status_code) == (202, 429)
+    assert refused.json()["error"].startswith("Too many concurrent requests in flight (count: 2, allowed: 1).")
+    assert refused.headers["Retry-After"] == "1"
+    assert as_operator(one, "GET").json()["used"]["accepted"] == 1
+    assert as_operator(two, "PUT", json={"accepted": None}).json()["own"] == {"weight": 2.0}
+    assert two.call("POST", HELLO, json={}).status_code == 202
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"action": 1},
+        {"actions": -1},
+        {"actions": 1.5},
+        {"held": True},
+        {"weight": 0},
+        {"weight": "2"},
+        {"held": "x"},
+    ],
+)
+def test_what_is_no_quota_is_a_400_that_says_so(gateway: GatewayProcess, body: dict[str, Any]) -> None:
+    refused = as_operator(gateway, "PUT", json=body)
+    assert refused.status_code == 400
+    assert as_operator(gateway, "GET").json()["own"] == {}
+
+
+def test_requests_that_wait_have_a_quota_at_all_gateways_together(
+    start_gateway: Start, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    one, two = (start_gateway(THAW_QUOTA_HELD="2", THAW_GATEWAY_HEARTBEAT_S="0.5") for _ in range(2))
+    one.put_python()
+    wait = f"{HELLO}?blocking=true&timeout=50"
+    assert [gateway.call("POST", wait, json={}).status_code for gateway in (one, two)] == [202, 202]
+    for gateway in (one, two):
+        refused = gateway.call("POST", wait, json={})
+        assert refused.status_code == 429
+        assert refused.json()["error"].startswith("Too many requests wait for namespace guest (count: 2, allowed: 2).")
+    user, _, password = OTHER_KEY.partition(":")
+    put = two.call("PUT", HELLO, json=code(10), auth=(user, password))
+    other = two.call("POST", wait, json={}, auth=(user, password))
+    assert (put.status_code, other.status_code) == (200, 202)
+    invoker.ready("guest/hello")
+    invoker.wait_for_demand(1)  # the other namespace's
+    assert two.call("POST", wait, json={}).status_code == 200
+
+
+def test_a_quota_below_zero_stops_the_start() -> None:
+    from gateway.settings import GatewaySettings
+
+    with pytest.raises(SettingError, match="THAW_QUOTA_HELD is below 0"):
+        load(GatewaySettings, {"THAW_QUOTA_HELD": "-1"})

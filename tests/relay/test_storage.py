@@ -1,0 +1,244 @@
+"""What a namespace has in a real state server, and what it may have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from relay.protocol.messages import DemandAdded
+from relay.state import keys, redis_link
+from relay.state.pending import create_group
+from relay.state.records import Pending, Records
+from relay.state.registry import Registry
+from relay.state.storage import Storage
+from tests.conftest import ValkeyServer
+from tests.relay.samples import record
+from thaw import wire
+from thaw.action import Action, Exec, Limits
+from thaw.errors import Forbidden, PlatformError, StorageFull, Throttled, TooLarge
+from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
+from thaw.quotas import OwnQuotas, Quotas
+
+GUEST, OTHER = Namespace("guest"), Namespace("other")
+MANY = Quotas(10**6, 10**12, 10**12, 10**6, 10**6, 10**6)
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[redis.Redis]:
+    with redis_link.connect(valkey_url) as connected:
+        create_group(connected)
+        yield connected
+
+
+def with_quotas(client: redis.Redis, **own: Any) -> tuple[Records, Storage]:
+    storage = Storage(client, lambda _: OwnQuotas(**own).over(MANY))
+    return Records(client, storage=storage), storage
+
+
+def pending(name: str, namespace: Namespace = GUEST, payload: object = None) -> Pending:
+    return Pending(ActivationId(name), namespace, "x", ActionName(f"{namespace}/f"), "0.0.1", payload, 0, 0)
+
+
+def action(name: str, n_bytes: int = 10) -> Action:
+    return Action(ActionName(f"guest/{name}"), GUEST, "0.0.1", Exec("python:3.11", "#" * n_bytes), Limits())
+
+
+def test_a_record_counts_until_all_of_its_hour_has_expired(client: redis.Redis) -> None:
+    records, storage = with_quotas(client)
+    assert storage.usage(GUEST).record_bytes == 0
+    records.end(replace(record("a"), result={"x": "y" * 10_000}))
+    records.end(record("a"))  # it has ended
+    first = storage.usage(GUEST).record_bytes
+    assert 10_000 < first < 12_000
+    client.hset(keys.used(GUEST), "h100", 5_000)
+    client.hincrby(keys.used(GUEST), "records", 5_000)
+    assert storage.usage(GUEST).record_bytes == first
+    assert storage.usage(OTHER).record_bytes == 0
+
+
+def test_the_first_record_of_an_hour_subtracts_what_has_expired(client: redis.Redis) -> None:
+    records, _ = with_quotas(client)
+    client.hset(keys.used(GUEST), mapping={"records": 5_000, "h100": 5_000})
+    records.end(record("a"))
+    fields: Any = client.hgetall(keys.used(GUEST))
+    assert b"h100" not in fields
+    assert 0 < int(fields[b"records"]) < 5_000
+    assert 7 * 24 * 3600 < client.ttl(keys.used(GUEST)) <= 7 * 24 * 3600 + 7_200
+
+
+def test_a_202_counts_until_it_has_ended_whichever_way(client: redis.Redis) -> None:
+    records, storage = with_quotas(client)
+    entries = {name: records.accept(pending(name, payload="z" * 1_000)) for name in "abc"}
+    assert storage.usage(GUEST).accepted == 3
+    assert storage.usage(GUEST).record_bytes > 3_000
+    for _ in range(2):  # a repeat, after an answer that was lost
+        records.end(record("a"), pending_entry=entries["a"])
+        records.end(record("b"), pending_entry=entries["b"])
+    records.end(record("c"))
+    records.end(record("c"), pending_entry=entries["c"])  # its gateway died in between
+    assert storage.usage(GUEST).accepted == 0
+    assert storage.usage(GUEST).record_bytes < 3_000
+
+
+def test_a_202_that_could_not_be_promised_is_not_counted(valkey_url: str) -> None:
+    class Unsynced(redis.Redis):
+        def pipeline(self, *args: Any, **kwargs: Any) -> Any:
+            pipe = super().pipeline(*args, **kwargs)
+            execute = pipe.execute
+            pipe.execute = lambda **kw: [*execute(**kw)[:-1], [0, 0]]  # type: ignore[method-assign]
+            return pipe
+
+    with Unsynced.from_url(valkey_url) as client:
+        records, storage = with_quotas(client)
+        with pytest.raises(PlatformError, match="did not sync"):
+            records.accept(pending("a"))
+        assert (storage.usage(GUEST).accepted, client.xlen(keys.PENDING)) == (0, 0)
+
+
+def test_the_end_of_a_202_that_a_version_without_quotas_accepted_is_not_subtracted(client: redis.Redis) -> None:
+    records, storage = with_quotas(client)
+    entry: Any = client.xadd(keys.PENDING, {"p": wire.dumps(pending("a")), "id": "a", "o": ""})
+    records.end(record("a"), pending_entry=entry)
+    assert (storage.usage(GUEST).accepted, client.xlen(keys.PENDING)) == (0, 0)
+
+
+def at_once(n: int, do: Callable[[int], object], refused: type[Exception]) -> tuple[int, list[str]]:
+    """Return how many of ``n`` calls at once went well, and what the others were told."""
+    start = threading.Barrier(n)
+
+    def one(i: int) -> str | None:
+        start.wait(10)
+        try:
+            do(i)
+        except refused as e:
+            return str(e)
+        return None
+
+    with ThreadPoolExecutor(n) as pool:
+        told = list(pool.map(one, range(n)))
+    return told.count(None), [text for text in told if text is not None]
+
+
+def test_gateways_together_accept_as_many_202s_as_a_namespace_may_have(client: redis.Redis) -> None:
+    gateways = [with_quotas(client, accepted=5)[0] for _ in range(3)]
+    n, told = at_once(12, lambda i: gateways[i % 3].accept(pending(f"a{i}")), Throttled)
+    assert n == client.xlen(keys.PENDING) == 5
+    assert set(told) == {
+        "Too many concurrent requests in flight (count: 6, allowed: 5). THAW_QUOTA_ACCEPTED is the quota for all, "
+        "thaw namespace quota guest --accepted N sets it for one."
+    }
+    gateways[0].accept(pending("b", OTHER))
+    gateways[0].accept(pending("c"), owner="a blocking call that runs is not refused")
+
+
+def test_gateways_together_keep_as_many_actions_as_a_namespace_may_have(client: redis.Redis) -> None:
+    gateways = [with_quotas(client, actions=4)[0] for _ in range(3)]
+    n, told = at_once(9, lambda i: gateways[i % 3].put_action(action(f"f{i}"), last=None), Forbidden)
+    assert n == client.hlen(keys.actions(GUEST)) == 4
+    assert all("(count: 5, allowed: 4). THAW_QUOTA_ACTIONS" in text for text in told)
+    kept = gateways[0].actions(GUEST)[0]
+    gateways[0].put_action(replace(kept, version="0.0.2"), last="0.0.1")
+    gateways[0].delete_action(GUEST, kept.name)
+    gateways[0].put_action(action("new"), last=None)
+
+
+def test_code_has_a_quota_and_what_is_too_large_may_shrink(client: redis.Redis) -> None:
+    records, storage = with_quotas(client, code_bytes=10_000)
+    records.put_action(action("a", 6_000), last=None)
+    with pytest.raises(TooLarge, match=r"larger than allowed: \d+ > 10000 bytes. THAW_QUOTA_CODE_BYTES"):
+        records.put_action(action("b", 6_000), last=None)
+    assert 6_000 < storage.usage(GUEST).code_bytes < 10_000
+    less, _ = with_quotas(client, code_bytes=1_000)
+    less.put_action(replace(action("a", 5_000), version="0.0.2"), last="0.0.1")
+
+
+def test_a_long_record_without_room_is_kept_without_its_result(client: redis.Redis) -> None:
+    records, storage = with_quotas(client, record_bytes=20_000)
+    long = replace(record("a"), result={"x": "y" * 12_000}, logs=("line",))
+    for name in "abc":
+        records.end(replace(long, activation_id=ActivationId(name)))
+    found = [records.activation(ActivationId(name)) for name in "abc"]
+    assert [one is not None and one.result == long.result for one in found] == [True, False, False]
+    last = found[-1]
+    assert last is not None
+    assert last.status is long.status
+    assert last.result == {
+        "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+    }
+    records.end(record("d"))  # a short one is kept as it is
+    assert records.activation(ActivationId("d")) == record("d")
+    assert storage.usage(GUEST).record_bytes < 20_000
+
+
+def test_an_invocation_is_refused_where_its_namespace_has_no_room(client: redis.Redis) -> None:
+    records, storage = with_quotas(client, record_bytes=2_000)
+    storage.check(GUEST)
+    for name in "abcd":
+        records.end(record(name))
+    with pytest.raises(StorageFull, match=r"has no room for more records \(\d+ of 2000 bytes\).* THAW_QUOTA_RECORD"):
+        storage.check(GUEST)
+    with pytest.raises(StorageFull):
+        records.accept(pending("e"))
+    storage.check(OTHER)
+
+
+def test_a_namespace_without_room_is_asked_for_anew_once_a_second(client: redis.Redis) -> None:
+    now = [0.0]
+    storage = Storage(client, lambda _: replace(MANY, record_bytes=1_000), lambda: now[0])
+    client.hset(keys.used(GUEST), mapping={"records": 5_000, "h100": 5_000})  # it expires at the first question
+    storage.learn(GUEST, 5_000)
+    storage.check(GUEST)
+    storage.learn(GUEST, 5_000)
+    with pytest.raises(StorageFull):
+        storage.check(GUEST)
+    now[0] = 1.0
+    storage.check(GUEST)
+
+
+def test_a_namespace_gets_no_more_than_is_free_of_the_servers_memory(own_valkey: ValkeyServer) -> None:
+    with redis_link.connect(own_valkey.url) as client:
+        create_group(client)
+        client.config_set("maxmemory", "40mb")
+        records, storage = with_quotas(client)
+        storage.look()
+        result = {"x": "y" * 900_000}
+        for namespace in (GUEST, OTHER):
+            for i in range(30):
+                records.end(replace(record(f"{namespace}{i}", namespace=namespace), result=result))
+        whole = {
+            n: sum(row is not None and row.result == result for row in records.activations(n, limit=100))
+            for n in (GUEST, OTHER)
+        }
+        memory: Any = client.info("memory")
+        assert memory["used_memory"] < 0.9 * 40 * MIB
+        assert 10 <= whole[GUEST] <= 20, "alone it gets half"
+        assert whole[OTHER] >= 4, "the next one gets half of the rest"
+        with pytest.raises(StorageFull, match="The state server has no room"):
+            storage.check(GUEST)
+        with pytest.raises(StorageFull, match="maxmemory"):
+            records.put_action(action("large", 30_000_000), last=None)
+
+
+def test_waiting_requests_are_counted_once_and_given_back_once(client: redis.Redis) -> None:
+    ours, theirs = GatewayId("ours"), GatewayId("theirs")
+    registry, name = Registry(client), ActionName("guest/f")
+    demand = DemandAdded(ActivationId("a"), name, GUEST, ours, 1)
+    for _ in range(2):  # told again
+        registry.add_demand(demand)
+    registry.add_demand(replace(demand, activation_id=ActivationId("b")))
+    registry.add_demand(DemandAdded(ActivationId("c"), ActionName("other/f"), OTHER, theirs, 1))
+    assert (registry.n_held(GUEST), registry.n_held(OTHER)) == (2, 1)
+    registry.drop_demand(demand.activation_id, name, theirs)  # it waits with ours
+    assert registry.n_held(GUEST) == 2
+    for _ in range(2):
+        registry.drop_demand(demand.activation_id, name, ours)
+    assert registry.n_held(GUEST) == 1
+    registry.drop_demand(ActivationId("b"), name, ours)
+    assert client.hkeys(keys.HELD) == [b"other"]

@@ -1,0 +1,60 @@
+"""What a namespace may have at most, and its weight among others.
+
+The defaults are settings (THAW_QUOTA_...); an operator's own values for one namespace win over them
+(``thaw namespace quota``).  Every count is of the whole installation, however many gateways it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Final
+
+from thaw.ids import Namespace
+
+MOST_WEIGHT: Final = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
+    server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
+    starts in progress."""
+
+    actions: int
+    code_bytes: int
+    record_bytes: int
+    held: int
+    accepted: int
+    starts: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnQuotas:
+    """One namespace's own values.  None: the default."""
+
+    actions: int | None = None
+    code_bytes: int | None = None
+    record_bytes: int | None = None
+    held: int | None = None
+    accepted: int | None = None
+    starts: int | None = None
+    weight: float | None = None
+
+    def over(self, default: Quotas) -> Quotas:
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return replace(default, **{name: value for name, value in own.items() if value is not None})
+
+
+NAMES: Final = tuple(f.name for f in dataclasses.fields(OwnQuotas))
+
+
+def setting_of(name: str) -> str:
+    return f"THAW_QUOTA_{name.upper()}"
+
+
+def who_raises(name: str, namespace: Namespace) -> str:
+    """The sentence that tells how an operator raises a quota."""
+    option = name.replace("_", "-")
+    return f"{setting_of(name)} is the quota for all, thaw namespace quota {namespace} --{option} N sets it for one"
