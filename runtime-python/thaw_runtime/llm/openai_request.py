@@ -14,6 +14,7 @@ from typing import Any
 from relay.protocol.messages import LlmRun
 from thaw.errors import BadRequest
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.llm.grammar_request import grammar_of
 from thaw_runtime.llm.model_text import ModelText
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
@@ -114,6 +115,7 @@ def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_token
         min_tokens=min_tokens,
         logprobs=_logprobs(endpoint, body),
         logit_bias=_logit_bias(body, text),
+        grammar=grammar_of(body),
     )
 
 
