@@ -13,6 +13,7 @@ from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
+from gateway.serving.cold_progress import ColdProgress
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
@@ -83,6 +84,7 @@ class Gateway:
         self.code_answers = SharedMemory(settings.code_answer_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
+        self.cold_progress = ColdProgress(self.room, self.registry)
         expected = Expectation(self.registry)
         self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
         token = self.registry.host_token(secrets.token_urlsafe(32))
@@ -154,6 +156,7 @@ class Gateway:
         self._events.start()
         self.hangups.start()
         self.recorder.start()
+        self.cold_progress.start()
         self.streams.start()
         self.runner.start()
         self._heartbeat.start()
@@ -166,6 +169,7 @@ class Gateway:
         self.blocking.stop()
         self.reconnects.stop()
         self.streams.stop(timeout_s=0.5)
+        self.cold_progress.stop()
         self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()
@@ -195,6 +199,7 @@ class Gateway:
     def _on_event(self, message: object) -> None:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
+            self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
@@ -220,4 +225,6 @@ class Gateway:
         server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
-        self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)
+        records = self.registry.instances()
+        self.cold_progress.reload(records)
+        self.demand.restore(self.room.reload(records), self.runner.holds)

@@ -37,6 +37,7 @@ from thaw.ids import ActivationId, random_hex_id
 from thaw.trace import Phase
 
 RESUMABLE_HEADER: Final = "X-Thaw-Resumable"
+START_HEADER: Final = "X-Thaw-Start"
 _LAST_EVENT_HEADER: Final = "Last-Event-ID"
 _SSE: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -68,6 +69,14 @@ class Asked:
         call = Call(known, self.action, self.subject, self.body, hangup, self.endpoint, seed)
         call.trace(Phase.RECEIVED)
         return call
+
+
+def how_started(call: Call) -> str:
+    """``warm``, or ``cold`` with the seconds to the first token, for a call that has one."""
+    if not call.cold:
+        return "warm"
+    begun = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)
+    return "cold" if begun is None else f"cold; ttft={(begun.mono_ns - call.events[0].mono_ns) / 1e9:.3f}"
 
 
 def last_event(core: Gateway, asked: Asked) -> EventId | None:
@@ -166,6 +175,7 @@ def _response(call: Call, texts: _Texts) -> Response:
     else:
         response = Response(texts.after(first), headers=_SSE)
         response.call_on_close(texts.close)
+        response.headers[START_HEADER] = "cold" if first.startswith(":") else how_started(call)
     response.headers[ACTIVATION_HEADER] = call.activation_id
     return response
 
