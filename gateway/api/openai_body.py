@@ -96,7 +96,6 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

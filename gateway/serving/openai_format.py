@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.serving.call import Call
 from gateway.serving.event_ids import EventId, Progress
-from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import CallDelta, RunFinished, RunToken, TokenLogprob
 
 Json = dict[str, Any]
 
@@ -27,7 +27,10 @@ def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> 
     text = "".join(t.text for t in tokens) + finished.text
     choice: Json = {"index": 0, "finish_reason": finished.reason, "logprobs": _logprobs(call, tokens)}
     if call.endpoint == "chat":
-        choice["message"] = {"role": "assistant", "content": text}
+        called = _whole_calls(call, [*(part for t in tokens for part in t.calls), *finished.calls])
+        choice["message"] = {"role": "assistant", "content": (text or None) if called else text}
+        if called:
+            choice["message"]["tool_calls"] = called
     else:
         choice["text"] = text
     kind = "chat.completion" if call.endpoint == "chat" else "text_completion"
@@ -60,9 +63,11 @@ class Chunks:
         OtherAnswer."""
         lacking = self._progress.token(token.token_id)
         offset, self._offset = self._offset, self._offset + len(token.text)
-        if not lacking or (not token.text and token.logprob is None):
+        if not lacking or not (token.text or token.logprob is not None or token.calls):
             return ""
         head = f"{self._role()}{self._id(token.index)}"
+        if token.calls:
+            return head + self._call_parts(token)
         if token.logprob is None:
             return f"{head}{self._before}{json.dumps(token.text, ensure_ascii=False)}{self._after}"
         return head + _event(self._delta(token.text, _logprobs(self._call, (token,), offset)))
@@ -70,7 +75,7 @@ class Chunks:
     def finished(self, finished: RunFinished) -> str:
         """Raises OtherAnswer."""
         last: list[Json | None] = [
-            self._delta(finished.text, None) if finished.text else None,
+            self._delta(finished.text, None, finished.calls) if finished.text or finished.calls else None,
             self._chunk({} if self._chat else "", None, finished.reason),
             {**self._head, "choices": [], "usage": usage(finished)} if self._include_usage else None,
         ]
@@ -84,6 +89,10 @@ class Chunks:
         """OpenAI's SDK takes any empty line after the first id for the end of an event, so none follows there."""
         return f": thaw {sentence}\n" if self.has_id else f": thaw {sentence}\n\n"
 
+    def _call_parts(self, token: RunToken) -> str:
+        logprobs = None if token.logprob is None else _logprobs(self._call, (token,))
+        return _event(self._delta(token.text, logprobs, token.calls))
+
     def _id(self, index: int) -> str:
         self.has_id = True
         return f"id: {self._ids}:{index}.{self._progress.checksum:08x}\n"
@@ -94,13 +103,38 @@ class Chunks:
         self._begun = True
         return _event(self._chunk({"role": "assistant", "content": ""}, None, None))
 
-    def _delta(self, text: str, logprobs: Json | None) -> Json:
-        return self._chunk({"content": text} if self._chat else text, logprobs, None)
+    def _delta(self, text: str, logprobs: Json | None, calls: Sequence[CallDelta] = ()) -> Json:
+        delta: Json = {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [_call_part(self._call, part) for part in calls]
+        return self._chunk(delta if self._chat else text, logprobs, None)
 
     def _chunk(self, delta: Json | str, logprobs: Json | None, reason: str | None) -> Json:
         body = {"delta": delta} if self._chat else {"text": delta}
         chunk = {**self._head, "choices": [{"index": 0, **body, "logprobs": logprobs, "finish_reason": reason}]}
         return {**chunk, "usage": None} if self._include_usage else chunk
+
+
+def _call_id(call: Call, index: int) -> str:
+    """The same for every computation of the answer."""
+    return f"call_{call.activation_id[:24]}{index:02d}"
+
+
+def _call_part(call: Call, part: CallDelta) -> Json:
+    if not part.name:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": _call_id(call, part.index), "type": "function", "function": function}
+
+
+def _whole_calls(call: Call, parts: Sequence[CallDelta]) -> list[Json]:
+    made: list[Json] = []
+    for part in parts:
+        if part.index == len(made):
+            function = {"name": part.name, "arguments": ""}
+            made.append({"id": _call_id(call, part.index), "type": "function", "function": function})
+        made[part.index]["function"]["arguments"] += part.arguments
+    return made
 
 
 def _event(plain: Json) -> str:

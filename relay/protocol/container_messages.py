@@ -131,6 +131,16 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of the call of a tool.  The first part of call ``index`` has its name, the others parts of its arguments,
+    which together are the text of a JSON object."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunToken:
     """``index`` counts from 0 per activation: a consumer drops one it has seen and fails on a gap.
 
@@ -141,15 +151,17 @@ class RunToken:
     token_id: int
     text: str
     logprob: TokenLogprob | None = None
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    reason: str  # "stop" | "length" | "prefilled"
+    reason: str  # "stop" | "length" | "tool_calls" | "prefilled"
     prompt_tokens: int
     completion_tokens: int
     text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
+    calls: tuple[CallDelta, ...] = ()  # in what was held back
 
 
 @dataclass(frozen=True, slots=True)

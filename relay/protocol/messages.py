@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.protocol.container_messages import (
+    CallDelta,
     ConsolidateReply,
     GroupCredential,
     GroupLink,
@@ -346,6 +347,7 @@ def from_plain(plain: Any) -> Any:
 
 
 __all__ = [
+    "CallDelta",
     "StartMode",
     "from_plain",
     "to_plain",

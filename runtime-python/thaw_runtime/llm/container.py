@@ -77,7 +77,8 @@ class LlmContainer:
             closing(DescriptorClient.connect(self._door)) as door,
             closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
-            self._text = load_model_text(segment)
+            tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
+            self._text = load_model_text(segment, tool_parser)
 
     def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
         """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest, InstanceGone, and

@@ -13,9 +13,9 @@ from typing import Any
 
 from relay.protocol.messages import LlmRun
 from thaw.errors import BadRequest
-from thaw_runtime.engine.protocol import EngineRequest, Sampling
-from thaw_runtime.llm.grammar_request import grammar_of
+from thaw_runtime.engine.protocol import EngineRequest, Grammar, Sampling
 from thaw_runtime.llm.model_text import ModelText
+from thaw_runtime.llm.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 MAX_TOP_LOGPROBS = 20
@@ -28,6 +28,7 @@ CONTEXT_HINT = "context_length_exceeded"
 class ParsedRun:
     engine: EngineRequest
     stops: tuple[str, ...]
+    tools: ToolUse
 
 
 def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
@@ -36,7 +37,8 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     Raises BadRequest; its hint is ``context_length_exceeded`` when prompt and answer exceed the context.
     """
     body = run.body
-    prompt = _prompt(run.endpoint, body, text)
+    tools = tool_use(body, text.tool_format)
+    prompt = _prompt(run.endpoint, body, text, tools)
     if not prompt:
         raise BadRequest("the prompt is empty")
     _check_ids(prompt, text)
@@ -44,20 +46,20 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     _check_ids(output, text)
     usual = text.default_sampling.get("max_new_tokens")
     max_tokens = _max_tokens(run.endpoint, body, len(prompt), max_model_len, None if usual is None else int(usual))
-    sampling, stops = _sampling(run.endpoint, body, text, max_tokens), _stops(body)
+    sampling, stops = _sampling(run.endpoint, body, text, max_tokens, tools.grammar), _stops(body)
     request = EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output))
     if run.prefill_only and request.over is None:
         # an engine computes a prompt only for a token to follow it, so one is sampled, by the cheapest rule
         request, stops = replace(request, sampling=Sampling(len(output) + 1, temperature=0.0)), ()
-    return ParsedRun(request, stops)
+    return ParsedRun(request, stops, tools)
 
 
-def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText) -> tuple[int, ...]:
+def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: ToolUse) -> tuple[int, ...]:
     if endpoint == "chat":
         variables = body.get("chat_template_kwargs") or {}
-        if not isinstance(variables, dict) or "messages" in variables:
+        if not isinstance(variables, dict) or {"messages", "tools"} & variables.keys():
             raise BadRequest("chat_template_kwargs must be an object of what the template knows beside the messages")
-        return text.encode_chat(body["messages"], variables)
+        return text.encode_chat(body["messages"], variables, tools.offered)
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")
@@ -92,7 +94,9 @@ def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model
     return int(wanted)
 
 
-def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_tokens: int) -> Sampling:
+def _sampling(
+    endpoint: str, body: Mapping[str, Any], text: ModelText, max_tokens: int, grammar: Grammar | None
+) -> Sampling:
     def number(name: str, fallback: float) -> float:
         """The value of the request, else of the checkpoint, else OpenAI's default (``fallback``)."""
         value = body.get(name)
@@ -115,7 +119,7 @@ def _sampling(endpoint: str, body: Mapping[str, Any], text: ModelText, max_token
         min_tokens=min_tokens,
         logprobs=_logprobs(endpoint, body),
         logit_bias=_logit_bias(body, text),
-        grammar=grammar_of(body),
+        grammar=grammar,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
 from thaw import hops
@@ -13,6 +13,7 @@ from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import ParsedRun, parse_run
+from thaw_runtime.llm.tools import CallStream, Piece
 from thaw_runtime.process.start_trace import StartTrace
 
 RunMessage = RunToken | RunFinished | RunFailed
@@ -29,8 +30,10 @@ class RunStream:
         self._trace = trace
         self.parsed: ParsedRun = parse_run(run, request_id, text, max_model_len)
         request = self.parsed.engine
+        form = self.parsed.tools.format
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
-        stopped = self._stream.replay(request.output_so_far)
+        self._calls = None if form is None else CallStream(form)
+        stopped = self._replay(request.output_so_far)
         self._over = "stop" if stopped else request.over
         self._emits = not run.prefill_only
         self._completed = len(request.output_so_far)
@@ -65,6 +68,17 @@ class RunStream:
         """Stop computing at once, because the client has gone."""
         self._link.abort(self.request_id)
 
+    def _replay(self, token_ids: Sequence[int]) -> bool:
+        """Process tokens that another worker delivered.  Their text was shown there, or is still held back in the same
+        way.  Return True if they contain a stop string."""
+        shown = [self._stream.push(token_id) for token_id in token_ids]
+        for one in shown:
+            self._shown(one.text)
+        return any(one.stopped for one in shown)
+
+    def _shown(self, text: str) -> Piece:
+        return Piece(text) if self._calls is None else self._calls.push(text)
+
     def _convert(self, events: list[Event]) -> list[RunMessage]:
         messages: list[RunMessage] = []
         for event in events:
@@ -86,7 +100,8 @@ class RunStream:
             return False
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)
-        messages.append(RunToken(event.index, event.token_id, shown.text, self._logprob(event)))
+        piece = self._shown(shown.text)
+        messages.append(RunToken(event.index, event.token_id, piece.text, self._logprob(event), piece.calls))
         if shown.stopped:
             messages.append(self._finished("stop", ""))
         return shown.stopped
@@ -94,11 +109,15 @@ class RunStream:
     def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
         if not self._emits:
             reason, held_back = "prefilled", ""
+        piece = self._shown(held_back)
+        if self._calls is not None:
+            piece = Piece(piece.text + self._calls.flush(), piece.calls)
+            if self._calls.n_calls and reason == "stop" and not self.parsed.tools.is_named:
+                reason = "tool_calls"
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
-        return RunFinished(
-            reason, len(self.parsed.engine.prompt_token_ids), self._completed, held_back, self._trace.events
-        )
+        n_prompt = len(self.parsed.engine.prompt_token_ids)
+        return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls)
 
     def _logprob(self, event: Token) -> TokenLogprob | None:
         if event.logprobs is None:

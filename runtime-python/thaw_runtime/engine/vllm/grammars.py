@@ -30,7 +30,7 @@ from thaw.logs import print_traceback
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, GrammarKind
 
 _CACHE_BYTES: Final = 64 << 20
-_MAX_WHITESPACE: Final = 32
+_MAX_WHITESPACE: Final = 16
 """Characters of white space between two tokens of JSON.  A small model that may write any number writes them to the end
 of its answer."""
 
