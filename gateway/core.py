@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from gateway import metrics
 from gateway.auth import Authenticator
@@ -109,6 +110,7 @@ class Gateway:
             settings.reconnect_s,
             self.log,
         )
+        self.choices = ThreadPoolExecutor(settings.threads, "choice")
         self.blocking = BlockingRuns(
             self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
         )
@@ -170,6 +172,7 @@ class Gateway:
         self.reconnects.stop()
         self.streams.stop(timeout_s=0.5)
         self.cold_progress.stop()
+        self.choices.shutdown(wait=False, cancel_futures=True)
         self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()

@@ -26,6 +26,7 @@ from gateway.serving.blocking import pending_of
 from gateway.serving.call import Call
 from gateway.serving.hangup import watched
 from gateway.serving.outcome import activation_of
+from gateway.serving.several import several
 from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.errors import BadRequest
@@ -79,6 +80,8 @@ def _call(core: Gateway, action: Action, hangup: Any) -> Call:
         payload.pop("stream_options", None)
         payload.setdefault("model", action.name.rpartition("/")[2])
         validate(call.endpoint, payload)
+        if not several(payload).is_one:
+            raise BadRequest("an activation has one answer: leave n, best_of and further prompts out")
         call.seed = choose_seed(payload, call.activation_id)
     call.trace(Phase.RECEIVED)
     return call

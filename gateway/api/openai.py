@@ -23,10 +23,12 @@ from gateway.api.http import (
     takes,
 )
 from gateway.api.openai_body import validate
+from gateway.api.several_answers import stream, whole
 from gateway.api.streaming import START_HEADER, Asked, begin, go_on, how_started, last_event
 from gateway.core import Gateway
 from gateway.serving.action_cache import simple_name
 from gateway.serving.hangup import watched
+from gateway.serving.several import several
 from thaw.action import Action
 from thaw.errors import NotFound
 
@@ -108,6 +110,9 @@ def _answer(endpoint: str) -> Response:
     if (had := last_event(core, asked)) is not None:
         return go_on(core, asked, had)
     core.caps.check(action.name)
+    made = several(body)
+    if not made.is_one:
+        return stream(core, asked, made) if body.get("stream") else whole(core, asked, made)
     return begin(core, asked) if body.get("stream") else _whole(core, asked)
 
 

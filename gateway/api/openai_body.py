@@ -14,6 +14,7 @@ from gateway.api.http import BadField
 from gateway.api.openai_grammar import GRAMMARS, check_grammars
 from gateway.api.openai_messages import check_messages
 from gateway.api.openai_tools import check_tools
+from gateway.serving.several import MOST_CHOICES, MOST_PARTS, prompts_of
 from thaw.ids import ActivationId
 
 Check = Callable[[Any], bool]
@@ -62,6 +63,7 @@ _CHECKS: Final[Mapping[str, tuple[Check, str]]] = {
     "repetition_penalty": (lambda v: _number(0, 100)(v) and v > 0, "a number above 0"),
     "seed": (_whole(-(2**63), 2**63 - 1), "a whole number of 64 bits"),
     "stop": (_stops, "a string or up to 4 non-empty strings"),
+    "n": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
     "stop_token_ids": (_token_ids, "a list of token ids"),
     "stream": (_flag, "true or false"),
     "ignore_eos": (_flag, "true or false"),
@@ -75,7 +77,10 @@ _OF_CHAT: Final[Mapping[str, tuple[Check, str]]] = {
     "chat_template_kwargs": (_object, "an object"),
     "parallel_tool_calls": (_flag, "true or false"),
 }
-_OF_COMPLETIONS: Final[Mapping[str, tuple[Check, str]]] = {"logprobs": (_whole(0, 20), "a whole number from 0 to 20")}
+_OF_COMPLETIONS: Final[Mapping[str, tuple[Check, str]]] = {
+    "logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
+    "best_of": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
+}
 _ENDPOINTS: Final = {"chat": {**_CHECKS, **_OF_CHAT}, "completions": {**_CHECKS, **_OF_COMPLETIONS}}
 _OWN: Final = {"chat": {"messages", "response_format", "tools", "tool_choice"}, "completions": {"prompt"}}
 """Parameters of one endpoint that have a check of their own."""
@@ -92,8 +97,6 @@ _NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
 }
 """They say who asks, where OpenAI keeps what, and how fast it is: no value of them changes an answer."""
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
@@ -166,9 +169,15 @@ def _chat(body: Mapping[str, Any]) -> None:
 
 
 def _completions(body: Mapping[str, Any]) -> None:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    ids = isinstance(prompt, list) and prompt and all(type(t) is int for t in prompt)
-    if not isinstance(prompt, str) and not ids:
-        raise BadField("prompt", "prompt must be one string or one list of token ids.")
+    prompts = prompts_of(body)
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and not (prompt and _token_ids(prompt)):
+            path = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+            raise BadField(path, f"{path} must be a string or a list of token ids.")
+    n_each = max(body.get("n") or 1, body.get("best_of") or 1)
+    if len(prompts) * n_each > MOST_PARTS:
+        raise BadField("prompt", f"{len(prompts)} prompts with {n_each} answers each; at most {MOST_PARTS} in all.")
+    if body.get("best_of") is not None and body["best_of"] < (body.get("n") or 1):
+        raise BadField("best_of", f"best_of must be at least n, not {body['best_of']}.")
+    if body.get("stream") and n_each > (body.get("n") or 1):
+        raise BadField("best_of", "best_of is only known at the end: leave stream out.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.serving.call import Call
@@ -37,6 +38,14 @@ def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> 
     return {**_head(call, kind), "choices": [choice], "usage": usage(finished)}
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Choice ``index`` of an answer whose id is that of ``head``."""
+
+    index: int
+    head: Call
+
+
 class Chunks:
     """The chunks of one streamed answer as server-sent events, in order: each step gives one text.
 
@@ -45,12 +54,13 @@ class Chunks:
     once.
     """
 
-    def __init__(self, call: Call, ids: str, had: EventId | None = None) -> None:
-        """``ids``: the part that all ids share.  ``had``: the last event that the client has."""
+    def __init__(self, call: Call, ids: str | None, had: EventId | None = None, *, part: Part | None = None) -> None:
+        """``ids``: what all ids share; None: events have no ids.  ``had``: the last event that the client has."""
         options = call.payload.get("stream_options") or {}
         self._call, self._include_usage = call, bool(options.get("include_usage"))
         self._chat = call.endpoint == "chat"
-        self._head = _head(call, "chat.completion.chunk" if self._chat else "text_completion")
+        self._index, self._is_part = 0 if part is None else part.index, part is not None
+        self._head = _head(part.head if part else call, "chat.completion.chunk" if self._chat else "text_completion")
         self._ids, self._progress = ids, Progress(had)
         self.has_id = False  # an event with an id was given out
         self._begun, self._offset = had is not None, 0  # the offset counts characters, for completions' logprobs
@@ -77,7 +87,9 @@ class Chunks:
         last: list[Json | None] = [
             self._delta(finished.text, None, finished.calls) if finished.text or finished.calls else None,
             self._chunk({} if self._chat else "", None, finished.reason),
-            {**self._head, "choices": [], "usage": usage(finished)} if self._include_usage else None,
+            {**self._head, "choices": [], "usage": usage(finished)}
+            if self._include_usage and not self._is_part
+            else None,
         ]
         text = self._role()
         for number, chunk in enumerate(last):
@@ -94,6 +106,8 @@ class Chunks:
         return _event(self._delta(token.text, logprobs, token.calls))
 
     def _id(self, index: int) -> str:
+        if self._ids is None:
+            return ""
         self.has_id = True
         return f"id: {self._ids}:{index}.{self._progress.checksum:08x}\n"
 
@@ -111,7 +125,10 @@ class Chunks:
 
     def _chunk(self, delta: Json | str, logprobs: Json | None, reason: str | None) -> Json:
         body = {"delta": delta} if self._chat else {"text": delta}
-        chunk = {**self._head, "choices": [{"index": 0, **body, "logprobs": logprobs, "finish_reason": reason}]}
+        chunk = {
+            **self._head,
+            "choices": [{"index": self._index, **body, "logprobs": logprobs, "finish_reason": reason}],
+        }
         return {**chunk, "usage": None} if self._include_usage else chunk
 
 
@@ -139,6 +156,17 @@ def _whole_calls(call: Call, parts: Sequence[CallDelta]) -> list[Json]:
 
 def _event(plain: Json) -> str:
     return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n"
+
+
+def usage_event(head: Call, finished: Sequence[RunFinished], n_each: int) -> str:
+    """The usage of a streamed answer of several choices, ``n_each`` of each prompt, if its request asks for it."""
+    if not (head.payload.get("stream_options") or {}).get("include_usage"):
+        return ""
+    prompt = sum(one.prompt_tokens for one in finished[::n_each])
+    completion = sum(one.completion_tokens for one in finished)
+    total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    kind = "chat.completion.chunk" if head.endpoint == "chat" else "text_completion"
+    return _event({**_head(head, kind), "choices": [], "usage": total})
 
 
 def chunk_fields(body: Json) -> Json:

@@ -216,12 +216,12 @@ def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess, invoker: FakeI
 @pytest.mark.parametrize(
     ("change", "param", "message"),
     [
-        ({"n": 2}, "n", "n=2 is not supported: leave n out."),
+        ({"n": 17}, "n", "n must be a whole number from 1 to 16, not 17."),
         ({"messages": []}, "messages", "messages must be a non-empty list of {role, content}."),
         ({"temperature": 3}, "temperature", "temperature must be a number from 0 to 2, not 3."),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number of at least 1, not 0."),
         ({"stream_options": {}}, "stream_options", "stream_options is only allowed when stream is true."),
-        ({"tools": [{}]}, "tools", "tools=[{}] is not supported: leave tools out."),
+        ({"tools": [{}]}, "tools[0]", 'tools[0] must be {"type": "function", "function": {"name", …}}.'),
         ({"model": 3}, "model", "model must be the name of a deployed action."),
     ],
 )

@@ -58,7 +58,6 @@ def test_a_parameter_of_the_other_endpoint_is_refused(endpoint: str, name: str, 
         ("include_stop_str_in_output", True),
         ("skip_special_tokens", False),
         ("bad_words", ["no"]),
-        ("best_of", True),
         ("functions", [{"name": "f"}]),
     ],
 )
@@ -150,3 +149,53 @@ def test_the_forms_of_openai_and_vllm_are_accepted() -> None:
     accepted(structured_outputs={"json": SCHEMA})
     accepted("completions", guided_choice=["a", "b"], response_format=None)
     accepted("completions", structured_outputs={"regex": "a*", "json": None})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"best_of": 17}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 3]}, "prompt[1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1, "a"]]}, "prompt"),
+        ({"prompt": ["a"] * 33, "n": 2}, "prompt"),
+    ],
+)
+def test_choices_and_prompts_that_cannot_be_are_refused(body: dict[str, Any], param: str) -> None:
+    assert refused("completions", **body)[0] == param
+
+
+def test_several_choices_and_prompts_are_accepted() -> None:
+    accepted(n=16)
+    accepted("completions", n=2, best_of=4, prompt=["a", "b"])
+    accepted("completions", prompt=[[1, 2], [3]])
+    accepted("completions", prompt=[1, 2])
+    assert refused(best_of=2)[0] == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "any"}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "a"}}],
+                "tool_choice": {"type": "function", "function": {"name": "b"}},
+            },
+            "tool_choice",
+        ),
+    ],
+)
+def test_tools_that_are_none_are_refused_where_they_are_wrong(change: dict[str, Any], param: str) -> None:
+    assert refused(**change)[0] == param
