@@ -37,7 +37,7 @@ MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = (
     "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent, Last-Event-ID, X-Thaw-Resumable"
 )
-_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
+_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions", "openai.tokenize", "openai.detokenize")
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
@@ -191,7 +191,7 @@ def openai_error(error: ThawError) -> dict[str, Any]:
 
 
 def error_body(error: ThawError) -> dict[str, Any]:
-    if request.path.startswith("/v1/"):
+    if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return openai_error(error)
     message = error.message
     if isinstance(error, ConfigError) and error.hint:

@@ -22,7 +22,7 @@ from gateway.api.http import (
     openai_error,
     takes,
 )
-from gateway.api.openai_body import validate
+from gateway.api.openai_body import check_text, validate
 from gateway.api.several_answers import stream, whole
 from gateway.api.streaming import START_HEADER, Asked, begin, go_on, how_started, last_event
 from gateway.core import Gateway
@@ -70,6 +70,18 @@ def completions() -> Response:
     return _answer("completions")
 
 
+@blueprint.post("/tokenize")
+@takes(_body_bytes)
+def tokenize() -> Response:
+    return _of_text("tokenize")
+
+
+@blueprint.post("/detokenize")
+@takes(_body_bytes)
+def detokenize() -> Response:
+    return _of_text("detokenize")
+
+
 def _model(action: Action, name: str) -> dict[str, Any]:
     """``name`` is what a client asks for it by; ``root`` names the action."""
     root = simple_name(action.name)
@@ -114,6 +126,15 @@ def _answer(endpoint: str) -> Response:
     if not made.is_one:
         return stream(core, asked, made) if body.get("stream") else whole(core, asked, made)
     return begin(core, asked) if body.get("stream") else _whole(core, asked)
+
+
+def _of_text(endpoint: str) -> Response:
+    """vLLM's two.  The tokenizer is in the model's container, so they are activations, which may wait for a start."""
+    core, body = gateway(), json_object(_body_bytes())
+    check_text(endpoint, body)
+    action = _find(caller().namespace, body["model"])
+    core.caps.check(action.name)
+    return _whole(core, Asked(action, caller(), endpoint, body))
 
 
 def _whole(core: Gateway, asked: Asked) -> Response:

@@ -56,7 +56,7 @@ _CHECKS: Final[Mapping[str, tuple[Check, str]]] = {
     "top_p": (lambda v: _number(0, 1)(v) and v > 0, "a number above 0, at most 1"),
     "top_k": (_whole(-1, _BIG), "a whole number, -1 or 0 for all"),
     "min_p": (_number(0, 1), "a number from 0 to 1"),
-    "max_tokens": (_whole(1, _BIG), "a whole number of at least 1"),
+    "max_tokens": (_whole(0, _BIG), "a whole number of at least 1"),
     "min_tokens": (_whole(0, _BIG), "a whole number of at least 0"),
     "presence_penalty": (_number(-2, 2), "a number from -2 to 2"),
     "frequency_penalty": (_number(-2, 2), "a number from -2 to 2"),
@@ -64,6 +64,7 @@ _CHECKS: Final[Mapping[str, tuple[Check, str]]] = {
     "seed": (_whole(-(2**63), 2**63 - 1), "a whole number of 64 bits"),
     "stop": (_stops, "a string or up to 4 non-empty strings"),
     "n": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
+    "return_token_ids": (_flag, "true or false"),
     "stop_token_ids": (_token_ids, "a list of token ids"),
     "stream": (_flag, "true or false"),
     "ignore_eos": (_flag, "true or false"),
@@ -79,6 +80,7 @@ _OF_CHAT: Final[Mapping[str, tuple[Check, str]]] = {
 }
 _OF_COMPLETIONS: Final[Mapping[str, tuple[Check, str]]] = {
     "logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
+    "echo": (_flag, "true or false"),
     "best_of": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
 }
 _ENDPOINTS: Final = {"chat": {**_CHECKS, **_OF_CHAT}, "completions": {**_CHECKS, **_OF_COMPLETIONS}}
@@ -97,7 +99,6 @@ _NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
 }
 """They say who asks, where OpenAI keeps what, and how fast it is: no value of them changes an answer."""
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -110,7 +111,6 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "bad_words": ([],),
     "priority": (0,),
 }
@@ -130,6 +130,11 @@ def validate(endpoint: str, body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if value is not None and name not in checks.keys() | _ONLY.keys() | GRAMMARS | _OWN[endpoint]:
             raise BadField(name, f"Unrecognized request argument supplied: {name}.")
+    if body.get("max_tokens") == 0 and not body.get("echo"):
+        raise BadField("max_tokens", "max_tokens must be a whole number of at least 1, not 0.")
+    for name in ("echo", "return_token_ids"):
+        if body.get(name) and body.get("stream"):
+            raise BadField(name, f"{name} is only known at the end here: leave stream out.")
     _stream_options(body)
     check_grammars(body)
     _chat(body) if endpoint == "chat" else _completions(body)
@@ -181,3 +186,38 @@ def _completions(body: Mapping[str, Any]) -> None:
         raise BadField("best_of", f"best_of must be at least n, not {body['best_of']}.")
     if body.get("stream") and n_each > (body.get("n") or 1):
         raise BadField("best_of", "best_of is only known at the end: leave stream out.")
+
+
+_OF_TEXT: Final = {
+    "tokenize": {
+        "prompt": (_text, "a string"),
+        "add_special_tokens": (_flag, "true or false"),
+        "add_generation_prompt": (_flag, "true or false"),
+        "return_token_strs": (_flag, "true or false"),
+        "chat_template_kwargs": (_object, "an object"),
+    },
+    "detokenize": {"tokens": (_token_ids, "a list of token ids")},
+}
+
+
+def check_text(endpoint: str, body: Mapping[str, Any]) -> None:
+    """Check a body of /tokenize or /detokenize.  Raises BadField."""
+    checks: Mapping[str, tuple[Check, str]] = {"model": _CHECKS["model"], **_OF_TEXT[endpoint]}
+    for name, value in body.items():
+        if value is not None and name not in checks and not (endpoint == "tokenize" and name in ("messages", "tools")):
+            raise BadField(name, f"Unrecognized request argument supplied: {name}.")
+    for name, (check, wanted) in checks.items():
+        if body.get(name) is not None and not check(body[name]):
+            raise BadField(name, f"{name} must be {wanted}, not {body[name]!r:.60}.")
+    if body.get("model") is None:
+        raise BadField("model", "model must be the name of a deployed action.")
+    if endpoint == "detokenize":
+        if body.get("tokens") is None:
+            raise BadField("tokens", "tokens must be a list of token ids.")
+    elif body.get("messages") is not None:
+        if body.get("prompt") is not None:
+            raise BadField("prompt", "prompt and messages are two texts: leave one out.")
+        check_messages(body["messages"])
+        check_tools(body)
+    elif body.get("prompt") is None:
+        raise BadField("prompt", "prompt must be a string.")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from gateway.serving.call import Call
 from gateway.serving.event_ids import EventId, Progress
-from relay.protocol.messages import CallDelta, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import CallDelta, RunFinished, RunPrompt, RunToken, TokenLogprob
 
 Json = dict[str, Any]
 
@@ -24,7 +25,9 @@ def usage(finished: RunFinished) -> Json:
 
 
 def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> Json:
-    """``chat.completion`` or ``text_completion``."""
+    """``chat.completion`` or ``text_completion``, or what vLLM says of a text's tokens and of tokens' text."""
+    if call.endpoint in ("tokenize", "detokenize"):
+        return _of_text(call, finished)
     text = "".join(t.text for t in tokens) + finished.text
     choice: Json = {"index": 0, "finish_reason": finished.reason, "logprobs": _logprobs(call, tokens)}
     if call.endpoint == "chat":
@@ -35,7 +38,49 @@ def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> 
     else:
         choice["text"] = text
     kind = "chat.completion" if call.endpoint == "chat" else "text_completion"
-    return {**_head(call, kind), "choices": [choice], "usage": usage(finished)}
+    of_prompt: Json = {}
+    if finished.prompt is not None:
+        of_prompt = _add_prompt(call, choice, tokens, finished.prompt)
+    return {**_head(call, kind), "choices": [choice], "usage": usage(finished), **of_prompt}
+
+
+def _of_text(call: Call, finished: RunFinished) -> Json:
+    prompt = finished.prompt or RunPrompt(())
+    if call.endpoint == "detokenize":
+        return {"prompt": prompt.text}
+    config = call.action.config
+    found: Json = {"count": len(prompt.token_ids), "max_model_len": config.engine.max_model_len if config else 0}
+    wants_texts = call.payload.get("return_token_strs")
+    return found | {"tokens": list(prompt.token_ids), "token_strs": list(prompt.texts) if wants_texts else None}
+
+
+def _add_prompt(call: Call, choice: Json, tokens: Sequence[RunToken], prompt: RunPrompt) -> Json:
+    """Put into the choice what its request asked of the prompt.  Return what belongs beside the choices."""
+    if call.payload.get("echo"):
+        choice["text"] = prompt.text + choice["text"]
+        if prompt.logprobs:
+            choice["logprobs"] = _echoed(choice["logprobs"], prompt)
+    if not call.payload.get("return_token_ids"):
+        return {}
+    choice["token_ids"] = [t.token_id for t in tokens]
+    if call.endpoint == "chat":
+        return {"prompt_token_ids": list(prompt.token_ids)}
+    choice["prompt_token_ids"] = list(prompt.token_ids)
+    return {}
+
+
+def _echoed(of_answer: Json | None, prompt: RunPrompt) -> Json:
+    """The logprobs of a completion that begins with its prompt; nothing precedes its first token."""
+    offsets = [0, *accumulate(map(len, prompt.texts))]
+    rest = of_answer or {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    own = [None if p is None else _finite(p.logprob) for p in prompt.logprobs]
+    tops = [None if p is None else {token: _finite(q) for token, q in p.top} for p in prompt.logprobs]
+    return {
+        "tokens": [*prompt.texts, *rest["tokens"]],
+        "token_logprobs": [*own, *rest["token_logprobs"]],
+        "top_logprobs": [*tops, *rest["top_logprobs"]],
+        "text_offset": [*offsets[:-1], *(offsets[-1] + at for at in rest["text_offset"])],
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class LlmRun:
     answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
     way, so that little is missing when it arrives."""
 
-    endpoint: str  # "chat" | "completions"
+    endpoint: str  # "chat" | "completions" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
@@ -155,6 +155,17 @@ class RunToken:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPrompt:
+    """What a request wants to know of its prompt.  ``texts`` has one text for each token, and so has ``logprobs``,
+    where the first one is None, if they are wanted."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     reason: str  # "stop" | "length" | "tool_calls" | "prefilled"
     prompt_tokens: int
@@ -162,6 +173,7 @@ class RunFinished:
     text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
     calls: tuple[CallDelta, ...] = ()  # in what was held back
+    prompt: RunPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from relay.protocol.container_messages import (
     LlmRun,
     RunFailed,
     RunFinished,
+    RunPrompt,
     RunToken,
     StageShape,
     TokenLogprob,
@@ -389,6 +390,7 @@ __all__ = [
     "TokenLogprob",
     "RunToken",
     "RunFinished",
+    "RunPrompt",
     "RunFailed",
     *_TYPES,
 ]

@@ -331,3 +331,20 @@ def test_a_request_that_is_aborted_while_its_grammar_is_compiled_ends_in_abort(b
     assert isinstance(last, Finished)
     assert last.reason == "abort"
     assert tokens(bench.run(Sampling(2, temperature=0)))
+
+
+@constrains
+def test_the_logprobs_of_a_prompt_come_with_its_first_token_or_are_refused(bench: Bench) -> None:
+    name = bench.submit(Sampling(2, temperature=0, logprobs=1, prompt_logprobs=1))
+    events = bench.listener.wait(name)
+    if isinstance(events[0], Failed):  # of a pipeline
+        assert events[0].error.message.startswith("a model in several stages has no logprobs of the prompt")
+        return
+    assert isinstance(events[0], Token)
+    assert [len(one.top) for one in events[0].prompt] == [1] * (len(PROMPT) - 1)
+    assert isinstance(events[1], Token)
+    assert events[1].prompt == ()
+    (whole,) = [bench.run(Sampling(1, temperature=0, prompt_logprobs=0), prompt=(*PROMPT, events[0].token_id))]
+    assert isinstance(whole[0], Token)
+    assert events[0].logprobs is not None
+    assert whole[0].prompt[-1].logprob == pytest.approx(events[0].logprobs.logprob, abs=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Literal
 
 import openai
@@ -123,3 +124,60 @@ def test_a_schema_that_cannot_be_followed_is_a_bad_request_with_its_parameter(cl
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="chat", messages=ASKED, response_format=form)
     assert caught.value.param == "response_format"
+
+
+def test_a_completion_that_echoes_its_prompt_has_the_prompts_logprobs(client: openai.OpenAI) -> None:
+    """As evaluation harnesses ask for it: how likely is this text?"""
+    more: Any = {"model": "chat", "temperature": 0, "logprobs": 2}
+    plain = client.completions.create(prompt="The capital of France is", max_tokens=2, **more)
+    whole = f"The capital of France is{plain.choices[0].text}"
+    echoed = client.completions.create(prompt="The capital of France is", max_tokens=2, echo=True, **more)
+    scored = client.completions.create(prompt=whole, max_tokens=0, echo=True, **more)
+    assert echoed.choices[0].text == scored.choices[0].text == whole
+    found, likely = echoed.choices[0].logprobs, scored.choices[0].logprobs
+    assert found is not None
+    assert likely is not None
+    assert plain.choices[0].logprobs is not None
+    assert (
+        found.tokens
+        == likely.tokens
+        == ["The", " capital", " of", " France", " is", *(plain.choices[0].logprobs.tokens or [])]
+    )
+    assert found.text_offset == list(accumulate(map(len, likely.tokens[:-1]), initial=0))
+    assert (found.token_logprobs or [0])[0] is None
+    for a, b in zip((found.token_logprobs or [])[1:], (likely.token_logprobs or [])[1:], strict=True):
+        assert abs(a - b) < 0.2  # the model computes in 16 bits, once token by token and once at once
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+
+
+def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.OpenAI, platform: Machine) -> None:
+    answer = client.completions.create(
+        model="chat", prompt="Once upon", max_tokens=4, temperature=0, extra_body={"return_token_ids": True}
+    )
+    choice: Any = answer.choices[0].model_dump()
+    tokens = platform.request(
+        "POST", "/tokenize", json={"model": "chat", "prompt": "Once upon", "return_token_strs": True}
+    )
+    assert tokens.json() == {
+        "count": 2,
+        "max_model_len": 2048,
+        "tokens": choice["prompt_token_ids"],
+        "token_strs": ["Once", " upon"],
+    }
+    text = platform.request("POST", "/detokenize", json={"model": "chat", "tokens": choice["token_ids"]})
+    assert text.json() == {"prompt": choice["text"]}
+    chat = platform.request("POST", "/tokenize", json={"model": "chat", "messages": ASKED}).json()
+    asked = client.chat.completions.create(model="chat", messages=ASKED, max_tokens=1)
+    assert asked.usage is not None
+    assert chat["count"] == asked.usage.prompt_tokens
+    stray = platform.request("POST", "/detokenize", json={"model": "chat", "tokens": [10**6]})
+    assert (stray.status_code, stray.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_several_choices_and_prompts_are_answered(client: openai.OpenAI) -> None:
+    texts = client.completions.create(model="chat", prompt=["One two", "A b"], n=2, seed=1, max_tokens=4)
+    assert [c.index for c in texts.choices] == [0, 1, 2, 3]
+    again = client.completions.create(model="chat", prompt=["One two", "A b"], n=2, seed=1, max_tokens=4)
+    assert [c.text for c in again.choices] == [c.text for c in texts.choices]
+    assert len({c.text for c in texts.choices}) > 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.api.http import BadField
-from gateway.api.openai_body import validate
+from gateway.api.openai_body import check_text, validate
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -199,3 +199,30 @@ def test_several_choices_and_prompts_are_accepted() -> None:
 )
 def test_tools_that_are_none_are_refused_where_they_are_wrong(change: dict[str, Any], param: str) -> None:
     assert refused(**change)[0] == param
+
+
+def test_what_is_only_known_at_the_end_is_no_part_of_a_stream() -> None:
+    accepted("completions", echo=True, return_token_ids=True, max_tokens=0)
+    assert refused("completions", echo=True, stream=True)[0] == "echo"
+    assert refused(return_token_ids=True, stream=True)[0] == "return_token_ids"
+    assert refused("completions", max_tokens=0)[0] == "max_tokens"
+    assert refused(echo=True)[0] == "echo"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "param"),
+    [
+        ("tokenize", {}, "prompt"),
+        ("tokenize", {"prompt": 3}, "prompt"),
+        ("tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("tokenize", {"prompt": "a", "temperature": 1}, "temperature"),
+        ("tokenize", {"messages": [{"role": "x", "content": ""}]}, "messages[0].role"),
+        ("detokenize", {}, "tokens"),
+        ("detokenize", {"tokens": ["a"]}, "tokens"),
+        ("detokenize", {"tokens": [1], "model": None}, "model"),
+    ],
+)
+def test_a_text_without_its_parts_is_refused(endpoint: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadField) as caught:
+        check_text(endpoint, {"model": "m", **body})
+    assert caught.value.param == param

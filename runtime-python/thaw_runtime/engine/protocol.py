@@ -65,6 +65,7 @@ class Sampling:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None  # as logprobs, of the prompt's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ class Token:
     logprobs: Logprobs | None = None
     spent: Mapping[str, object] | None = field(default=None, compare=False)
     hops: tuple[HopPath, ...] = field(default=(), compare=False)
+    prompt: tuple[Logprobs, ...] = ()
+    """Logprobs of the prompt's tokens, from the second on."""
 
 
 @dataclass(frozen=True, slots=True)

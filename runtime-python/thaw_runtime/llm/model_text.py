@@ -47,8 +47,12 @@ class ModelText:
             return FORMATS[self.tool_parser]
         return HERMES if self.template is None else self.template.tool_format
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """With special tokens, so that it is the text that has these tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from relay.protocol.messages import LlmRun
-from thaw.errors import BadRequest
+from thaw.errors import BadParameter, BadRequest
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, Sampling
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.tools import ToolUse, tool_use
@@ -29,6 +29,7 @@ class ParsedRun:
     engine: EngineRequest
     stops: tuple[str, ...]
     tools: ToolUse
+    emits: bool = True  # its tokens are for the client
 
 
 def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int) -> ParsedRun:
@@ -41,9 +42,9 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     prompt = _prompt(run.endpoint, body, text, tools)
     if not prompt:
         raise BadRequest("the prompt is empty")
-    _check_ids(prompt, text)
+    check_ids(prompt, text)
     output = run.resume.output_token_ids if run.resume else ()
-    _check_ids(output, text)
+    check_ids(output, text)
     usual = text.default_sampling.get("max_new_tokens")
     max_tokens = _max_tokens(run.endpoint, body, len(prompt), max_model_len, None if usual is None else int(usual))
     sampling, stops = _sampling(run.endpoint, body, text, max_tokens, tools.grammar), _stops(body)
@@ -51,7 +52,7 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     if run.prefill_only and request.over is None:
         # an engine computes a prompt only for a token to follow it, so one is sampled, by the cheapest rule
         request, stops = replace(request, sampling=Sampling(len(output) + 1, temperature=0.0)), ()
-    return ParsedRun(request, stops, tools)
+    return ParsedRun(request, stops, tools, emits=not run.prefill_only and body.get("max_tokens") != 0)
 
 
 def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: ToolUse) -> tuple[int, ...]:
@@ -72,16 +73,20 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: Tool
     raise BadRequest("prompt must be one string or one list of token ids")
 
 
-def _check_ids(token_ids: Collection[int], text: ModelText) -> None:
+def check_ids(token_ids: Collection[int], text: ModelText, what: str = "") -> None:
+    """Raises BadRequest.  ``what``: the parameter that has them."""
     for worst in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= worst < text.vocab_size:
-            raise BadRequest(f"token id {worst} is outside the vocabulary of {text.vocab_size}")
+            problem = f"token id {worst} is outside the vocabulary of {text.vocab_size}"
+            raise BadParameter(what, problem) if what else BadRequest(problem)
 
 
 def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None) -> int:
     """``usual`` is the checkpoint's own limit for a chat that names none."""
     room = max_model_len - n_prompt
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    if wanted == 0:
+        wanted = 1  # the engine computes a prompt only for a token to follow it
     if wanted is None:
         wanted = max(1, min(room, usual or room)) if endpoint == "chat" else DEFAULT_COMPLETION_TOKENS
     if wanted > room:
@@ -120,6 +125,7 @@ def _sampling(
         logprobs=_logprobs(endpoint, body),
         logit_bias=_logit_bias(body, text),
         grammar=grammar,
+        prompt_logprobs=_logprobs(endpoint, body) if body.get("echo") else None,
     )
 
 
@@ -127,7 +133,7 @@ def _stop_token_ids(body: Mapping[str, Any], text: ModelText) -> Sequence[int]:
     token_ids = body.get("stop_token_ids") or []
     if not isinstance(token_ids, list) or not all(type(t) is int for t in token_ids):
         raise BadRequest("stop_token_ids must be a list of token ids")
-    _check_ids(token_ids, text)
+    check_ids(token_ids, text)
     return token_ids
 
 
@@ -137,7 +143,7 @@ def _logit_bias(body: Mapping[str, Any], text: ModelText) -> Mapping[int, float]
         biases = {int(token): float(bias) for token, bias in (body.get("logit_bias") or {}).items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as e:
         raise BadRequest("logit_bias must be an object of token ids and numbers") from e
-    _check_ids(biases, text)
+    check_ids(biases, text)
     if not all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()):
         raise BadRequest(f"a logit_bias must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
     return biases

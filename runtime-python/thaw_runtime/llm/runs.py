@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from thaw import hops
 from thaw.hops import HopPath
 from thaw.trace import Phase
@@ -35,7 +35,10 @@ class RunStream:
         self._calls = None if form is None else CallStream(form)
         stopped = self._replay(request.output_so_far)
         self._over = "stop" if stopped else request.over
-        self._emits = not run.prefill_only
+        self._emits, self._prefills = self.parsed.emits, run.prefill_only
+        self._wants_prompt = bool(run.body.get("echo") or run.body.get("return_token_ids"))
+        self._echoes = bool(run.body.get("echo"))
+        self._prompt_logprobs: tuple[Logprobs, ...] = ()
         self._completed = len(request.output_so_far)
         self._first = True
 
@@ -95,7 +98,7 @@ class RunStream:
     def _token(self, event: Token, messages: list[RunMessage]) -> bool:
         if self._first:
             self._trace.mark(Phase.PREFILL_END, attrs={**(event.spent or {}), **_attrs(event.hops)})
-            self._first = False
+            self._first, self._prompt_logprobs = False, event.prompt
         if not self._emits:
             return False
         self._completed = event.index + 1
@@ -108,7 +111,7 @@ class RunStream:
 
     def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
         if not self._emits:
-            reason, held_back = "prefilled", ""
+            reason, held_back = "prefilled" if self._prefills else "length", ""
         piece = self._shown(held_back)
         if self._calls is not None:
             piece = Piece(piece.text + self._calls.flush(), piece.calls)
@@ -117,14 +120,25 @@ class RunStream:
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
         n_prompt = len(self.parsed.engine.prompt_token_ids)
-        return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls)
+        prompt = self._prompt() if self._wants_prompt else None
+        return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls, prompt)
+
+    def _prompt(self) -> RunPrompt:
+        token_ids = self.parsed.engine.prompt_token_ids
+        if not self._echoes:
+            return RunPrompt(token_ids)
+        text = self._text.decode(token_ids)
+        if self.parsed.engine.sampling.prompt_logprobs is None:
+            return RunPrompt(token_ids, text)
+        found = [self._named(i, one) for i, one in zip(token_ids[1:], self._prompt_logprobs, strict=True)]
+        return RunPrompt(token_ids, text, tuple(map(self._text.token_text, token_ids)), (None, *found))
 
     def _logprob(self, event: Token) -> TokenLogprob | None:
-        if event.logprobs is None:
-            return None
-        found: Logprobs = event.logprobs
+        return None if event.logprobs is None else self._named(event.token_id, event.logprobs)
+
+    def _named(self, token_id: int, found: Logprobs) -> TokenLogprob:
         name = self._text.token_text
-        return TokenLogprob(name(event.token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
+        return TokenLogprob(name(token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
 
 
 def _attrs(paths: tuple[HopPath, ...]) -> dict[str, object]:

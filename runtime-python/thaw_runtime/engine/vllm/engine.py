@@ -333,6 +333,8 @@ class VllmEngine:
     def _add(self, request: EngineRequest, constrained: Constrained | None = None) -> None:
         """Hand a request to vLLM.  One that vLLM refuses fails alone."""
         try:
+            if request.sampling.prompt_logprobs is not None and self._link is not None and not self._whole:
+                raise ValueError("a model in several stages has no logprobs of the prompt: leave echo or logprobs out")
             made = Request(
                 request_id=request.request_id,
                 prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],

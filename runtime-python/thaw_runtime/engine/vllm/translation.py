@@ -30,6 +30,7 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         max_tokens=s.max_tokens - done,
         min_tokens=max(0, s.min_tokens - done),
         logprobs=s.logprobs,
+        prompt_logprobs=s.prompt_logprobs,
         logit_bias=dict(s.logit_bias) or None,
         structured_outputs=MARKER if s.grammar is not None else None,
         detokenize=False,

@@ -306,7 +306,7 @@ NAMES: Final = (
     ),
     _names(
         "vllm.v1.engine:EngineCoreOutput",
-        "request_id new_token_ids new_logprobs finish_reason prefill_stats",
+        "request_id new_token_ids new_logprobs new_prompt_logprobs_tensors finish_reason prefill_stats",
         "read the engine's tokens",
         Kind.FIELD,
     ),
