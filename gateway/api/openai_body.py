@@ -76,6 +76,8 @@ _OF_CHAT: Final[Mapping[str, tuple[Check, str]]] = {
     "logprobs": (_flag, "true or false"),
     "top_logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
     "chat_template_kwargs": (_object, "an object"),
+    "add_generation_prompt": (_flag, "true or false"),
+    "continue_final_message": (_flag, "true or false"),
     "parallel_tool_calls": (_flag, "true or false"),
 }
 _OF_COMPLETIONS: Final[Mapping[str, tuple[Check, str]]] = {
@@ -108,8 +110,6 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "return_tokens_as_token_ids": (False,),
     "bad_words": ([],),
     "priority": (0,),
@@ -169,6 +169,8 @@ def _stream_options(body: Mapping[str, Any]) -> None:
 def _chat(body: Mapping[str, Any]) -> None:
     check_messages(body.get("messages"))
     check_tools(body)
+    if body.get("continue_final_message") and body.get("add_generation_prompt"):
+        raise BadField("continue_final_message", "continue_final_message goes on with a message: add no new one.")
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise BadField("top_logprobs", "top_logprobs must be a whole number from 0 to 20, with logprobs true.")
 

@@ -226,3 +226,9 @@ def test_a_text_without_its_parts_is_refused(endpoint: str, body: dict[str, Any]
     with pytest.raises(BadField) as caught:
         check_text(endpoint, {"model": "m", **body})
     assert caught.value.param == param
+
+
+def test_an_answer_goes_on_with_a_message_or_begins_one() -> None:
+    accepted(continue_final_message=True, add_generation_prompt=False)
+    accepted(add_generation_prompt=True, continue_final_message=False)
+    assert refused(continue_final_message=True, add_generation_prompt=True)[0] == "continue_final_message"

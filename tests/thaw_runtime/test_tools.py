@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from relay.protocol.messages import CallDelta
+from relay.protocol.messages import CallDelta, LlmRun
+from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import BadParameter, BadRequest
 from thaw_runtime.engine.protocol import GrammarKind
-from thaw_runtime.llm.chat_template import ChatTemplate
+from thaw_runtime.llm.chat_template import ChatTemplate, up_to_last_word
+from thaw_runtime.llm.model_text import ModelText
+from thaw_runtime.llm.openai_request import parse_run
 from thaw_runtime.llm.tools import HERMES, LLAMA3_JSON, CallStream, ToolFormat, tool_use
 
 NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -163,3 +168,31 @@ def test_a_developers_message_is_the_systems_for_a_template_that_does_not_know_i
     said = [{"role": "developer", "content": "x"}]
     assert ChatTemplate(PLAIN, {}).render(said, {}) == "<system>x<assistant>"
     assert ChatTemplate("{# developer #}" + PLAIN, {}).render(said, {}) == "<developer>x<assistant>"
+
+
+def test_an_answer_goes_on_with_the_last_message() -> None:
+    said = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two "}]
+    template = ChatTemplate(PLAIN + "{% if add_generation_prompt %}!{% endif %}", {})
+    prompt = template.render(said, {"add_generation_prompt": False})
+    assert up_to_last_word(prompt, said) == "<user>count<assistant>one two"
+    with pytest.raises(BadParameter, match="continue_final_message"):
+        up_to_last_word(prompt, [{"role": "assistant", "content": " "}])
+    with pytest.raises(BadParameter, match="continue_final_message"):
+        up_to_last_word(prompt, [{"role": "assistant", "content": "three"}])
+
+
+def test_a_request_says_whether_its_answer_goes_on_with_a_message(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(write_tiny_model(tmp_path / "m") / "tokenizer.json"))
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<new>{% endif %}"
+    text = ModelText(tokenizer, ChatTemplate(source, {}), (256,), 257, {})
+    said = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
+
+    def prompt(**body: Any) -> str:
+        run = LlmRun("chat", {"messages": said, **body}, 0)
+        return str(tokenizer.decode(parse_run(run, "r", text, 512).engine.prompt_token_ids))
+
+    history = "<user>count</><assistant>one two"
+    assert prompt() == prompt(add_generation_prompt=True) == f"{history}</><new>"
+    assert prompt(add_generation_prompt=False) == f"{history}</>"
+    assert prompt(continue_final_message=True) == prompt(continue_final_message=True, add_generation_prompt=False)
+    assert prompt(continue_final_message=True) == history

@@ -13,7 +13,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from thaw.errors import BadRequest, ModelUnsupported
+from thaw.errors import BadParameter, BadRequest, ModelUnsupported
 from thaw_runtime.llm.tools import HERMES, LLAMA3_JSON, ToolFormat, told_in_words
 
 
@@ -83,6 +83,17 @@ class ChatTemplate:
         if made.get("role") == "developer" and not self._knows_developers:
             made["role"] = "system"  # OpenAI's newer name of it
         return made
+
+
+def up_to_last_word(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The prompt without what the template puts behind the last message, with which the answer goes on (vLLM's
+    ``continue_final_message``).  Raises BadParameter when the template changes that message."""
+    said = _text(messages[-1].get("content"))
+    last = said.rstrip() if isinstance(said, str) else ""
+    at = prompt.rfind(last) if last else -1
+    if at < 0:
+        raise BadParameter("continue_final_message", "the last message is empty, or the chat template changes it")
+    return prompt[: at + len(last)]
 
 
 def _tool_format(source: str) -> ToolFormat | None:

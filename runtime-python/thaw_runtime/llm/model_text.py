@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
-from thaw_runtime.llm.chat_template import ChatTemplate
+from thaw_runtime.llm.chat_template import ChatTemplate, up_to_last_word
 from thaw_runtime.llm.text import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.weights.segment import Segment
@@ -55,13 +55,20 @@ class ModelText:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Any] = (),
+        *,
+        goes_on: bool = False,
     ) -> tuple[int, ...]:
         """Raises BadRequest for a model without a chat template."""
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # The template itself writes the special tokens.
         prompt = self.template.render(messages, variables, tools)
+        if goes_on:
+            prompt = up_to_last_word(prompt, messages)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:

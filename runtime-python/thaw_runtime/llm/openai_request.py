@@ -60,7 +60,10 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: Tool
         variables = body.get("chat_template_kwargs") or {}
         if not isinstance(variables, dict) or {"messages", "tools"} & variables.keys():
             raise BadRequest("chat_template_kwargs must be an object of what the template knows beside the messages")
-        return text.encode_chat(body["messages"], variables, tools.offered)
+        goes_on = bool(body.get("continue_final_message"))
+        if goes_on or body.get("add_generation_prompt") is not None:
+            variables = {**variables, "add_generation_prompt": not goes_on and bool(body.get("add_generation_prompt"))}
+        return text.encode_chat(body["messages"], variables, tools.offered, goes_on=goes_on)
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")
