@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from gateway import metrics
 from gateway.auth import Authenticator
@@ -13,6 +14,7 @@ from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
+from gateway.serving.cold_progress import ColdProgress
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
@@ -99,6 +101,7 @@ class Gateway:
         self.code_answers = SharedMemory(settings.code_answer_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
+        self.cold_progress = ColdProgress(self.room, self.registry)
         expected = Expectation(self.registry)
         self.caps = QueueCaps(
             settings.queue_action,
@@ -132,6 +135,7 @@ class Gateway:
             settings.reconnect_s,
             self.log,
         )
+        self.choices = ThreadPoolExecutor(settings.threads, "choice")
         self.blocking = BlockingRuns(
             self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
         )
@@ -187,6 +191,7 @@ class Gateway:
         self._events.start()
         self.hangups.start()
         self.recorder.start()
+        self.cold_progress.start()
         self.streams.start()
         self.runner.start()
         self._heartbeat.start()
@@ -199,6 +204,8 @@ class Gateway:
         self.blocking.stop()
         self.reconnects.stop()
         self.streams.stop(timeout_s=0.5)
+        self.cold_progress.stop()
+        self.choices.shutdown(wait=False, cancel_futures=True)
         self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()
@@ -229,6 +236,7 @@ class Gateway:
     def _on_event(self, message: object) -> None:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
+            self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
@@ -266,4 +274,6 @@ class Gateway:
         self.actions.forget()
         self.packages.forget()
         self.quotas.reload()
-        self.demand.restore(self.room.reload(self.registry.instances()), self.runner.holds)
+        records = self.registry.instances()
+        self.cold_progress.reload(records)
+        self.demand.restore(self.room.reload(records), self.runner.holds)

@@ -35,6 +35,7 @@ class EngineConfig:
     dtype: str = "auto"
     max_model_len: int = 2048
     args: Mapping[str, object] = field(default_factory=dict)
+    tool_parser: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@
     ThawError
     ├── RequestError                     the platform cannot do what the caller asked for
     │   ├── BadRequest            400    malformed body, bad parameter
-    │   │   └── ConfigError       400    a function config: names the JSON path, the value and the fix
+    │   │   ├── ConfigError       400    a function config: names the JSON path, the value and the fix
+    │   │   └── BadParameter      400    a request's parameter, by name: OpenAI's clients read it as ``param``
     │   ├── Unauthorized          401
     │   ├── Forbidden             403
     │   ├── NotFound              404
@@ -79,6 +80,14 @@ class RequestError(ThawError):
 
 class BadRequest(RequestError):
     pass
+
+
+class BadParameter(BadRequest):
+    """The message begins with the parameter's name and a colon."""
+
+    def __init__(self, param: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{param}: {problem}", hint=hint)
+        self.param = param
 
 
 class ConfigError(BadRequest):
@@ -206,4 +215,6 @@ def from_info(info: ErrorInfo) -> ThawError:
         error.retry_after_s = 1.0
     if isinstance(error, ConfigError):
         error.path = info.message.partition(":")[0]
+    if isinstance(error, BadParameter):
+        error.param = info.message.partition(":")[0]
     return error

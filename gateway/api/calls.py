@@ -9,6 +9,7 @@ from gateway.api.openai_body import choose_seed, validate
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.packages import Target
+from gateway.serving.several import several
 from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import BadRequest
@@ -35,6 +36,8 @@ def make_call(
         payload.pop("stream_options", None)
         payload.setdefault("model", action.name.rpartition("/")[2])
         validate(call.endpoint, payload)
+        if not several(payload).is_one:
+            raise BadRequest("an activation has one answer: leave n, best_of and further prompts out")
         call.seed = choose_seed(payload, call.activation_id)
     call.trace(Phase.RECEIVED)
     return call

@@ -43,7 +43,7 @@ _CORS: Final = {
     "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
 }
 _WEB: Final = "web.web"
-_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
+_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions", "openai.tokenize", "openai.detokenize")
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
@@ -237,7 +237,7 @@ def own_cors(headers: Mapping[str, str]) -> None:
 
 
 def error_body(error: ThawError) -> dict[str, Any]:
-    if request.path.startswith("/v1/"):
+    if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
         return openai_error(error)
     message = error.message
     if isinstance(error, ConfigError) and error.hint:

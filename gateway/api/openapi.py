@@ -80,13 +80,48 @@ _SAMPLING: Final = {
     "logit_bias": {"type": "object"},
     "user": _TEXT,
 }
-_MESSAGE: Final = {"type": "object", "required": ["role", "content"], "properties": {"role": _TEXT, "content": _TEXT}}
+_MESSAGE: Final = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {"role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]}, "content": _TEXT},
+}
 _CHAT: Final = {
     "type": "object",
     "required": ["model", "messages"],
-    "properties": {**_SAMPLING, "messages": {"type": "array", "minItems": 1, "items": _MESSAGE}},
+    "properties": {
+        **_SAMPLING,
+        "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+        "n": {"type": "integer", "minimum": 1, "maximum": 16},
+        "response_format": {
+            "type": "object",
+            "required": ["type"],
+            "properties": {"type": {"type": "string", "enum": ["text", "json_object"]}},
+        },
+        "tools": {"type": "array", "maxItems": 128, "items": {"type": "object"}},
+        "parallel_tool_calls": _FLAG,
+    },
 }
-_COMPLETION: Final = {"type": "object", "required": ["model", "prompt"], "properties": {**_SAMPLING, "prompt": _TEXT}}
+_COMPLETION: Final = {
+    "type": "object",
+    "required": ["model", "prompt"],
+    "properties": {**_SAMPLING, "prompt": _TEXT},
+}
+_TOKENIZE: Final = {
+    "type": "object",
+    "required": ["model", "prompt"],
+    "properties": {
+        "model": _TEXT,
+        "prompt": _TEXT,
+        "add_special_tokens": _FLAG,
+        "add_generation_prompt": _FLAG,
+        "return_token_strs": _FLAG,
+    },
+}
+_DETOKENIZE: Final = {
+    "type": "object",
+    "required": ["model", "tokens"],
+    "properties": {"model": _TEXT, "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+}
 _PAGE: Final[dict[str, Json]] = {
     "limit": {"type": "integer", "minimum": 0, "maximum": 200},
     "skip": _COUNT,
@@ -206,6 +241,8 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/v1/models/{name}", "a model", [_path("name")], None),
     ("post", "/v1/chat/completions", "OpenAI's chat", [], _CHAT),
     ("post", "/v1/completions", "OpenAI's completions", [], _COMPLETION),
+    ("post", "/tokenize", "vLLM's: the tokens of a text or a chat", [], _TOKENIZE),
+    ("post", "/detokenize", "vLLM's: the text of tokens", [], _DETOKENIZE),
 )
 
 

@@ -37,8 +37,9 @@ from thaw.ids import ActivationId, random_hex_id
 from thaw.trace import Phase
 
 RESUMABLE_HEADER: Final = "X-Thaw-Resumable"
+START_HEADER: Final = "X-Thaw-Start"
 _LAST_EVENT_HEADER: Final = "Last-Event-ID"
-_SSE: Final = {
+SSE: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
@@ -70,6 +71,14 @@ class Asked:
         return call
 
 
+def how_started(call: Call) -> str:
+    """``warm``, or ``cold`` with the seconds to the first token, for a call that has one."""
+    if not call.cold:
+        return "warm"
+    begun = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)
+    return "cold" if begun is None else f"cold; ttft={(begun.mono_ns - call.events[0].mono_ns) / 1e9:.3f}"
+
+
 def last_event(core: Gateway, asked: Asked) -> EventId | None:
     """The event after which the client goes on.  Raises BadField, UnknownEvent.
 
@@ -97,7 +106,7 @@ def begin(core: Gateway, asked: Asked) -> Response:
         chunks = Chunks(call, _prefix(core, call, call.received_ms // 1000, body.digest))
         if not resumable:
             entered.enter_context(core.throttle.counted(asked.subject.namespace))
-            steps = _recorded(core, call, entered.pop_all().close)
+            steps = recorded(core, call, entered.pop_all().close)
             return _response(call, _Texts(chunks, steps, steps.close))
         core.throttle.enter(asked.subject.namespace)  # the count is the stream's from here on
         reader = core.streams.begin(call, hangup, _cut(), body_bytes=body.n_bytes)
@@ -164,13 +173,14 @@ def _response(call: Call, texts: _Texts) -> Response:
     except ThawError as e:
         response = json_response(openai_error(e), e.http_status)
     else:
-        response = Response(texts.after(first), headers=_SSE)
+        response = Response(texts.after(first), headers=SSE)
         response.call_on_close(texts.close)
+        response.headers[START_HEADER] = "cold" if first.startswith(":") else how_started(call)
     response.headers[ACTIVATION_HEADER] = call.activation_id
     return response
 
 
-def _recorded(core: Gateway, call: Call, leave: Callable[[], None]) -> Generator[Step, None, None]:
+def recorded(core: Gateway, call: Call, leave: Callable[[], None]) -> Generator[Step, None, None]:
     """The steps of a run on this thread.  However it ends (done, failed, client gone) one record is submitted, before
     its client reads the end."""
     tokens: list[RunToken] = []

@@ -22,7 +22,9 @@ from thaw.ids import ActivationId
 
 _TOKEN_BYTES: Final = 200
 _LOGPROB_BYTES: Final = 150
-"""What a token takes in memory beside its characters, and what each alternative of its logprob takes."""
+_CALL_BYTES: Final = 200
+"""What a token takes in memory beside its characters, and what each alternative of its logprob and each part of a call
+takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Shelf:
 
 
 def token_bytes(token: RunToken) -> int:
+    shown = len(token.text) + sum(_CALL_BYTES + len(part.arguments) for part in token.calls)
     if token.logprob is None:
-        return _TOKEN_BYTES + len(token.text)
-    return _TOKEN_BYTES + len(token.text) + _LOGPROB_BYTES * (1 + len(token.logprob.top))
+        return _TOKEN_BYTES + shown
+    return _TOKEN_BYTES + shown + _LOGPROB_BYTES * (1 + len(token.logprob.top))

@@ -134,6 +134,15 @@ class WaitingRoom:
                 of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
 
+    def notify(self, action: ActionName, notice: str) -> None:
+        """Tell the clients of all requests that wait for ``action``."""
+        with self._lock:
+            self._notify(action, notice)
+
+    def is_waited_for(self, action: ActionName) -> bool:
+        with self._lock:
+            return action in self._queues
+
     def reload(self, records: Collection[InstanceRecord]) -> list[Ticket]:
         """Take over the registry's truth after a (re)connection.  Returns the requests that still wait."""
         with self._lock:

@@ -116,7 +116,7 @@ class LlmRun:
     answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
     way, so that little is missing when it arrives."""
 
-    endpoint: str  # "chat" | "completions"
+    endpoint: str  # "chat" | "completions" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
@@ -131,6 +131,16 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of the call of a tool.  The first part of call ``index`` has its name, the others parts of its arguments,
+    which together are the text of a JSON object."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunToken:
     """``index`` counts from 0 per activation: a consumer drops one it has seen and fails on a gap.
 
@@ -141,15 +151,29 @@ class RunToken:
     token_id: int
     text: str
     logprob: TokenLogprob | None = None
+    calls: tuple[CallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompt:
+    """What a request wants to know of its prompt.  ``texts`` has one text for each token, and so has ``logprobs``,
+    where the first one is None, if they are wanted."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    reason: str  # "stop" | "length" | "prefilled"
+    reason: str  # "stop" | "length" | "tool_calls" | "prefilled"
     prompt_tokens: int
     completion_tokens: int
     text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
+    calls: tuple[CallDelta, ...] = ()  # in what was held back
+    prompt: RunPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.protocol.container_messages import (
+    CallDelta,
     ConsolidateReply,
     GroupCredential,
     GroupLink,
@@ -20,6 +21,7 @@ from relay.protocol.container_messages import (
     LlmRun,
     RunFailed,
     RunFinished,
+    RunPrompt,
     RunToken,
     StageShape,
     TokenLogprob,
@@ -363,6 +365,7 @@ def from_plain(plain: Any) -> Any:
 
 
 __all__ = [
+    "CallDelta",
     "StartMode",
     "from_plain",
     "to_plain",
@@ -404,6 +407,7 @@ __all__ = [
     "TokenLogprob",
     "RunToken",
     "RunFinished",
+    "RunPrompt",
     "RunFailed",
     *_TYPES,
 ]

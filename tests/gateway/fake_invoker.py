@@ -19,7 +19,9 @@ import redis
 from relay.protocol import messages
 from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunToken, TokenLogprob
 from relay.state.registry import Registry
+from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, ThawError
+from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 
@@ -93,6 +95,24 @@ class FakeInvoker:
         self.registry.put_instance(record)
         self._slots[instance] = slots
         return record
+
+    def starting(self, action: str, *, instance: str = "i0", group: str = "a" * 32) -> InstanceRecord:
+        """The record of an instance that the invoker is starting.  ``ready`` of the same instance ends the start."""
+        starts = InstanceState.STARTING
+        record = InstanceRecord(
+            InstanceId(instance), self.host, ActionName(action), "0.0.1", GroupId(group), starts, self.address, 0, 0,
+            "cpu", StartMode.COLD,
+        )  # fmt: skip
+        self.registry.put_instance(record)
+        return record
+
+    def report(self, *fetches: FetchReport) -> None:
+        device = Device("cpu", "cpu", 10**9, 10**9)
+        self.registry.report_host(
+            HostReport(
+                self.host, "boot", self.address, (device,), 2, 10**8, "none", "process", 0, wall_ms(), fetches=fetches
+            )
+        )
 
     def gone(self, record: InstanceRecord, error: ThawError | None = None) -> None:
         info = None if error is None else error.info()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from relay.protocol.messages import LlmInit
@@ -21,6 +22,27 @@ from thaw.errors import ErrorInfo
 from thaw.hops import HopPath
 from thaw.trace import TraceEvent
 from thaw_runtime.weights.segment import Segment
+
+
+class GrammarKind(StrEnum):
+    JSON = "json"
+    """A JSON Schema."""
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A JSON list of strings, of which the answer is one."""
+    GRAMMAR = "grammar"
+    """Rules in EBNF (``root ::= …``) or in Lark's language."""
+    STRUCTURAL_TAG = "structural_tag"
+    """xgrammar's JSON of tags, between which the answer is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be, from its first token to its last.  ``param`` names the request's parameter."""
+
+    kind: GrammarKind
+    text: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +64,8 @@ class Sampling:
     min_tokens: int = 0
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None  # as logprobs, of the prompt's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +111,8 @@ class Token:
     logprobs: Logprobs | None = None
     spent: Mapping[str, object] | None = field(default=None, compare=False)
     hops: tuple[HopPath, ...] = field(default=(), compare=False)
+    prompt: tuple[Logprobs, ...] = ()
+    """Logprobs of the prompt's tokens, from the second on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,8 @@ def _event(request_id: str, event: Event) -> list[Any]:
         is_first = event.spent is not None or bool(event.hops)
         if event.logprobs is not None or is_first:
             plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
-        return [*plain, event.spent, event.hops] if is_first else plain
+        prompt = [[(one.logprob, one.top) for one in event.prompt]] if event.prompt else []
+        return [*plain, event.spent, event.hops, *prompt] if is_first else plain
     if isinstance(event, Finished):
         usage = event.usage
         return [request_id, "e", event.reason, usage.prompt_tokens, usage.completion_tokens, event.hops]
@@ -124,12 +125,17 @@ def _event(request_id: str, event: Event) -> list[Any]:
 
 def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
     if e[1] == "k":
-        logprobs = Logprobs(e[4], tuple((i, p) for i, p in e[5])) if len(e) > 4 and e[4] is not None else None
+        logprobs = _read_logprobs(e[4], e[5]) if len(e) > 4 and e[4] is not None else None
         spent, hops = (e[6], _read_hops(e[7])) if len(e) > 6 else (None, ())
-        return e[0], Token(e[2], e[3], logprobs, spent, hops)
+        prompt = tuple(_read_logprobs(*one) for one in e[8]) if len(e) > 8 else ()
+        return e[0], Token(e[2], e[3], logprobs, spent, hops, prompt)
     if e[1] == "e":
         return e[0], Finished(e[2], Usage(e[3], e[4]), _read_hops(e[5]))
     return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))
+
+
+def _read_logprobs(logprob: float, top: Sequence[Any]) -> Logprobs:
+    return Logprobs(logprob, tuple((i, p) for i, p in top))
 
 
 def _read_hops(names: Sequence[str]) -> tuple[HopPath, ...]:

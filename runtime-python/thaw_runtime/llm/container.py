@@ -19,6 +19,7 @@ from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
 from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.llm.text_answers import TEXT_ENDPOINTS, TextAnswer
 from thaw_runtime.process.start_trace import StartTrace
 
 
@@ -77,9 +78,10 @@ class LlmContainer:
             closing(DescriptorClient.connect(self._door)) as door,
             closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
-            self._text = load_model_text(segment)
+            tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
+            self._text = load_model_text(segment, tool_parser)
 
-    def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
+    def run(self, body: Mapping[str, Any]) -> tuple[RunStream | TextAnswer, float | None]:
         """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest, InstanceGone, and
         ModelChanged for an answer that another version of the model began."""
         value = body.get("value")
@@ -96,6 +98,8 @@ class LlmContainer:
         trace.mark(Phase.RUN_BEGIN)
         # One activation may come twice (when it is resumed on the same worker), but an engine's ids must be unique.
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
+        if run.endpoint in TEXT_ENDPOINTS:
+            return TextAnswer(self._text, run, trace), _deadline(body)
         return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace), _deadline(body)
 
     @property

@@ -10,8 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
-from thaw_runtime.llm.chat_template import ChatTemplate
+from thaw_runtime.llm.chat_template import ChatTemplate, up_to_last_word
 from thaw_runtime.llm.text import TextStream
+from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
@@ -37,16 +38,38 @@ class ModelText:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     default_sampling: Mapping[str, float]
+    tool_parser: str = ""  # as the function's config names it
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None where its template writes them in a form that is unknown."""
+        if self.tool_parser:
+            return FORMATS[self.tool_parser]
+        return HERMES if self.template is None else self.template.tool_format
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """With special tokens, so that it is the text that has these tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Any] = (),
+        *,
+        goes_on: bool = False,
+    ) -> tuple[int, ...]:
         """Raises BadRequest for a model without a chat template."""
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # The template itself writes the special tokens.
-        return tuple(self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False).ids)
+        prompt = self.template.render(messages, variables, tools)
+        if goes_on:
+            prompt = up_to_last_word(prompt, messages)
+        return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
         return TextStream(self.tokenizer, prompt_token_ids, stops)
@@ -56,15 +79,15 @@ class ModelText:
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
 
-def load_model_text(segment: Segment) -> ModelText:
+def load_model_text(segment: Segment, tool_parser: str = "") -> ModelText:
     """Load the text side as soon as the sidecars have arrived.  Raises ModelUnsupported or ModelCorrupt."""
     try:
-        return _load(segment)
+        return _load(segment, tool_parser)
     except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value has an unexpected type
         raise ModelCorrupt(f"the checkpoint's tokenizer, template or config cannot be read: {e}") from e
 
 
-def _load(segment: Segment) -> ModelText:
+def _load(segment: Segment, tool_parser: str) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
         raise ModelUnsupported(
@@ -85,6 +108,7 @@ def _load(segment: Segment) -> ModelText:
         eos_token_ids=_eos(config, generation, vocab_size),
         vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
+        tool_parser=tool_parser,
     )
 
 

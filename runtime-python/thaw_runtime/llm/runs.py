@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from thaw import hops
 from thaw.hops import HopPath
 from thaw.trace import Phase
@@ -13,6 +13,7 @@ from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import ParsedRun, parse_run
+from thaw_runtime.llm.tools import CallStream, Piece
 from thaw_runtime.process.start_trace import StartTrace
 
 RunMessage = RunToken | RunFinished | RunFailed
@@ -29,10 +30,15 @@ class RunStream:
         self._trace = trace
         self.parsed: ParsedRun = parse_run(run, request_id, text, max_model_len)
         request = self.parsed.engine
+        form = self.parsed.tools.format
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
-        stopped = self._stream.replay(request.output_so_far)
+        self._calls = None if form is None else CallStream(form)
+        stopped = self._replay(request.output_so_far)
         self._over = "stop" if stopped else request.over
-        self._emits = not run.prefill_only
+        self._emits, self._prefills = self.parsed.emits, run.prefill_only
+        self._wants_prompt = bool(run.body.get("echo") or run.body.get("return_token_ids"))
+        self._echoes = bool(run.body.get("echo"))
+        self._prompt_logprobs: tuple[Logprobs, ...] = ()
         self._completed = len(request.output_so_far)
         self._first = True
 
@@ -65,6 +71,17 @@ class RunStream:
         """Stop computing at once, because the client has gone."""
         self._link.abort(self.request_id)
 
+    def _replay(self, token_ids: Sequence[int]) -> bool:
+        """Process tokens that another worker delivered.  Their text was shown there, or is still held back in the same
+        way.  Return True if they contain a stop string."""
+        shown = [self._stream.push(token_id) for token_id in token_ids]
+        for one in shown:
+            self._shown(one.text)
+        return any(one.stopped for one in shown)
+
+    def _shown(self, text: str) -> Piece:
+        return Piece(text) if self._calls is None else self._calls.push(text)
+
     def _convert(self, events: list[Event]) -> list[RunMessage]:
         messages: list[RunMessage] = []
         for event in events:
@@ -81,31 +98,47 @@ class RunStream:
     def _token(self, event: Token, messages: list[RunMessage]) -> bool:
         if self._first:
             self._trace.mark(Phase.PREFILL_END, attrs={**(event.spent or {}), **_attrs(event.hops)})
-            self._first = False
+            self._first, self._prompt_logprobs = False, event.prompt
         if not self._emits:
             return False
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)
-        messages.append(RunToken(event.index, event.token_id, shown.text, self._logprob(event)))
+        piece = self._shown(shown.text)
+        messages.append(RunToken(event.index, event.token_id, piece.text, self._logprob(event), piece.calls))
         if shown.stopped:
             messages.append(self._finished("stop", ""))
         return shown.stopped
 
     def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
         if not self._emits:
-            reason, held_back = "prefilled", ""
+            reason, held_back = "prefilled" if self._prefills else "length", ""
+        piece = self._shown(held_back)
+        if self._calls is not None:
+            piece = Piece(piece.text + self._calls.flush(), piece.calls)
+            if self._calls.n_calls and reason == "stop" and not self.parsed.tools.is_named:
+                reason = "tool_calls"
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
-        return RunFinished(
-            reason, len(self.parsed.engine.prompt_token_ids), self._completed, held_back, self._trace.events
-        )
+        n_prompt = len(self.parsed.engine.prompt_token_ids)
+        prompt = self._prompt() if self._wants_prompt else None
+        return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls, prompt)
+
+    def _prompt(self) -> RunPrompt:
+        token_ids = self.parsed.engine.prompt_token_ids
+        if not self._echoes:
+            return RunPrompt(token_ids)
+        text = self._text.decode(token_ids)
+        if self.parsed.engine.sampling.prompt_logprobs is None:
+            return RunPrompt(token_ids, text)
+        found = [self._named(i, one) for i, one in zip(token_ids[1:], self._prompt_logprobs, strict=True)]
+        return RunPrompt(token_ids, text, tuple(map(self._text.token_text, token_ids)), (None, *found))
 
     def _logprob(self, event: Token) -> TokenLogprob | None:
-        if event.logprobs is None:
-            return None
-        found: Logprobs = event.logprobs
+        return None if event.logprobs is None else self._named(event.token_id, event.logprobs)
+
+    def _named(self, token_id: int, found: Logprobs) -> TokenLogprob:
         name = self._text.token_text
-        return TokenLogprob(name(event.token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
+        return TokenLogprob(name(token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
 
 
 def _attrs(paths: tuple[HopPath, ...]) -> dict[str, object]:

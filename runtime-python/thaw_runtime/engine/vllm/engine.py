@@ -45,6 +45,7 @@ from thaw_runtime.engine.vllm.current_start import load_postponed, starting_from
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.executors import REHEARSED_TOKENS, FollowerExecutor, RelayExecutor, SegmentExecutor
 from thaw_runtime.engine.vllm.first_stage import VllmFirstStage
+from thaw_runtime.engine.vllm.grammars import Constrained, Grammars, set_grammar
 from thaw_runtime.engine.vllm.open_request import OpenRequest
 from thaw_runtime.engine.vllm.own_core import OwnCore, verify
 from thaw_runtime.engine.vllm.packing import give_back_freed
@@ -58,7 +59,7 @@ from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.segment import Segment
-from thaw_runtime.weights.sidecars import materialised
+from thaw_runtime.weights.sidecars import materialised, read_sidecar
 
 EndConsolidation = Callable[[ConsolidationEnded], None]
 _log = Log("engine")
@@ -75,7 +76,7 @@ class VllmEngine:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._changed = threading.Condition()
-        self._inbox: list[EngineRequest | str | EndConsolidation] = []  # a str aborts that request
+        self._inbox: list[EngineRequest | Constrained | str | EndConsolidation] = []  # a str aborts that request
         self._open: dict[str, OpenRequest] = {}
         self._stopping = False
         self._dead: ErrorInfo | None = None
@@ -110,10 +111,23 @@ class VllmEngine:
             if dead is None:
                 hops = self._link.hops if self._link is not None and not self._whole else None
                 self._open[request.request_id] = OpenRequest(request, hops)
-                self._inbox.append(request)
-                self._changed.notify_all()
+                if request.sampling.grammar is None:
+                    self._inbox.append(request)
+                    self._changed.notify_all()
         if dead is not None:
             self._emit([(request.request_id, Failed(dead))])
+        elif request.sampling.grammar is not None:
+            self._grammars.prepare(request, partial(self._prepared, request.request_id))
+
+    def _prepared(self, request_id: str, outcome: Constrained | ErrorInfo) -> None:
+        """A request's grammar is ready, or cannot be.  Called on the compiler's thread; the request may have ended."""
+        with self._changed:
+            is_open = request_id in self._open
+            if is_open and isinstance(outcome, Constrained):
+                self._inbox.append(outcome)
+                self._changed.notify_all()
+        if is_open and isinstance(outcome, ErrorInfo):
+            self._end([(request_id, Failed(outcome))])
 
     def abort(self, request_id: str) -> None:
         with self._changed:
@@ -269,6 +283,9 @@ class VllmEngine:
                 self._abort(item)
             elif isinstance(item, EngineRequest):
                 self._add(item)
+            elif isinstance(item, Constrained):
+                if item.request.request_id in self._open:  # it was not aborted while its grammar was compiled
+                    self._add(item.request, item)
             else:
                 self._begin_consolidation(item)
         return True
@@ -313,18 +330,21 @@ class VllmEngine:
                 self._link.end(lost)
         ended(outcome)
 
-    def _add(self, request: EngineRequest) -> None:
+    def _add(self, request: EngineRequest, constrained: Constrained | None = None) -> None:
         """Hand a request to vLLM.  One that vLLM refuses fails alone."""
         try:
-            self._core.add_request(
-                Request(
-                    request_id=request.request_id,
-                    prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
-                    sampling_params=sampling_params(request),
-                    pooling_params=None,
-                    block_hasher=self._core.request_block_hasher,
-                )
+            if request.sampling.prompt_logprobs is not None and self._link is not None and not self._whole:
+                raise ValueError("a model in several stages has no logprobs of the prompt: leave echo or logprobs out")
+            made = Request(
+                request_id=request.request_id,
+                prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
+                sampling_params=sampling_params(request),
+                pooling_params=None,
+                block_hasher=self._core.request_block_hasher,
             )
+            if constrained is not None:
+                set_grammar(self._core, made, constrained.grammar)
+            self._core.add_request(made)
             self._core.model_executor.begin(request)
             if opened := self._open.get(request.request_id):  # a rehearsed request has no client
                 opened.begin(self._spending)
@@ -387,6 +407,8 @@ class VllmEngine:
             self._background = begun.background
             self._staying = Staying(self._changed, begun.background)
             self._spending = Work(getattr(self._core.model_executor, "stages_awaited", None))
+        n_tokens = config.model_config.get_vocab_size()
+        self._grammars = Grammars(read_sidecar(segment, "tokenizer.json"), n_tokens, init.n_threads)
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
             self._link.check()

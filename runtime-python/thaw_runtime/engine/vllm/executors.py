@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,12 +38,13 @@ from thaw_runtime.engine.vllm.stage import (
     batch_of,
     check_for,
     from_host,
+    masked,
     rehearsal,
     sampled_of,
     step_of,
     wanted_by,
 )
-from thaw_runtime.engine.vllm.translation import model_runner_output, scheduler_output_of
+from thaw_runtime.engine.vllm.translation import grammar_output, model_runner_output, scheduler_output_of
 from thaw_runtime.pipeline.wire import Batch, KvWanted, Sampled, Step
 
 REHEARSED_TOKENS = 64  # the length of a short prompt; kernels are generated for the number of rows they see
@@ -141,7 +143,8 @@ class RelayExecutor(StageExecutor):
         self._requests: dict[str, EngineRequest] = {}
         self._pending = Pending()
         self._number = 0
-        self._sampling, self.stages_awaited = Future[Any](), BlockedTime()
+        self._computed: Any = None  # the batch that was executed last, until its masks are known
+        self.stages_awaited = BlockedTime()
         self._vocab_size = self.model_config.get_vocab_size()
         self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
         self.link.when_lost(self._pending.fail)
@@ -152,7 +155,8 @@ class RelayExecutor(StageExecutor):
         return self._requests
 
     def begin(self, request: EngineRequest) -> None:
-        self._requests[request.request_id] = request
+        sampling = replace(request.sampling, grammar=None)  # the other stages get masks, and need no rules
+        self._requests[request.request_id] = replace(request, sampling=sampling)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -166,8 +170,7 @@ class RelayExecutor(StageExecutor):
         if not step.n_tokens:
             self.link.send_batch(batch)
             return _done(EMPTY_MODEL_RUNNER_OUTPUT)
-        self._sampling = self._pending.open(step)
-        self.link.send_batch(batch)
+        self._computed = batch
         return _done(None)
 
     def ask_for_kv(self, wanted: KvWanted) -> None:
@@ -176,8 +179,13 @@ class RelayExecutor(StageExecutor):
         self.link.send_batch(Batch(Step(self._number, (), (), {}, (), kv=wanted), {}))
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The last stage samples.  Returns the future of its answer to the batch that was executed last."""
-        return _Answer(self._sampling, self.stages_awaited.counted)
+        """The last stage samples, under the masks of the grammars, whose state is here with the scheduler.  Returns the
+        future of its answer to the batch that was executed last."""
+        computed = self._computed
+        batch = replace(computed, step=masked(computed.step, grammar_output))
+        sampling = self._pending.open(batch.step)
+        self.link.send_batch(batch)
+        return _Answer(sampling, self.stages_awaited.counted)
 
 
 class FollowerExecutor(StageExecutor):
@@ -201,7 +209,7 @@ class FollowerExecutor(StageExecutor):
         if not self.group.is_last_rank:
             self.link.send_batch(batch_of(step, computed))
         elif step.n_tokens:
-            self.link.send_sampled(sampled_of(step.number, self.sample_tokens(None)))
+            self.link.send_sampled(sampled_of(step.number, self.sample_tokens(grammar_output(step))))
         if step.kv is not None:
             self._kv_sender.send(step.kv)
 

@@ -53,7 +53,8 @@ class OpenRequest:
         if (stats := output.prefill_stats) is not None and stats.num_cached_tokens:
             spent["cached_tokens"] = stats.num_cached_tokens  # of its prompt, found in the prefix cache
         self._hops_told = self._hops()
-        return Token(self._next, token_id, logprobs, spent, self._hops_told)
+        prompt = _of_prompt(output.new_prompt_logprobs_tensors, len(self._request.prompt_token_ids) - 1)
+        return Token(self._next, token_id, logprobs, spent, self._hops_told, prompt)
 
     def _changed_hops(self) -> tuple[HopPath, ...]:
         """The paths, if they have changed since the first token; otherwise ()."""
@@ -66,3 +67,11 @@ def _logprobs(lists: Any, i: int) -> Logprobs | None:
         return None
     ids, values = lists.logprob_token_ids[i].tolist(), lists.logprobs[i].tolist()
     return Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+
+
+def _of_prompt(tensors: Any, n: int) -> tuple[Logprobs, ...]:
+    """The first ``n`` rows: behind the prompt are the tokens of a continued answer."""
+    if tensors is None:
+        return ()
+    rows = zip(tensors.logprob_token_ids[:n].tolist(), tensors.logprobs[:n].tolist(), strict=True)
+    return tuple(Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True))) for ids, values in rows)

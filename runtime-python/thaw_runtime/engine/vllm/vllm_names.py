@@ -59,6 +59,8 @@ _SCHEDULED: Final = "vllm.v1.core.sched.output"
 _KV_CORE: Final = "vllm.v1.core"
 _KV_MANAGER: Final = f"{_KV_CORE}.kv_cache_manager:KVCacheManager"
 _OUTPUTS: Final = "vllm.v1.outputs"
+_STRUCTURED: Final = "vllm.v1.structured_output"
+_FORM: Final = "hold an answer to a grammar"
 
 NAMES: Final = (
     # ── env.py, configuration.py ──
@@ -304,7 +306,7 @@ NAMES: Final = (
     ),
     _names(
         "vllm.v1.engine:EngineCoreOutput",
-        "request_id new_token_ids new_logprobs finish_reason prefill_stats",
+        "request_id new_token_ids new_logprobs new_prompt_logprobs_tensors finish_reason prefill_stats",
         "read the engine's tokens",
         Kind.FIELD,
     ),
@@ -334,6 +336,20 @@ NAMES: Final = (
         "run the engine in this process",
         Kind.FIELD,
     ),
+    # ── grammars.py ──
+    _names("vllm.sampling_params", "StructuredOutputsParams", _FORM),
+    _names("vllm.sampling_params:StructuredOutputsParams", "json_object", _FORM, Kind.FIELD),
+    _names("vllm.sampling_params:SamplingParams", "structured_outputs", _FORM, Kind.FIELD),
+    _names(f"{_STRUCTURED}.backend_xgrammar", "XgrammarGrammar has_xgrammar_unsupported_json_features", _FORM),
+    _names(f"{_STRUCTURED}.backend_xgrammar:XgrammarGrammar", "matcher vocab_size ctx", _FORM, Kind.FIELD),
+    _names(f"{_STRUCTURED}.backend_xgrammar:XgrammarGrammar", "accept_tokens", _FORM),
+    _names(f"{_STRUCTURED}.utils", "choice_as_grammar compile_regex_with_timeout grammar_is_likely_lark", _FORM),
+    _names(f"{_STRUCTURED}:StructuredOutputManager", "_grammar_bitmask", _FORM, Kind.FIELD),
+    _names(f"{_STRUCTURED}.request:StructuredOutputRequest", "grammar", _FORM),
+    _names("vllm.v1.request:Request", "structured_output_request", _FORM, Kind.FIELD),
+    _names(_CORE, "structured_output_manager", _FORM, Kind.FIELD),
+    _names(_SCHEDULED, "GrammarOutput", _FORM),
+    _names(f"{_SCHEDULED}:GrammarOutput", "structured_output_request_ids grammar_bitmask", _FORM, Kind.FIELD),
     _names("vllm.v1.request", "Request", "hand a request to the engine"),
     _names(
         "vllm.v1.request:Request.__init__",

@@ -1,0 +1,101 @@
+"""Several choices of one request: each is an activation, and the answer puts them together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import requests
+
+from gateway.serving.several import merged, several
+from tests.gateway.conftest import GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import MemoryTooSmall
+
+
+def ready(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    gateway.wait_for_routes()
+
+
+def complete(gateway: GatewayProcess, **body: Any) -> requests.Response:
+    plain = {"model": "chat", "prompt": "Once", "max_tokens": 2, **body}
+    return gateway.call("POST", "/v1/completions", json=plain, stream=bool(body.get("stream")))
+
+
+def events(reply: requests.Response) -> list[Any]:
+    lines = [line.removeprefix(b"data: ") for line in reply.iter_lines() if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_each_choice_has_a_seed_of_its_own_and_an_activation(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    ready(gateway, invoker)
+    reply = gateway.chat(n=3, seed=2**63 - 1, max_tokens=2)
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(i, "w0 w1 ") for i in range(3)]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert {r["value"]["seed"] for r in invoker.runs} == {2**63 - 1, -(2**63), -(2**63) + 1}
+    assert not any({"n", "best_of"} & r["value"]["body"].keys() for r in invoker.runs)
+    ids = {r["activation_id"] for r in invoker.runs}
+    assert len(ids) == 3
+    assert reply.headers["X-Openwhisk-Activation-Id"] in ids
+    for activation_id in ids:
+        assert gateway.record(activation_id)["response"]["success"]
+
+
+def test_a_list_of_prompts_is_answered_in_its_order(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    ready(gateway, invoker)
+    body = complete(gateway, prompt=["a", [1, 2]], n=2, logprobs=1).json()
+    assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
+    assert all(c["logprobs"]["tokens"] == ["w0 ", "w1 "] for c in body["choices"])
+    assert sorted(str(r["value"]["body"]["prompt"]) for r in invoker.runs) == ["[1, 2]", "[1, 2]", "a", "a"]
+    assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}
+
+
+def test_the_choices_of_a_stream_come_beside_one_another(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    ready(gateway, invoker)
+    with complete(gateway, stream=True, n=2, stream_options={"include_usage": True}) as reply:
+        found = events(reply)
+    texts = {0: "", 1: ""}
+    for event in found[:-1]:
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == {0: "w0 w1 ", 1: "w0 w1 "}
+    assert found[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert len({event["id"] for event in found}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_one_choice_fails_the_answer_does(gateway: GatewayProcess, invoker: FakeInvoker, stream: bool) -> None:
+    ready(gateway, invoker)
+    invoker.failures.append(MemoryTooSmall("too small"))
+    reply = complete(gateway, n=2, stream=stream)
+    if reply.status_code == 200:  # the other choice was quicker
+        assert b'"code": "MemoryTooSmall"' in reply.content
+    else:
+        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "MemoryTooSmall")
+
+
+def test_an_activation_that_is_invoked_has_one_answer(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    ready(gateway, invoker)
+    path = "/api/v1/namespaces/_/actions/chat?blocking=true"
+    reply = gateway.call("POST", path, json={"prompt": "a", "n": 2})
+    assert (reply.status_code, "one answer" in reply.json()["error"]) == (400, True)
+
+
+def answer(*logprobs: float, text: str = "") -> dict[str, Any]:
+    choice = {"index": 0, "text": text, "logprobs": {"token_logprobs": list(logprobs)}}
+    return {"id": "x", "choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(logprobs)}}
+
+
+def test_the_best_are_those_with_the_highest_mean_logprob() -> None:
+    asked = {"prompt": "a", "best_of": 3, "n": 2}
+    made = several(asked)
+    assert [b["logprobs"] for b in made.bodies] == [0, 0, 0]
+    found = merged(asked, made, [answer(-3, -3, text="c"), answer(-1, text="a"), answer(-2, -2, -2, text="b")])
+    assert [(c["index"], c["text"], c["logprobs"]) for c in found["choices"]] == [(0, "a", None), (1, "b", None)]
+    assert found["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
