@@ -2,11 +2,11 @@
 
 ::
 
-    chunk    0     1     2     3     4     5            each reader: next chunk → recv into the slab → checksum
+    chunk    0     1     2     3     4     5            each reader: next chunk → recv into the slab → digest
             [ok]  [ok]  [..]  [ok]  [..]  [  ]          end = the end of chunk 1: 3 is there, but 2 is not
 
 A chunk that another segment has is copied; a chunk that another fetch is reading is put off (sharing.py).  When a
-connection breaks, the store is asked again from the byte reached.  A chunk that fails its checksum is fetched once
+connection breaks, the store is asked again from the byte reached.  A chunk whose digest is wrong is fetched once
 more, from the store.
 """
 
@@ -20,7 +20,7 @@ from typing import Final
 
 from fetchd import metrics
 from fetchd.backoff import backoff_s
-from fetchd.chunks import Check, Chunk, checksum
+from fetchd.chunks import Check, Chunk, digest
 from fetchd.pacing import Pacer
 from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
 from fetchd.segments import Arrived, Segment
@@ -256,8 +256,9 @@ class _Reader:
             failed = self._fetch(chunk, [Gap(0, chunk.n_bytes)])
         if failed is not None:
             raise ModelCorrupt(
-                f"{chunk.file}: {failed.what} failed its checksum twice",
-                hint="the object at the store is damaged: push the model again",
+                f"{chunk.file}: {failed.what} failed its checksum twice (bytes {failed.offset} to "
+                f"{failed.offset + failed.n_bytes - 1} of the file)",
+                hint="somebody has changed the object at the store, or it is damaged: push the model again",
             )
 
     def _fetch(self, chunk: Chunk, gaps: Sequence[Gap]) -> Check | None:
@@ -270,8 +271,8 @@ class _Reader:
                 self._fill(chunk.file, chunk.offset + gap.at, target)
         for check in chunk.checks:
             at = chunk.segment_offset + check.offset - chunk.offset
-            digest = checksum(segment.views(at, check.n_bytes))
-            if digest != (check.xxh3 or learned.setdefault((chunk.file, check.offset, check.n_bytes), digest)):
+            found = digest(segment.views(at, check.n_bytes))
+            if found != (check.blake3 or learned.setdefault((chunk.file, check.offset, check.n_bytes), found)):
                 return check
         return None
 
