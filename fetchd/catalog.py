@@ -220,8 +220,10 @@ class Catalog:
             try:
                 with deadline.guarding(connection):
                     return read(connection)
-            except StoreUnavailable as e:
-                deadline.check(uri)
+            except ThawError as e:
+                deadline.check(uri)  # an answer that was cut may look like another error
+                if not isinstance(e, StoreUnavailable):
+                    raise
                 failures += 1
                 if failures >= self._retries or self._stopping.wait(backoff_s(failures)):
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import mmap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from fetchd.deadline import Deadline
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Target, Unthrottled, read_bytes
-from thaw import checkpoint, model_json, versions
+from thaw import checkpoint, model_json
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import INDEX_NAME, ModelFile, ModelIndex, TensorInfo
+
+T = TypeVar("T")
 
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 _SPECULATIVE_BYTES: Final = 64 * 1024
@@ -79,11 +81,7 @@ class Description:
             return None
         self._check_size(INDEX_NAME, info, model_json.MAX_TEXT_BYTES)
         with self._large.place(info.n_bytes, self._uri, self._deadline):
-            try:
-                return checkpoint.read_index(self._text(INDEX_NAME, info), root)
-            except ModelCorrupt as e:
-                hint = f"push the model again: thaw model push DIR {versions.plain_name(self._uri)}"
-                raise ModelCorrupt(f"{self._uri}: {e.message}", hint=hint) from None
+            return self._named(lambda: checkpoint.read_index(self._text(INDEX_NAME, info), root))
 
     def _index_by_structure(self) -> ModelIndex:
         weights = self._weight_names()
@@ -103,7 +101,7 @@ class Description:
         if shards is not None:
             self._check_size(checkpoint.SHARDS_NAME, shards, model_json.MAX_TEXT_BYTES)
             with self._large.place(shards.n_bytes, self._uri, self._deadline):
-                return checkpoint.shard_names(self._text(checkpoint.SHARDS_NAME, shards))
+                return self._named(lambda: checkpoint.shard_names(self._text(checkpoint.SHARDS_NAME, shards)))
         if self._find(checkpoint.WEIGHTS_NAME) is not None:
             return [checkpoint.WEIGHTS_NAME]
         if self._find("adapter_config.json") is not None:
@@ -154,7 +152,16 @@ class Description:
         header = head[begin : begin + n_header]
         if len(header) < n_header:
             header = read_bytes(self._connection, name, begin, n_header, info.etag)
-        return checkpoint.parse_header(name, header, info.n_bytes)
+        return self._named(lambda: checkpoint.parse_header(name, header, info.n_bytes))
+
+    def _named(self, parse: Callable[[], T]) -> T:
+        """Call ``parse``, and raise its error with the model's name and without its frames, which hold all that was
+        read: soon the next text is read."""
+        try:
+            return parse()
+        except (ModelCorrupt, ModelUnsupported) as e:
+            kind, message, hint = type(e), f"{self._uri}: {e.message}", e.hint
+        raise kind(message, hint=hint)
 
     def _find(self, name: str) -> ObjectInfo | None:
         try:
@@ -175,12 +182,12 @@ class Description:
         """Read a whole text.  What has not arrived takes no memory: a store may say a length and send nothing."""
         if not info.n_bytes:
             return ""
-        with mmap.mmap(-1, info.n_bytes) as memory, memoryview(memory) as view:
-            self._connection.read_into(name, 0, Target([view]), Unthrottled(), info.etag)
-            try:
-                return str(view, "utf-8")
-            except UnicodeDecodeError as e:
-                raise ModelCorrupt(f"{self._uri}: {name} is not UTF-8: {e.reason}") from None
+        view = memoryview(mmap.mmap(-1, info.n_bytes))
+        self._connection.read_into(name, 0, Target([view]), Unthrottled(), info.etag)
+        try:
+            return str(view, "utf-8")
+        except UnicodeDecodeError as e:
+            raise ModelCorrupt(f"{name} is not UTF-8: {e.reason}") from None
 
 
 def combined_etag(objects: Mapping[str, ObjectInfo]) -> str:

@@ -137,11 +137,11 @@ def _place(tensor: TensorInfo) -> tuple[int, int, str]:
 
 
 def _tensor(file: str, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if len(name) > model_json.MAX_NAME:
+        raise ModelCorrupt(f"{file}: tensor {name[:80]!r} has a name of {len(name)} characters")
     dtype, shape, span = entry if isinstance(entry, model_json.Entry) else ("", None, None)
     if not (model_json.are_sizes(shape) and model_json.are_sizes(span) and len(span) == 2):
         raise ModelCorrupt(f"{file}: tensor {name!r:.80} has no usable shape or data_offsets")
-    if len(name) > model_json.MAX_NAME:
-        raise ModelCorrupt(f"{file}: tensor {name!r:.80} has a name of {len(name)} characters")
     if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
         raise ModelUnsupported(
             f"{file}: tensor {name!r:.80} has dtype {dtype!r:.40}",
@@ -276,7 +276,7 @@ def _check_tensors(index: ModelIndex) -> None:
     sizes = {f.name: f.n_bytes for f in index.files}
     for t in index.tensors:
         if len(t.name) > model_json.MAX_NAME or not model_json.are_sizes([t.offset, t.n_bytes]):
-            raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name!r:.80} has an impossible name or place")
+            raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name[:80]!r} has an impossible name or place")
         if not (t.dtype in _DTYPE_BITS and model_json.are_sizes(t.shape) and _has_size(t.dtype, t.shape, t.n_bytes)):
             raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name!r:.80} claims {t.n_bytes} bytes")
         if t.offset + t.n_bytes > sizes.get(t.file, -1):
