@@ -1,7 +1,7 @@
 """How fast does fetchd bring a model into shared memory, compared with the wire and with other clients?
 
 One static origin serves a random model from shared memory.  fetchd is the real daemon with every check on: index,
-version, xxh3 of each chunk.  The ceiling is a C++ receiver with as many connections, which makes no checks and writes
+version, BLAKE3 of each chunk.  The ceiling is a C++ receiver with as many connections, which makes no checks and writes
 into memory that is already mapped.  Shaped links are network namespaces (they need root).  Their rate is measured with
 iperf3 in the direction of a fetch.
 """

@@ -12,6 +12,7 @@ from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.disclosure import disclosed
 from fetchd.fetch_table import FetchTable
 from fetchd.pacing import NetworkLink
+from fetchd.places import INSPECTIONS, INSPECTIONS_OF_ALL, Places
 from fetchd.segments import SegmentStore, fetch_holder
 from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
@@ -57,6 +58,7 @@ class Control:
     ) -> None:
         self._pool, self._store, self._catalog, self._link = pool, store, catalog, link
         self._fetches, self._descriptor_sockets, self._log = fetches, descriptor_sockets, log
+        self._inspections = Places(INSPECTIONS, INSPECTIONS_OF_ALL, "inspections of models")
 
     def serve(self, channel: Channel) -> None:
         while True:
@@ -77,8 +79,8 @@ class Control:
 
     def _dispatch(self, message: Any, peer: int) -> Any:
         match message:
-            case Inspect(uri):
-                with self._disclosing(uri):
+            case Inspect(uri, namespaces):
+                with self._inspections.one_of(namespaces), self._disclosing(uri):
                     return Inspected(self._catalog.inspect(uri))
             case FetchStart():
                 with self._disclosing(message.model.uri):
@@ -110,7 +112,10 @@ class Control:
         try:
             yield
         except Exception as e:
-            raise disclosed(uri, e, self._log) from e
+            told = disclosed(uri, e, self._log)
+            if told is e:
+                raise  # "from" itself would make a circle, which keeps alive what its frames have read
+            raise told from e
 
     def _status(self) -> Status:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes

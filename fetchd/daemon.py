@@ -46,7 +46,8 @@ class Daemon:
         store = SegmentStore(self._pool, retain=settings.retain)
         self._stopping = threading.Event()
         opener = partial(registry.open_source, settings=settings, huge=self._pool.huge)
-        catalog = Catalog(opener, min(settings.retries, _INDEX_RETRIES), self._stopping)
+        retries = min(settings.retries, _INDEX_RETRIES)
+        catalog = Catalog(opener, retries, self._stopping, self._janitor.call_later, settings.inspection_s)
         discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         link = NetworkLink(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")
         interfaces = InterfaceWatch(link, log if settings.yields == "auto" else None)

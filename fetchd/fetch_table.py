@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from fetchd import metrics
+from fetchd import metrics, places
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
@@ -40,7 +40,7 @@ class FetchTable:
     def start(self, request: FetchStart) -> FetchStarted:
         """Begin a fetch, join one, or find the bytes resident.  A repeat changes its pace, deadline, rank and weight.
 
-        Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
+        Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull, Throttled.
         """
         _check_ranges(request)
         request = self._of_version(request)
@@ -52,6 +52,7 @@ class FetchTable:
                 self._store.drop(member.fetch.segment, member.holder)  # still held if only the later part failed
                 member = None
             if member is None:
+                self._check_places(request.namespace)
                 member = self._join(request, stamp)
             else:
                 member.wishes = _wishes(request)
@@ -87,6 +88,11 @@ class FetchTable:
             threads = list(self._threads)
         for thread in threads:
             thread.join(timeout=5)
+
+    def _check_places(self, namespace: str) -> None:
+        """Raises Throttled."""
+        unfinished = [m.request.namespace for m in self._members.values() if not m.done.is_set()]
+        places.check_fetches(unfinished.count(namespace), len(unfinished), namespace)
 
     def _of_version(self, request: FetchStart) -> FetchStart:
         """A request without a version gets the newest one."""

@@ -133,7 +133,7 @@ class Segment:
             spans.setdefault(p.file, []).append(p)
         placed = ((_place(t, spans.get(t.file, ())), t) for t in tensors)
         inside = sorted(((at, t) for at, t in placed if at is not None), key=lambda found: found[0])
-        self.tensors = tuple(replace(t, xxh3=()) for _, t in inside)  # a reader checks nothing
+        self.tensors = tuple(replace(t, edges_blake3=()) for _, t in inside)  # a reader checks nothing
         self.indexed.set()
 
     def status(self) -> SegmentStatus:

@@ -31,6 +31,9 @@ class FetchdSettings:
     )
     read_timeout_s: float = setting("THAW_FETCHD_READ_TIMEOUT_S", "a store silent for so long counts as broken", 10.0)
     retries: int = setting("THAW_FETCHD_RETRIES", "attempts at a chunk that bring no byte before giving up", 6)
+    inspection_s: float = setting(
+        "THAW_FETCHD_INSPECTION_S", "the time for reading one model's description; who asks waits for a minute", 45.0
+    )
     hold_s: float = setting("THAW_FETCHD_HOLD_S", "a finished fetch keeps its segment so long for a grant", 120.0)
     allow: str = setting(
         "THAW_FETCHD_ALLOW",

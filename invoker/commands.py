@@ -133,7 +133,7 @@ class Commands:
             bus.publish(self._redis, ModelInspected(body.uri, self._host_id, facts, error, unchanged, command_id))
 
         try:
-            facts = self._fleet.fetch.inspect(body.uri)
+            facts = self._fleet.fetch.inspect(body.uri, body.namespaces)
         except ThawError as e:
             answer(None, e.info())
             return

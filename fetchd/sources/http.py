@@ -13,7 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from fetchd.gate import gate_of
@@ -92,10 +92,17 @@ class HttpConnection:
         else:
             self._http = http.client.HTTPConnection(host, port, timeout=source.timeout_s)
         # The mark must be set before the SYN; subclasses of HTTPConnection replace this function too.
-        self._http._create_connection = source.connect_socket  # type: ignore[attr-defined]
+        self._http._create_connection = self._connect_socket  # type: ignore[attr-defined]
         self._most = _FIRST_READ_BYTES
         self._interrupted = False
+        self._early: socket.socket | None = None
         self._socket: socket.socket | None = None  # http.client forgets it when the answer ends the connection
+
+    def _connect_socket(self, *args: Any) -> socket.socket:
+        """While TLS shakes hands, http.client's own socket is in nobody's hands, so another descriptor of it is."""
+        sock = self._source.connect_socket(*args)
+        self._early = sock.dup()
+        return sock
 
     def stat(self, name: str) -> ObjectInfo:
         response = self._ask("HEAD", name, {})
@@ -127,12 +134,12 @@ class HttpConnection:
 
     def interrupt(self) -> None:
         self._interrupted = True  # set before the socket is read: _ask_once sets the socket and then reads this
-        sock = self._socket
-        if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it was closed just now
+        for sock in (self._socket, self._early):
+            if sock is not None:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it was closed just now
 
     def close(self) -> None:
         self._http.close()
@@ -162,8 +169,13 @@ class HttpConnection:
     def _ask_once(self, method: str, name: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         url = self._url(name)
         if self._http.sock is None:
-            self._http.connect()
-            self._socket = self._http.sock
+            try:
+                self._http.connect()
+                self._socket = self._http.sock
+            finally:
+                early, self._early = self._early, None
+                if early is not None:
+                    early.close()
         if self._interrupted:
             raise ConnectionAbortedError("interrupted")
         signed = self._source.sign(method, url, {**headers, "Accept-Encoding": "identity"})

@@ -157,6 +157,7 @@ class Starting:
             stage.fetch_deadline_ms,
             stage.pace_bytes_per_s,
             later_ranges=stage.later_ranges,
+            namespace=plan.action.partition("/")[0],
         )
         with self._fleet.pool_users.asking(self._live.record.instance_id):
             self._segment_id = self._fleet.fetch.start(request).segment_id

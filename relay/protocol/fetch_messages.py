@@ -18,7 +18,10 @@ from thaw.trace import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
+    """``namespaces``: those that have an action of the model.  Each may have a few inspections at once."""
+
     uri: str
+    namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class FetchStart:
     background: bool = False
     later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
     weight: float = 1.0  # among fetches of the same rank
+    namespace: str = ""  # of the action; each may have so many fetches at once
 
 
 @dataclass(frozen=True, slots=True)

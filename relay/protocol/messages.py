@@ -190,11 +190,13 @@ class StreamWanted:
 
 @dataclass(frozen=True, slots=True)
 class InspectModel:
-    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them."""
+    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them.
+    ``namespaces``: those that have an action of the model."""
 
     uri: str
     known_uri: str = ""
     known_version: str = ""
+    namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
 from thaw.ids import GroupId, InstanceId
-from thaw.model import CHUNK_BYTES, ModelFacts
+from thaw.model import CHUNK_BYTES, FileRange, ModelFacts
 
 G = GroupId("g")
 WEIGHTS = "model.safetensors"
@@ -194,6 +194,30 @@ def test_one_damaged_chunk_is_fetched_again_and_two_are_corruption(fetchd: Fetch
     assert reader.end <= reader.locate(WEIGHTS, 0)
     reader.close()
     descriptors.close()
+
+
+def test_a_damaged_chunk_that_is_wanted_twice_is_fetched_again_although_the_other_reader_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """Two readers share the only connection.  The one that has the turn waits for the chunk that the other one found
+    damaged, and which is fetched again on another connection."""
+    model = write_model(tmp_path / "m", layer_bytes=2_500_000)  # one chunk, of which the digest takes some time
+    write_index(model)
+    damaged: list[int] = []
+
+    def fault(request: Request) -> bool:
+        if request.name == WEIGHTS and request.method == "GET" and not damaged:
+            damaged.append(request.first)
+            request.sock.sendall(request.head() + b"\xff" + request.body[1:])
+            return True
+        return False
+
+    with Store(tmp_path, fault) as store, Fetchd(tmp_path, THAW_FETCHD_CONNECTIONS=1) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        n_bytes = facts.files[WEIGHTS]
+        fetchd.start(facts, "twice", (FileRange(WEIGHTS, 0, n_bytes), FileRange(WEIGHTS, 0, n_bytes)))
+        done = fetchd.client.wait(GroupId("twice"), 0, deadline_s=20)
+        assert done.events[-1].attrs["refetched_chunks"] == 1
 
 
 def test_an_object_replaced_during_the_fetch_is_never_mixed(fetchd: Fetchd, store: Store) -> None:

@@ -211,11 +211,11 @@ def test_a_take_that_cannot_be_met_takes_nothing(pool: SlabPool) -> None:
 
 def index_of(n_bytes: int, tensors: tuple[TensorInfo, ...] = ()) -> ModelIndex:
     digests = tuple(f"{i:016x}" for i in range(-(-n_bytes // CHUNK_BYTES)))
-    return ModelIndex(1, (ModelFile("f", n_bytes, False, "s" * 64, digests),), tensors, "r", "", True)
+    return ModelIndex(1, (ModelFile("f", n_bytes, False, digests),), tensors, "r", "", True)
 
 
-def tensor(name: str, offset: int, n_bytes: int, *xxh3: str) -> TensorInfo:
-    return TensorInfo(name, "f", offset, n_bytes, "U8", (n_bytes,), xxh3)
+def tensor(name: str, offset: int, n_bytes: int, *edges: str) -> TensorInfo:
+    return TensorInfo(name, "f", offset, n_bytes, "U8", (n_bytes,), edges)
 
 
 def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_checksum() -> None:
@@ -238,7 +238,7 @@ def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_chec
 
 
 def test_chunks_of_a_file_without_checksums_are_checked_against_what_is_learned() -> None:
-    index = ModelIndex(1, (ModelFile("f", 10, False, "", ()),), (tensor("t", 0, 6), tensor("u", 6, 4)), "", "e", False)
+    index = ModelIndex(1, (ModelFile("f", 10, False, ()),), (tensor("t", 0, 6), tensor("u", 6, 4)), "", "e", False)
     (whole,) = plan_chunks(lay_out([FileRange("f", 0, 10)]), index)
     assert whole.checks == (Check("chunk 0", 0, 10, ""),)
     (part,) = plan_chunks(lay_out([FileRange("f", 0, 6)]), index)
@@ -255,7 +255,7 @@ def test_a_part_of_a_chunk_is_checked_by_the_edges_of_the_tensors_in_it() -> Non
         tensor("after", 2 * border + 100, 7, "a0"),
     )
     chunks = plan_chunks(lay_out([FileRange("f", 50, 2 * border + 50)]), index_of(2 * border + 107, tensors))
-    assert [[(c.what, c.offset, c.n_bytes, c.xxh3) for c in chunk.checks] for chunk in chunks] == [
+    assert [[(c.what, c.offset, c.n_bytes, c.blake3) for c in chunk.checks] for chunk in chunks] == [
         [("tensor small", 50, 50, "s0"), ("tensor long", 100, border - 100, "l0")],
         [("chunk 1", border, border, f"{1:016x}")],
         [("tensor long", 2 * border, 100, "l1")],

@@ -27,7 +27,7 @@ class FakeFetchd(FetchClient):
         self.is_up = threading.Event()  # no fetch begins before this is set
         self.is_up.set()
 
-    def inspect(self, uri: str, *, deadline_s: float = 0) -> ModelFacts:
+    def inspect(self, uri: str, namespaces: tuple[str, ...] = (), *, deadline_s: float = 0) -> ModelFacts:
         self.calls.append("inspect")
         return ModelFacts(uri, 10, 8, 1, (4,), 4, "00", "", True, {"config.json": 2})
 

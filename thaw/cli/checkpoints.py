@@ -1,7 +1,7 @@
 """Push, read and verify a checkpoint: its files, and ``thaw-index.json`` beside them.
 
-A push reads every file twice.  First it hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it,
-sha256 of the file), which gives the model's version.  Then it writes the files to the place of that version
+A push reads every file twice.  First it digests each chunk of 8 MiB and the tensors' edges in it (BLAKE3),
+which gives the model's version.  Then it writes the files to the place of that version
 (thaw/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that was
 interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes on
 where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw import checkpoint, versions
+from thaw import checkpoint, hash_tree, versions
 from thaw.cli import near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
@@ -26,10 +26,10 @@ Advance = Callable[[int], None]
 """A callback that gets the number of bytes of each step of progress."""
 
 
-def _xxh3(chunk: bytes) -> str:
-    import xxhash
+def _digest(piece: bytes | memoryview) -> str:
+    from blake3 import blake3
 
-    return str(xxhash.xxh3_64_hexdigest(chunk))
+    return str(blake3(piece).hexdigest())
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -100,19 +100,19 @@ def hash_files(directory: Path, advance: Advance) -> Hashed:
     """Read the whole checkpoint.  Raises what :func:`check` raises."""
     check(directory)
     paths = files_of(directory)
-    sums = {p: checkpoint.TensorSums(tensors, _xxh3) for p, tensors in _tensors(paths).items()}
+    sums = {p: hash_tree.TensorDigests(tensors, _digest) for p, tensors in _tensors(paths).items()}
     files = [_hash_file(p, sums[p], advance) for p in paths]
     return Hashed(directory, checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()]))
 
 
-def _hash_file(path: Path, sums: checkpoint.TensorSums, advance: Advance) -> ModelFile:
+def _hash_file(path: Path, sums: hash_tree.TensorDigests, advance: Advance) -> ModelFile:
     def chunks() -> Iterator[bytes]:
         for chunk in _chunks_of(path):
             sums.update(chunk)
             advance(len(chunk))
             yield chunk
 
-    return checkpoint.describe_file(path.name, chunks(), _xxh3)
+    return checkpoint.describe_file(path.name, chunks(), _digest)
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ def pointer(store: Store) -> bytes:
 
 
 def _held(store: Store) -> dict[tuple[str, int], Held]:
-    """The chunks of the newest version, by checksum and length."""
+    """The chunks of the newest version, by digest and length."""
     try:
         place = newest(store)
         if place is store:
@@ -191,9 +191,9 @@ def _held(store: Store) -> dict[tuple[str, int], Held]:
     except (ModelNotFound, ModelCorrupt, ModelUnsupported):
         return {}  # a push is what repairs a damaged or an older pointer or index
     return {
-        (xxh3, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
+        (digest, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
         for f in files
-        for i, xxh3 in enumerate(f.chunks_xxh3)
+        for i, digest in enumerate(f.chunks_blake3)
     }
 
 
@@ -204,14 +204,14 @@ def _content(
         with path.open("rb") as f:
             f.seek(number * CHUNK_BYTES)
             data = f.read(CHUNK_BYTES)
-            is_longer = number == len(file.chunks_xxh3) - 1 and f.read(1)
-        if _xxh3(data) != file.chunks_xxh3[number] or is_longer:
+            is_longer = number == len(file.chunks_blake3) - 1 and f.read(1)
+        if _digest(data) != file.chunks_blake3[number] or is_longer:
             raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
         return data
 
     def held_at(number: int) -> Held | None:
         n_bytes = min(CHUNK_BYTES, file.n_bytes - number * CHUNK_BYTES)
-        return held.get((file.chunks_xxh3[number], n_bytes))
+        return held.get((file.chunks_blake3[number], n_bytes))
 
     return Content(file.n_bytes, chunk, held_at, sent, there)
 
@@ -224,38 +224,63 @@ def _chunks_of(path: Path) -> Iterator[bytes]:
 
 def newest(store: Store) -> Store:
     """The place of the newest version of a plain name; ``store`` itself for a pin, or for a model without versions."""
-    if versions.pinned(store.uri):
-        return store
+    return resolve(store)[0]
+
+
+def resolve(store: Store) -> tuple[Store, str]:
+    """The place of the version that the store's URI means, and (the first digits of) its root.  Without versions it is
+    ``store`` itself, and the root is empty."""
+    if digits := versions.pinned(store.uri):
+        place = versions.place(store.uri)
+        return (store if store.uri == place else open_store(place)), digits
     try:
         found = b"".join(store.read(versions.POINTER_NAME))
     except ModelNotFound:
-        return store
-    return open_store(versions.pin(store.uri, versions.read_pointer(store.uri, found)))
+        return store, ""
+    root = versions.read_pointer(store.uri, found)
+    return open_store(versions.pin(store.uri, root)), root
 
 
-def read_index(store: Store) -> ModelIndex:
-    """The model's index in the store.  Raises ModelNotFound when the model was never pushed."""
+def read_index(store: Store, root: str = "") -> ModelIndex:
+    """The model's index in the store.  ``root``: (the first digits of) the one that its hash tree must have.
+
+    Raises ModelNotFound when the model was never pushed, and ModelCorrupt.
+    """
     try:
         data = b"".join(store.read(INDEX_NAME))
     except ModelNotFound as e:
         raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"push it: thaw model push DIR {store.uri}") from e
-    return checkpoint.read_index(data)
+    return checkpoint.read_index(data, root or versions.pinned(store.uri))
+
+
+def has_index(store: Store) -> bool:
+    try:
+        next(iter(store.read(INDEX_NAME)), b"")
+    except ModelNotFound:
+        return False
+    return True
+
+
+def read_architecture(store: Store) -> str:
+    """What config.json calls the model.  Raises ModelNotFound, ModelCorrupt."""
+    architectures = _read_config(b"".join(store.read("config.json"))).get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
     return checkpoint.facts_of(store.uri, index, _read_config(b"".join(store.read("config.json"))))
 
 
-def verify(store: Store, advance: Advance) -> ModelIndex:
-    """Read all files again and compare every chunk.  Raises ModelCorrupt, which names the file and the byte."""
-    index = read_index(store)
+def verify(store: Store, index: ModelIndex, advance: Advance) -> None:
+    """Read all files again and compare every chunk with ``index``, whose hash tree :func:`read_index` has compared with
+    the version.  Raises ModelCorrupt, which names the file and the byte."""
     for expected in index.files:
         done = 0
         for number, chunk in enumerate(store.read(expected.name)):
-            if number >= len(expected.chunks_xxh3) or _xxh3(chunk) != expected.chunks_xxh3[number]:
+            if number >= len(expected.chunks_blake3) or _digest(chunk) != expected.chunks_blake3[number]:
                 raise ModelCorrupt(
                     f"{store.uri}/{expected.name}: chunk {number} at byte {done} is not what was pushed",
-                    hint="push the model again",
+                    hint="somebody has changed it at the store, or it is damaged: push the model again",
                 )
             done += len(chunk)
             advance(len(chunk))
@@ -264,7 +289,6 @@ def verify(store: Store, advance: Advance) -> ModelIndex:
                 f"{store.uri}/{expected.name} has {done} bytes, {expected.n_bytes} were pushed",
                 hint="push the model again",
             )
-    return index
 
 
 def _read_config(data: bytes) -> dict[str, Any]:

@@ -15,6 +15,10 @@ app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the mod
 Uri = Annotated[str, typer.Argument(help="The model: s3://bucket/prefix, file:///absolute/path, http(s)://host/path.")]
 
 DEMO_NAME = "smollm2-135m"
+_UNBOUND = (
+    "version  not bound: without an index it stands for names, lengths and etags of the files, not for their bytes.\n"
+    "         Whoever may write to this place can change the weights.  To bind every byte: thaw model push DIR URI"
+)
 _INTERRUPTED = 130  # as shells say it of a program that Ctrl-C ended
 
 
@@ -77,8 +81,12 @@ def inspect(uri: Uri) -> None:
     from thaw.cli.stores import open_store
     from thaw.cli.tables import show, size, table
 
-    store = checkpoints.newest(open_store(uri))
-    index = checkpoints.read_index(store)
+    store, root = checkpoints.resolve(open_store(uri))
+    if not root and not checkpoints.has_index(store):
+        out().print(f"[bold]{uri}[/bold]  {checkpoints.read_architecture(store)}", soft_wrap=True)
+        out().print(_UNBOUND, soft_wrap=True)
+        return
+    index = checkpoints.read_index(store, root)
     facts = checkpoints.read_facts(store, index)
     out().print(f"[bold]{uri}[/bold]  {facts.architecture}", soft_wrap=True)
     if store.uri != uri:
@@ -87,25 +95,26 @@ def inspect(uri: Uri) -> None:
     out().print(f"bytes    {facts.n_bytes} ({size(facts.n_bytes)}), weights {size(facts.weight_bytes)}")
     per_layer = f", {size(max(facts.layer_bytes))} the largest" if facts.layer_bytes else ""
     out().print(f"layers   {facts.n_layers}{per_layer}; outside of layers {size(facts.outer_bytes)}")
-    rows = table("file", "bytes", "sha256")
+    rows = table("file", "bytes", "chunks")
     for file in index.files:
-        rows.add_row(file.name, str(file.n_bytes), file.sha256[:16])
+        rows.add_row(file.name, str(file.n_bytes), str(len(file.chunks_blake3)))
     show(rows)
 
 
 @app.command()
 def verify(uri: Uri) -> None:
-    """Read a model from its store and compare every chunk with its index."""
+    """Read a model from its store and compare every byte with its version: the hash tree, and every chunk with it."""
     from thaw.cli import checkpoints
     from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
 
-    store = checkpoints.newest(open_store(uri))
-    expected = checkpoints.read_index(store)
-    with progress("verifying", expected.n_bytes) as advance:
-        index = checkpoints.verify(store, advance)
-    n_chunks = sum(len(f.chunks_xxh3) for f in index.files)
+    store, root = checkpoints.resolve(open_store(uri))
+    index = checkpoints.read_index(store, root)
+    with progress("verifying", index.n_bytes) as advance:
+        checkpoints.verify(store, index, advance)
+    n_chunks = sum(len(f.chunks_blake3) for f in index.files)
     say_ok(f"{n_chunks} chunks of {len(index.files)} files are what was pushed ({index.n_bytes} bytes)")
+    out().print(f"sha256 {index.sha256}", soft_wrap=True)
 
 
 @app.command()

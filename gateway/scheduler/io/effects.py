@@ -132,7 +132,7 @@ class Effects:
                 self._send(
                     decision.host_id,
                     decision.command_id,
-                    InspectModel(decision.uri, decision.known_uri, decision.known_version),
+                    InspectModel(decision.uri, decision.known_uri, decision.known_version, decision.namespaces),
                 )
             case KeepStemCells():
                 self._log.event("stem_cells", host_id=decision.host_id, kind=decision.kind, count=decision.count)

@@ -224,7 +224,11 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     model.due_s = now_s + (LOOK_DEADLINE_S if is_look else INSPECT_DEADLINE_S)
     model.attempts += 1
     known = (model.facts.uri, model.facts.version) if model.facts is not None else ("", "")
-    return [InspectModelOn(host.host_id, uri, command_id, *known), Wake(model.due_s, TimerKind.INSPECT, uri)]
+    namespaces = tuple(sorted({name.partition("/")[0] for name in model.actions}))
+    return [
+        InspectModelOn(host.host_id, uri, command_id, *known, namespaces),
+        Wake(model.due_s, TimerKind.INSPECT, uri),
+    ]
 
 
 def _fitness_to_look(host: HostView, model: ModelView) -> tuple[bool, bool, int, HostId]:

@@ -1,0 +1,196 @@
+"""Reads one model's description from its store: ``thaw-index.json``, or the headers of its weights.
+
+Everything here may be an attacker's: its bytes are counted before they are read, over all files together, and one
+large text is in memory at a time (LargeTexts).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Final, NoReturn, TypeVar
+
+from fetchd.deadline import Deadline
+from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Target, Unthrottled, read_bytes
+from thaw import checkpoint, model_json
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.model import INDEX_NAME, ModelFile, ModelIndex, TensorInfo
+
+T = TypeVar("T")
+
+_MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
+_SPECULATIVE_BYTES: Final = 64 * 1024
+"""The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
+_LARGE_BYTES: Final = 2 * 1024 * 1024
+"""A text of this size becomes some 10 MB of values.  Hardly a model has such an index."""
+
+
+class LargeTexts:
+    """Lets one large text be read and parsed at a time on this host.  Small ones never wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def place(self, n_bytes: int, uri: str, deadline: Deadline) -> Iterator[None]:
+        """Raises StoreUnavailable when no place becomes free in time."""
+        with deadline.holding(self._lock, uri) if n_bytes > _LARGE_BYTES else nullcontext():
+            yield
+
+
+class Description:
+    """One model's description, on one connection.  ``objects`` has the store's answers for what was inspected."""
+
+    def __init__(self, uri: str, connection: Connection, large: LargeTexts, deadline: Deadline) -> None:
+        self._uri, self._connection, self._large, self._deadline = uri, connection, large, deadline
+        self.objects: dict[str, ObjectInfo] = {}
+        self._refused: AccessRefused | None = None
+
+    def index(self, root: str) -> ModelIndex:
+        """``root``: (the first digits of) what the hash tree of the index must have; empty for a directory.
+
+        Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable.
+        """
+        return self._index_beside(root) or (self._no_version() if root else self._index_by_structure())
+
+    def _no_version(self) -> NoReturn:
+        raise self._refused or ModelNotFound(
+            f"{self._uri}: there is no such version",
+            hint="it was never pushed, or its push did not end: thaw model list shows what there is",
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json.  Raises what :meth:`index` raises."""
+        info = self._connection.stat("config.json")
+        self._check_size("config.json", info, _MAX_CONFIG_BYTES)
+        data = read_bytes(self._connection, "config.json", 0, info.n_bytes, info.etag)
+        try:
+            plain = model_json.config(data)
+        except model_json.Unreadable as e:
+            raise ModelCorrupt(f"{self._uri}: config.json is not JSON that can be used: {e}") from None
+        if not isinstance(plain, dict):
+            raise ModelCorrupt(f"{self._uri}: config.json is not a JSON object")
+        return plain
+
+    def _index_beside(self, root: str) -> ModelIndex | None:
+        info = self._find(INDEX_NAME)
+        if info is None:
+            return None
+        self._check_size(INDEX_NAME, info, model_json.MAX_TEXT_BYTES)
+        with self._large.place(info.n_bytes, self._uri, self._deadline):
+            return self._named(lambda: checkpoint.read_index(self._text(INDEX_NAME, info), root))
+
+    def _index_by_structure(self) -> ModelIndex:
+        weights = self._weight_names()
+        for name in (*checkpoint.SIDECAR_NAMES, *weights):
+            if self._find(name) is None and (name in weights or name == "config.json"):
+                raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
+        files = [
+            ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES)
+            for n, info in self.objects.items()
+            if checkpoint.is_fetchable(n)
+        ]
+        tensors = self._all_tensors(weights)
+        return checkpoint.build_index(files, tensors, etag=combined_etag(self.objects))
+
+    def _weight_names(self) -> list[str]:
+        shards = self._find(checkpoint.SHARDS_NAME)
+        if shards is not None:
+            self._check_size(checkpoint.SHARDS_NAME, shards, model_json.MAX_TEXT_BYTES)
+            with self._large.place(shards.n_bytes, self._uri, self._deadline):
+                return self._named(lambda: checkpoint.shard_names(self._text(checkpoint.SHARDS_NAME, shards)))
+        if self._find(checkpoint.WEIGHTS_NAME) is not None:
+            return [checkpoint.WEIGHTS_NAME]
+        if self._find("adapter_config.json") is not None:
+            raise ModelUnsupported(
+                f"{self._uri} holds an adapter and not a model",
+                hint="merge it into its base model, then push the result: thaw model push DIR URI",
+            )
+        for name in checkpoint.FOREIGN_NAMES:
+            if self._find(name) is not None:
+                raise ModelUnsupported(
+                    f"{self._uri} holds {name} and no safetensors",
+                    hint="convert it: save_pretrained(dir, safe_serialization=True), then thaw model push",
+                )
+        if self._refused is not None:
+            raise self._refused
+        raise ModelNotFound(
+            f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
+            hint="check the uri, or push the model: thaw model push DIR URI",
+        )
+
+    def _all_tensors(self, names: list[str]) -> list[TensorInfo]:
+        """Read the headers of all files.  Raises ModelCorrupt when they are too long together."""
+        tensors: list[TensorInfo] = []
+        n_bytes = 0
+        with ExitStack() as place:
+            for name in names:
+                is_first_of_large = n_bytes <= _LARGE_BYTES
+                head = read_bytes(self._connection, name, 0, self._first_bytes(name), self.objects[name].etag)
+                n_header = checkpoint.header_bytes(name, head, self.objects[name].n_bytes)
+                n_bytes += n_header
+                if n_bytes > model_json.MAX_TEXT_BYTES:
+                    raise ModelCorrupt(
+                        f"{self._uri}: its headers have {n_bytes} bytes up to {name}; "
+                        f"at most {model_json.MAX_TEXT_BYTES} make sense"
+                    )
+                if is_first_of_large:
+                    place.enter_context(self._large.place(n_bytes, self._uri, self._deadline))
+                tensors += self._tensors(name, n_header, head)
+                if len(tensors) > model_json.MAX_TENSORS:
+                    raise ModelCorrupt(f"{self._uri}: it has more than {model_json.MAX_TENSORS} tensors")
+        return tensors
+
+    def _first_bytes(self, name: str) -> int:
+        return min(self.objects[name].n_bytes, _SPECULATIVE_BYTES)
+
+    def _tensors(self, name: str, n_header: int, head: bytes) -> tuple[TensorInfo, ...]:
+        info, begin = self.objects[name], checkpoint.LENGTH_BYTES
+        header = head[begin : begin + n_header]
+        if len(header) < n_header:
+            header = read_bytes(self._connection, name, begin, n_header, info.etag)
+        return self._named(lambda: checkpoint.parse_header(name, header, info.n_bytes))
+
+    def _named(self, parse: Callable[[], T]) -> T:
+        """Call ``parse``, and raise its error with the model's name and without its frames, which hold all that was
+        read: soon the next text is read."""
+        try:
+            return parse()
+        except (ModelCorrupt, ModelUnsupported) as e:
+            kind, message, hint = type(e), f"{self._uri}: {e.message}", e.hint
+        raise kind(message, hint=hint)
+
+    def _find(self, name: str) -> ObjectInfo | None:
+        try:
+            info = self._connection.stat(name)
+        except AccessRefused as e:
+            self._refused = self._refused or e
+            return None
+        except ModelNotFound:
+            return None
+        self.objects[name] = info
+        return info
+
+    def _check_size(self, name: str, info: ObjectInfo, most: int) -> None:
+        if info.n_bytes > most:
+            raise ModelCorrupt(f"{self._uri}: {name} has {info.n_bytes} bytes; at most {most} make sense")
+
+    def _text(self, name: str, info: ObjectInfo) -> str:
+        """Read a whole text.  What has not arrived takes no memory: a store may say a length and send nothing."""
+        if not info.n_bytes:
+            return ""
+        view = memoryview(mmap.mmap(-1, info.n_bytes))
+        self._connection.read_into(name, 0, Target([view]), Unthrottled(), info.etag)
+        try:
+            return str(view, "utf-8")
+        except UnicodeDecodeError as e:
+            raise ModelCorrupt(f"{name} is not UTF-8: {e.reason}") from None
+
+
+def combined_etag(objects: Mapping[str, ObjectInfo]) -> str:
+    """The version of a model without an index: it tells stores' objects apart, and does not bind their bytes."""
+    lines = "".join(f"{info.etag} {info.n_bytes} {name}\n" for name, info in sorted(objects.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:32]

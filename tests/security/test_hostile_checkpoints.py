@@ -1,0 +1,353 @@
+"""A tenant's checkpoint that is made to cost: numbers, headers and indexes without an end, and stores that trickle."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fetchd import places
+from tests.fetchd.harness import Fetchd, Request, Store, write_index, write_model
+from thaw import model_json
+from thaw.errors import ModelCorrupt, StoreUnavailable, Throttled
+from thaw.ids import GroupId
+from thaw.model import INDEX_NAME, FileRange
+
+WEIGHTS = "model.safetensors"
+SHARDS = "model.safetensors.index.json"
+MOST_MIB = 256
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> Path:
+    model = write_model(tmp_path / "honest")
+    write_index(model)
+    return model
+
+
+@pytest.fixture
+def fetchd(tmp_path: Path) -> Iterator[Fetchd]:
+    with Fetchd(tmp_path) as running:
+        yield running
+
+
+def with_header(header: bytes, n_data: int = 0) -> bytes:
+    return len(header).to_bytes(8, "little") + header + bytes(n_data)
+
+
+def empty_tensors(n: int, prefix: str = "") -> bytes:
+    entries = (f'"{prefix}{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(n))
+    return ("{" + ",".join(entries) + "}").encode()
+
+
+def sharded(model: Path, headers: list[bytes]) -> None:
+    names = [f"model-{i}.safetensors" for i in range(len(headers))]
+    for name, header in zip(names, headers, strict=True):
+        (model / name).write_bytes(with_header(header))
+    (model / SHARDS).write_text(json.dumps({"weight_map": {name: name for name in names}}))
+
+
+def index_with(model: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    write_index(model)
+    plain = json.loads((model / INDEX_NAME).read_bytes())
+    change(plain)
+    (model / INDEX_NAME).write_text(json.dumps(plain))
+
+
+LONG = int("9" * 4000)
+
+
+def long_dimensions_in_the_index(model: Path) -> None:
+    index_with(model, lambda plain: plain["tensors"][0].update(shape=[LONG] * 1500))
+
+
+def long_dimensions_in_a_header(model: Path) -> None:
+    header = json.dumps({"t": {"dtype": "U8", "shape": [LONG] * 1500, "data_offsets": [0, 0]}})
+    (model / WEIGHTS).write_bytes(with_header(header.encode()))
+
+
+def many_dimensions(model: Path) -> None:
+    index_with(model, lambda plain: plain["tensors"][0].update(shape=[2**47] * 500_000))
+
+
+def one_dimension_of_many_digits(model: Path) -> None:
+    (model / WEIGHTS).write_bytes(
+        with_header(b'{"t":{"dtype":"U8","shape":[' + b"9" * 10_000_000 + b'],"data_offsets":[0,0]}}')
+    )
+
+
+def three_headers_of_40_mb(model: Path) -> None:
+    n = 40_000_000 // 60
+    sharded(model, [empty_tensors(n, f"{i}.") for i in range(3)])
+
+
+def headers_that_are_too_long_together(model: Path) -> None:
+    pad = b" " * (15 * 1024 * 1024)
+    sharded(model, [empty_tensors(100, f"{i}.") + pad for i in range(5)])
+
+
+def too_many_tensors_together(model: Path) -> None:
+    sharded(model, [empty_tensors(90_000, f"{i}.") for i in range(3)])
+
+
+def too_many_files(model: Path) -> None:
+    (model / SHARDS).write_text(json.dumps({"weight_map": {str(i): f"m-{i}.safetensors" for i in range(5000)}}))
+
+
+def lists_of_nothing(model: Path) -> None:
+    (model / INDEX_NAME).write_bytes(b'{"version":2,"files":[' + b"[]," * 15_000_000 + b"[]]}")
+
+
+def texts_of_nothing(model: Path) -> None:
+    (model / INDEX_NAME).write_bytes(b'{"version":2,"files":[' + b'"ab",' * 2_600_000 + b'""]}')
+
+
+def numbers_of_nothing(model: Path) -> None:
+    (model / INDEX_NAME).write_bytes(b'{"version":2,"files":[' + b"12345678901," * 2_600_000 + b"1]}")
+
+
+def a_name_without_an_end(model: Path) -> None:
+    index_with(model, lambda plain: plain["tensors"][0].update(name="x" * 40_000_000))
+
+
+def an_index_of_gigabytes(model: Path) -> None:
+    write_index(model)
+    with (model / INDEX_NAME).open("r+b") as f:
+        f.truncate(3 * 2**30)
+
+
+def a_config_of_lists(model: Path) -> None:
+    (model / "config.json").write_bytes(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}")
+
+
+def nested_without_an_end(model: Path) -> None:
+    (model / INDEX_NAME).write_bytes(b"[" * 1_000_000)
+
+
+HOSTILE = [
+    long_dimensions_in_the_index,
+    long_dimensions_in_a_header,
+    many_dimensions,
+    one_dimension_of_many_digits,
+    three_headers_of_40_mb,
+    headers_that_are_too_long_together,
+    pytest.param(too_many_tensors_together, marks=pytest.mark.full),
+    too_many_files,
+    lists_of_nothing,
+    texts_of_nothing,
+    numbers_of_nothing,
+    a_name_without_an_end,
+    an_index_of_gigabytes,
+    a_config_of_lists,
+    nested_without_an_end,
+]
+
+
+def resident_mib(fetchd: Fetchd, *, peak: bool) -> int:
+    """Memory of the process; the pool is populated at start and part of it."""
+    status = Path(f"/proc/{fetchd.process.pid}/status").read_text()
+    found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) // 1024
+
+
+@pytest.mark.parametrize("spoil", HOSTILE, ids=lambda f: f.__name__)
+def test_a_checkpoint_that_is_made_to_cost_is_refused_in_bounded_memory_while_others_are_served(
+    fetchd: Fetchd, honest: Path, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    model = write_model(tmp_path / "hostile")
+    spoil(model)
+    fetchd.client.inspect(honest.as_uri(), ("b",))
+    before = resident_mib(fetchd, peak=False)
+    Path(f"/proc/{fetchd.process.pid}/clear_refs").write_text("5")  # the peak begins anew
+    with ThreadPoolExecutor(3) as pool:
+        attacks = [pool.submit(fetchd.client.inspect, f"{model.as_uri()}{'/' * i}", ("a",)) for i in range(3)]
+        assert fetchd.client.inspect(honest.as_uri(), ("b",), deadline_s=20).n_layers == 3
+        errors = [attack.exception() for attack in attacks]
+    assert [type(e) for e in errors] == [ModelCorrupt] * 3, errors
+    assert resident_mib(fetchd, peak=True) - before < MOST_MIB
+
+
+@pytest.mark.full
+def test_models_as_large_as_may_be_are_remembered_in_bounded_memory(fetchd: Fetchd, tmp_path: Path) -> None:
+    models = [write_model(tmp_path / f"m{i}") for i in range(4)]
+    for model in models:
+        sharded(
+            model, [empty_tensors(model_json.MAX_TENSORS // 4, f"model.layers.0.mlp.experts.{i}.") for i in range(4)]
+        )
+    before = resident_mib(fetchd, peak=False)
+    with ThreadPoolExecutor(4) as pool:
+        facts = list(pool.map(lambda m: fetchd.client.inspect(m.as_uri(), ("a",)), models))
+    assert [f.weight_bytes for f in facts] == [0] * 4
+    assert resident_mib(fetchd, peak=True) - before < MOST_MIB
+
+
+def test_a_model_whose_parts_lie_in_no_order_is_not_divided(fetchd: Fetchd, tmp_path: Path) -> None:
+    """Each range of its plan would be one tensor: megabytes for every scheduler."""
+    model = write_model(tmp_path / "m")
+    n = 40_000
+    entries = {f"model.layers.{i % 2}.{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(n)}
+    (model / WEIGHTS).write_bytes(with_header(json.dumps(entries).encode(), n))
+    facts = fetchd.client.inspect(model.as_uri())
+    assert (facts.n_layers, facts.weight_bytes, facts.parts) == (3, n, None)
+
+
+# ── stores that trickle ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+POINTER = b"HTTP/1.1 206 OK\r\nETag: e\r\nContent-Range: bytes 0-89/90\r\nContent-Length: 90\r\n\r\n"
+TRICKLES = {
+    "head": ("http", b"HTTP/1.1 200 OK\r\nX: "),
+    "body": ("http", POINTER),
+    "tls": ("https", b"\x16\x03\x03\x40\x00\x02"),
+}
+
+
+class Trickle:
+    """A server that begins an answer and then sends a byte now and then, always before a reader loses its patience."""
+
+    def __init__(self, where: str) -> None:
+        self.scheme, self._begin = TRICKLES[where]
+        self._over = threading.Event()
+        self._came = threading.Semaphore(0)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def uri(self, name: object) -> str:
+        return f"{self.scheme}://127.0.0.1:{self._listener.getsockname()[1]}/{name}"
+
+    def wait_for(self, n: int) -> None:
+        for _ in range(n):
+            assert self._came.acquire(timeout=30)
+
+    def close(self) -> None:
+        self._over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._trickle, args=(sock,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _trickle(self, sock: socket.socket) -> None:
+        with sock:
+            try:
+                sock.recv(1)
+                self._came.release()
+                sock.sendall(self._begin)
+                while not self._over.wait(0.1):
+                    sock.sendall(b"x")
+            except OSError:
+                pass  # the reader has had enough
+
+
+@pytest.fixture(params=TRICKLES)
+def trickle(request: pytest.FixtureRequest) -> Iterator[Trickle]:
+    made = Trickle(request.param)
+    yield made
+    made.close()
+
+
+def test_an_inspection_has_one_deadline_whatever_a_store_sends_now_and_then(tmp_path: Path, trickle: Trickle) -> None:
+    with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=1.5, THAW_FETCHD_READ_TIMEOUT_S=1) as fetchd:
+        with pytest.raises(StoreUnavailable) as told:
+            fetchd.client.inspect(trickle.uri("m"), deadline_s=20)
+        assert "the description of the model did not come within 1.5 s" in fetchd.reason(told.value)["error"]
+
+
+def test_a_tenant_whose_stores_trickle_has_some_places_and_everybody_else_is_served(
+    tmp_path: Path, honest: Path, trickle: Trickle
+) -> None:
+    n = 1_080  # fetchd has 1,024 conversations
+    with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=600) as fetchd, ThreadPoolExecutor(24) as pool:
+        attack = partial(fetchd.client.inspect, namespaces=("a",), deadline_s=60)
+        held = [pool.submit(attack, trickle.uri(i)) for i in range(places.INSPECTIONS)]
+        trickle.wait_for(places.INSPECTIONS)
+        others = [pool.submit(attack, trickle.uri(i)) for i in range(places.INSPECTIONS, n)]
+        assert {type(other.exception(60)) for other in others} == {Throttled}
+        assert fetchd.client.inspect(honest.as_uri(), ("b",), deadline_s=20).n_layers == 3
+        shared = fetchd.client.inspect(honest.as_uri(), ("a", "b"), deadline_s=20)
+        assert shared.n_layers == 3, "a model of several namespaces takes the place of one that has some"
+        assert not any(one.done() for one in held), "they trickle still"
+        with pytest.raises(Throttled, match=r"^too many inspections of models on this host: namespace a has 8 that"):
+            fetchd.client.inspect(honest.as_uri(), ("a",), deadline_s=20)
+        fetchd.process.terminate()
+        assert all(one.exception(60) is not None for one in held)
+
+
+def test_a_large_text_that_trickles_delays_no_small_one(tmp_path: Path, honest: Path) -> None:
+    """One large text is read at a time, within the deadline of its inspection."""
+    over = threading.Event()
+    began = threading.Event()
+
+    def fault(request: Request) -> bool:
+        if request.name != INDEX_NAME or request.method == "HEAD":
+            return False
+        request.sock.sendall(request.head())
+        for _ in iter(lambda: over.wait(0.1), True):
+            request.sock.sendall(b" ")
+            began.set()
+        return True
+
+    model = write_model(tmp_path / "m")
+    (model / INDEX_NAME).write_bytes(b" " * (40 * 1024 * 1024))
+    large = write_model(tmp_path / "large")
+    (large / INDEX_NAME).write_bytes(b" " * (40 * 1024 * 1024))
+    with (
+        Store(tmp_path, fault) as store,
+        Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=3) as fetchd,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        attack = pool.submit(fetchd.client.inspect, f"{store.uri}/m", ("a",))
+        assert began.wait(20)
+        assert fetchd.client.inspect(honest.as_uri(), ("b",), deadline_s=20).n_layers == 3
+        assert isinstance(attack.exception(20), StoreUnavailable)
+        with pytest.raises(ModelCorrupt, match="cannot be read"):  # it is read, and is none
+            fetchd.client.inspect(large.as_uri(), ("b",), deadline_s=20)
+        over.set()
+
+
+def test_a_namespace_has_so_many_fetches_at_once(tmp_path: Path, honest: Path) -> None:
+    """Each holds a conversation.  Those of others begin, and the namespace's own when some have ended."""
+    stuck = threading.Event()
+
+    def fault(request: Request) -> bool:
+        return request.name == WEIGHTS and request.method == "GET" and stuck.wait(60)
+
+    model = write_model(tmp_path / "m", layer_bytes=1000)
+    write_index(model)
+    with (
+        Store(tmp_path, fault) as store,
+        Fetchd(tmp_path, THAW_FETCHD_POOL_MB=512, THAW_FETCHD_READ_TIMEOUT_S=60) as fetchd,
+    ):
+        facts = fetchd.client.inspect(f"{store.uri}/m", ("a",))
+
+        def start(number: int, namespace: str) -> None:
+            fetchd.start(facts, f"g{number}", (FileRange(WEIGHTS, number, 1),), namespace=namespace)
+
+        for number in range(places.FETCHES):
+            start(number, "a")
+        with pytest.raises(Throttled, match=f"too many fetches on this host: namespace a has {places.FETCHES} that"):
+            start(100, "a")
+        start(0, "a")  # a repeat begins nothing
+        start(101, "b")
+        fetchd.client.cancel(GroupId("g3"), 1)
+        start(102, "a")
+        stuck.set()
