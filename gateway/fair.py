@@ -25,6 +25,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 _OF_THE_FREE = 7
+_ENDED_KEPT = 1_000
+"""Above so many, owners that owe nothing any more are forgotten."""
 
 
 def may_have_more(n_own: int, n_free: int) -> bool:
@@ -37,7 +39,10 @@ def may_have_more(n_own: int, n_free: int) -> bool:
 
 class VirtualTime(Generic[K]):
     """When the next item of each owner that waits begins.  ``weight_of`` is asked at each turn; it returns a number
-    above 0."""
+    above 0.
+
+    Only owners that wait move the time: it is the earliest of their next begins, and never goes back.  So an owner that
+    joins begins no later than all others' next items but one each, whatever was given to owners that did not wait."""
 
     def __init__(self, weight_of: Callable[[K], float] = lambda _: 1.0) -> None:
         self._weight_of = weight_of
@@ -45,29 +50,44 @@ class VirtualTime(Generic[K]):
         self._begins: dict[K, float] = {}  # of owners that wait
         self._ended: dict[K, float] = {}  # of owners that wait no more, and had more than others since
 
+    def __contains__(self, owner: object) -> bool:
+        return owner in self._begins
+
     def begins(self, owner: K) -> float:
         return self._begins[owner]
 
     def join(self, owner: K) -> None:
         """The owner has something that waits; until leave()."""
+        self._advance()
         self._begins[owner] = max(self._now, self._ended.pop(owner, 0.0))
 
     def had_turn(self, owner: K, cost: float = 1.0) -> None:
-        """It counts for an owner that does not wait, too, while others do."""
-        if not self._begins:
-            return
-        of = self._begins if owner in self._begins else self._ended
-        begins = max(self._now, of.get(owner, 0.0))
-        self._now = begins
-        of[owner] = begins + cost / self._weight_of(owner)
+        """One of the items with which the owner waits had its turn."""
+        self._begins[owner] += cost / self._weight_of(owner)
+
+    def had_beside(self, owner: K, cost: float) -> None:
+        """The owner got something for which it did not have to wait.  While others wait, its next turn comes after one
+        of theirs.  However often this happens, it owes no more than the largest."""
+        if self._begins:
+            self._advance()
+            of = self._begins if owner in self._begins else self._ended
+            of[owner] = max(of.get(owner, 0.0), self._now + cost / self._weight_of(owner))
 
     def leave(self, owner: K) -> None:
         ended = self._begins.pop(owner)
+        self._advance()
         if not self._begins:
             self._now = 0.0
             self._ended.clear()  # nobody waits, so nobody has had more than one who waits
         elif ended > self._now:
             self._ended[owner] = ended
+
+    def _advance(self) -> None:
+        now = min(self._begins.values(), default=self._now)
+        if now > self._now:
+            self._now = now
+            if len(self._ended) > _ENDED_KEPT:
+                self._ended = {owner: ended for owner, ended in self._ended.items() if ended > now}
 
 
 class FairQueue(Generic[K, T]):

@@ -164,26 +164,99 @@ def between(world: World, owners: dict[str, int]) -> list[StartGroup]:
     return running
 
 
+def start_elsewhere(world: World, owners: list[str]) -> None:
+    for owner in owners:
+        (start,) = of(world.ask(ActionName(f"{owner}/small")), StartGroup)
+        world.ready(start)
+        world.said(start, InstanceState.GONE)
+
+
+def test_who_waits_is_not_behind_all_those_of_another_because_a_third_one_finds_room_at_once() -> None:
+    w = World(report("h0", 256), report("h1", 128))
+    w.do(ActionSeen(replace(hello(), name=ActionName("z/small"), need_bytes=128 * MIB, keep_alive_s=0.0)))
+    w.do(ActionSeen(replace(hello(), name=ActionName("guest/first"), keep_alive_s=0.0)))
+    running, order = between(w, {"honest": 1, "x": 10}), []
+    for _ in range(3):
+        start_elsewhere(w, ["z"] * 4)
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    assert "honest/f0" in order[:2]
+
+
+@given(
+    elsewhere=st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 9)), max_size=9),
+    x_has=st.integers(0, 12),
+)
+def test_a_check_that_finds_no_room_costs_no_turn(elsewhere: list[tuple[str, int]], x_has: int) -> None:
+    turns = Turns()
+    waiting = [
+        Turn(0.0, ActionName("honest/f"), 8),
+        *(Turn(0.0, ActionName(f"{o}/f{i}"), 8) for o in "wx" for i in range(x_has)),
+    ]
+    for turn in waiting:
+        turns.put(turn)
+    order: list[str] = []
+    while "honest/f" not in order:
+        for owner, n in elsewhere:
+            turns.started(ActionName(f"{owner}/small"), n)
+        for turn in list(turns):
+            turns.lift(turn.name)
+            turns.put(turn)
+            turns.settle(turn.name)
+        first = ActionName(turns.first or "")
+        order.append(first)
+        turns.lift(first)
+        turns.started(first, 8)
+        turns.settle(first)
+    owners = [name.partition("/")[0] for name in order]
+    assert len(set(owners)) == len(owners)
+
+
+def test_one_who_has_had_much_beside_the_line_owes_one_turn() -> None:
+    turns = Turns()
+    for i in range(9):
+        turns.put(Turn(0.0, ActionName(f"x/f{i}"), 8))
+    for _ in range(100):
+        turns.started(ActionName("z/f"), 8)
+    turns.put(Turn(0.0, ActionName("z/f"), 8))
+    order = []
+    for _ in range(3):
+        first = ActionName(turns.first or "")
+        order.append(first)
+        turns.lift(first)
+        turns.started(first, 8)
+        turns.settle(first)
+    assert order == ["x/f0", "x/f1", "z/f"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     crowd=st.dictionaries(st.sampled_from("abc"), st.integers(1, 12), max_size=3),
     n_before=st.integers(0, 6),
     weights=st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0, 10.0])),
+    elsewhere=st.lists(st.sampled_from("abz"), max_size=4),
 )
 def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other(
-    crowd: dict[str, int], n_before: int, weights: dict[str, float]
+    crowd: dict[str, int], n_before: int, weights: dict[str, float], elsewhere: list[str]
 ) -> None:
-    """However much earlier, and however many, the others' requests are due."""
-    w = one_slot({"guest/first": 1.0})
+    """However much earlier, and however many, the others' requests are due; and whatever others start ``elsewhere``
+    meanwhile, where those who wait find no room."""
+    w = World(report("h0", 256), report("h1", 128))
+    for owner in "abz":
+        small = replace(hello(), name=ActionName(f"{owner}/small"), need_bytes=128 * MIB, keep_alive_s=0.0)
+        w.do(ActionSeen(small))
+    w.do(ActionSeen(replace(hello(), name=ActionName("guest/first"), keep_alive_s=0.0)))
     for owner, weight in weights.items():
         w.do(QuotasSeen(Namespace(owner), OwnQuotas(weight=weight)))
     running = between(w, crowd)
     for _ in range(n_before):
+        start_elsewhere(w, elsewhere)
         running = serve(w, running[0]) if running else []
     w.do(ActionSeen(replace(hello(), name=ActionName("honest/f"), slo_ttft_s=60.0, keep_alive_s=0.0)))
     others = {turn.name.partition("/")[0] for turn in w.view.blocked}
     order = [s.plan.action for s in of(w.ask(ActionName("honest/f")), StartGroup)]
     while "honest/f" not in order:
+        start_elsewhere(w, elsewhere)
         running = serve(w, running[0])
         order += [s.plan.action for s in running]
     before = [name.partition("/")[0] for name in order[: order.index(ActionName("honest/f"))]]

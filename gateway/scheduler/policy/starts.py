@@ -63,14 +63,21 @@ many actions wait that more than RECHECKS_PER_S would be examined in a second.""
 
 def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
     """Bring an action's workers up to what its queue and its minimum ask for."""
+    was_blocked = view.blocked.lift(name)  # blocked again below if there is no room
+    try:
+        return _rescale(view, name, was_blocked, now_s)
+    finally:
+        if was_blocked:
+            view.blocked.settle(name)
+
+
+def _rescale(view: ClusterView, name: ActionName, was_blocked: bool, now_s: float) -> list[Decision]:
     action = view.action(name)
     facts = action.facts
     if facts is None:
         failed = fail_all(view, name, NotFound("The requested resource does not exist."))
         view.forget_deleted(name)
         return failed
-    was_blocked = name in view.blocked
-    view.blocked.drop(name)  # blocked again below if there is no room
     if view.keeper is not None and view.keeper[0] == name:
         view.keep_nothing()
     if not action.waiting and action.minimum == 0 and not facts.is_llm:

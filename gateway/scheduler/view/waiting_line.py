@@ -8,6 +8,7 @@ others of its size.
 Between namespaces deadlines do not decide: who asks for much, early, would be first for ever.  A start takes a part of
 its namespace's share, by the memory that it holds (gateway/fair.py), so a namespace with one waiting action waits for
 at most one start of each other namespace.  Of namespaces that have had the same, the one that is due first is first.
+A start that found room without waiting takes from that share too, but the turns of those who wait stay as they are.
 
 No action starves behind smaller ones either.  If the first action finds no room, it keeps the device that lacks least,
 so that the memory that comes free there adds up and is not taken, piece by piece, by others.
@@ -48,6 +49,7 @@ class Turns:
         self._heads: list[_Head] = []  # in order
         self._head_of: dict[Namespace, _Head] = {}
         self._of: dict[ActionName, Turn] = {}
+        self._lifted: ActionName | None = None
         self._n_needing: dict[int, int] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -84,34 +86,57 @@ class Turns:
 
     def put(self, turn: Turn) -> None:
         if self._of.get(turn.name) != turn:
-            self.drop(turn.name)
+            self._take_out(turn.name)
             self._of[turn.name] = turn
             self._n_needing[turn.need_bytes] = self._n_needing.get(turn.need_bytes, 0) + 1
             owner = _owner(turn.name)
-            if owner not in self._order:
-                self._order[owner] = []
+            if owner not in self._time:
                 self._time.join(owner)
-            bisect.insort(self._order[owner], turn)
+            bisect.insort(self._order.setdefault(owner, []), turn)
             self._stand(owner)
 
     def drop(self, name: ActionName) -> None:
+        self._take_out(name)
+        self._leave(_owner(name))
+
+    def lift(self, name: ActionName) -> bool:
+        """Take the action out to examine it, until settle().  Its namespace's turn stays meanwhile, and a start is
+        counted as one that had waited.  Return False when the action does not wait."""
+        if name not in self._of:
+            return False
+        self._lifted = name
+        self._take_out(name)
+        return True
+
+    def settle(self, name: ActionName) -> None:
+        """The action that was lifted was put again, or waits no more."""
+        self._lifted = None
+        self._leave(_owner(name))
+
+    def started(self, name: ActionName, n_bytes: int) -> None:
+        """A start of the action got this much memory, whether the action stands here or not."""
+        owner = _owner(name)
+        if owner in self._time and (name in self._of or name == self._lifted):
+            self._time.had_turn(owner, n_bytes)
+        else:
+            self._time.had_beside(owner, n_bytes)
+        self._stand(owner)
+
+    def _take_out(self, name: ActionName) -> None:
         if (turn := self._of.pop(name, None)) is not None:
             owner = _owner(name)
             order = self._order[owner]
             del order[bisect.bisect_left(order, turn)]
             if not order:
                 del self._order[owner]
-                self._time.leave(owner)
             self._stand(owner)
             self._n_needing[turn.need_bytes] -= 1
             if not self._n_needing[turn.need_bytes]:
                 del self._n_needing[turn.need_bytes]
 
-    def started(self, name: ActionName, n_bytes: int) -> None:
-        """A start of the action got this much memory, whether the action stands here or not."""
-        owner = _owner(name)
-        self._time.had_turn(owner, n_bytes)
-        self._stand(owner)
+    def _leave(self, owner: Namespace) -> None:
+        if owner in self._time and owner not in self._order:
+            self._time.leave(owner)
 
     def _stand(self, owner: Namespace) -> None:
         """Put the namespace's head where it belongs now."""
