@@ -8,8 +8,6 @@ from typing import Final
 from thaw.settings import setting
 
 MIB = 1024 * 1024
-COPIES: Final = 4
-"""An action is in memory so often while an answer is made of it: as it is kept, as an object, as text, as bytes."""
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 
@@ -105,8 +103,3 @@ class GatewaySettings:
     @property
     def longest_body(self) -> int:
         return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)
-
-    @property
-    def code_answer_bytes(self) -> int:
-        """Memory in which answers that carry code are made.  The longest one has to fit."""
-        return max(256 * MIB, COPIES * self.action_bytes)

@@ -201,19 +201,18 @@ class Worker(ConnectionWorker):
             self._serve_line()
 
     def _take_turn(self, turns: Turns, connection: Connection) -> None:
-        request = connection.request
-        assert request is not None  # noqa: S101  it has been read
+        n_read = 0 if connection.request is None else connection.request.n_read  # None: an answer goes on
         if turns.take():
             self._start(turns, connection)
             if connection.namespace is None:  # else its bytes are bounded by the requests that its namespace may hold
-                self._hold(connection, request.n_read)
+                self._hold(connection, n_read)
             return
         connection.state, connection.turns = State.QUEUED, turns
         turns.join(connection)
         self._waiting.set(connection)
         self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
         if connection.reserved is None:
-            self._hold(connection, request.n_read)
+            self._hold(connection, n_read)
 
     def _start(self, turns: Turns, connection: Connection) -> None:
         connection.state = State.CHECKING if connection.visit.head_only else State.RUNNING
@@ -229,6 +228,9 @@ class Worker(ConnectionWorker):
     def handle(self, conn: Connection, visit: Visit, out: Out) -> bool:
         """Runs on a thread.  Return whether the connection takes another request."""
         try:
+            if out.more is not None:
+                more, out.more = out.more, None
+                return more.go_on()
             return answer(self.cfg, self.wsgi, conn, visit, out, keep=self.alive and not visit.head_only)
         except OSError:
             return False  # the client is gone
@@ -312,7 +314,10 @@ class Worker(ConnectionWorker):
         connection.out.left = None
         self._unread.drop(connection)
         self._leave_waiting(connection)
-        self._written(connection)
+        if connection.out.more is not None:
+            self._take_turn(self._threads, connection)
+        else:
+            self._written(connection)
 
     def _written(self, connection: Connection) -> None:
         if not connection.keep:
@@ -334,6 +339,8 @@ class Worker(ConnectionWorker):
         elif state is State.LINED_UP:
             self._leave_line(connection)
             self._refuse_body(connection)
+        elif state is State.QUEUED and connection.out.more is not None:
+            self._close(connection)  # in the middle of its answer
         elif state in (State.QUEUED, State.CHECKING):
             connection.visit, connection.out = Visit(), Out(connection.sock, self.bounds.answer_s)
             self._refuse(connection, 503, f"No thread was free for this request within {self.bounds.line_s:g} s.")

@@ -27,15 +27,27 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCode:
+    """Long code, which is kept beside its action (relay/state/code.py): UTF-8 in pieces, of which each has its SHA-256
+    here.  Other code has another ``id``.
+    """
+
+    id: str
+    digests: tuple[str, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exec:
-    """``code`` is source text, or a zip file in base64 when ``binary`` is set; an ``llm:vllm`` action has a config
-    instead of code.
+    """``code`` is source text, or a zip file in base64 when ``binary`` is set; it is empty when the code is
+    ``stored``.  An ``llm:vllm`` action has a config instead of code.
     """
 
     kind: str
     code: str = ""
     binary: bool = False
     main: str = ""
+    stored: StoredCode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.api import bounded_json
+from gateway.api.code_upload import LongCode
 from gateway.api.code_zip import check_packages, decoded_zip
 from gateway.serving.routes import version_key
 from gateway.settings import GatewaySettings
@@ -119,10 +120,8 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
             f"The specified runtime '{kind}' is not supported by this platform. Valid values are: {valid}."
         )
     code = plain.get("code", "")
-    if not isinstance(code, str):
+    if not isinstance(code, str | LongCode):
         raise malformed("exec.code must be a string")
-    if len(code) > settings.code_bytes:
-        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
     if kind == KIND_LLM:
         return _with_config(action, code, body)
     if not code:
@@ -130,16 +129,26 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     main = plain.get("main")
     if main is not None and not isinstance(main, str):
         raise malformed("exec.main must be a string")
-    data = decoded_zip(code)
+    return replace(action, exec=_exec(kind, code, main or "", settings), config=None)
+
+
+def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings) -> Exec:
+    data = code.zip if isinstance(code, LongCode) else decoded_zip(code)
     if data is not None:
         check_packages(data)
-    return replace(action, exec=Exec(kind, code, data is not None, main or ""), config=None)
+    if isinstance(code, LongCode):
+        return Exec(kind, "", data is not None, main, code.stored)
+    if len(code) > settings.code_bytes:
+        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
+    return Exec(kind, code, data is not None, main)
 
 
-def _with_config(action: Action, code: str, body: Json) -> Action:
+def _with_config(action: Action, code: str | LongCode, body: Json) -> Action:
     """Take the config from ``config``, an object in the body, or from the code, which is then the config's text."""
     plain = body.get("config")
     if plain is None:
+        if isinstance(code, LongCode):
+            raise TooLarge(f"Request larger than allowed: a config has no {code.stored.n_bytes} bytes.")
         plain = bounded_json.parse(code.encode() or b"null")
     config = parse_llm_config(plain)
     limits = Limits(

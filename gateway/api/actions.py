@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.action_body import NotHere, changed_action, new_action
+from gateway.api.code_upload import action_body
 from gateway.api.http import (
     action_name,
+    body_reader,
     gateway,
-    json_object,
     json_response,
     namespace,
     query_flag,
     query_int,
     takes,
 )
-from gateway.settings import COPIES
+from gateway.front.visit import VISIT, Visit
+from relay.state.code import Upload
 from thaw.action import Action
-from thaw.errors import Conflict, NotFound, Throttled
+from thaw.errors import Conflict, NotFound, ThawError
+from thaw.ids import random_hex_id
+from thaw.spliced import spliced
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
 LIST_DEFAULT, LIST_MAX = 30, 200
@@ -43,22 +49,28 @@ def list_actions(ns: str) -> Response:
 
 @blueprint.get("/actions/<path:name>")
 def get_action(ns: str, name: str) -> Response:
-    code = request.args.get("code", "true").lower() != "false"
     core, full_name = gateway(), action_name(ns, name)
-    if not code:
-        return _rendered(core.actions.get(full_name), code=False)
-    own, needed = namespace(ns), COPIES * core.records.action_bytes(namespace(ns), full_name)
-    if not core.code_answers.take(own, needed):
-        raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
-    with ExitStack() as held:
-        held.callback(core.code_answers.give_back, own, needed)
-        response = _rendered(core.records.action(own, full_name), code=True)
-        response.call_on_close(held.pop_all().close)
-    return response
+    if request.args.get("code", "true").lower() == "false":
+        found = core.actions.get(full_name)
+        return json_response(render.action(found, code=False, serving=core.room.serving(full_name)))
+    return _with_code(core.records.action(namespace(ns), full_name))
 
 
-def _rendered(found: Action, *, code: bool) -> Response:
-    return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
+def _with_code(found: Action) -> Response:
+    """Stored code is read a piece at a time, when the client has read the piece before."""
+    core = gateway()
+    serving = core.room.serving(found.name)
+    if found.exec.stored is None:
+        return json_response(render.action(found, serving=serving))
+    mark = random_hex_id()
+    pieces = core.records.code.pieces(found.exec)
+    pieces = chain([next(pieces)], pieces)  # an error of the first one is the answer
+    marked = replace(found, exec=replace(found.exec, code=mark))
+    visit: Visit | None = request.environ.get(VISIT)
+    if visit is not None:
+        visit.as_read = True
+    answer = spliced(render.action(marked, serving=serving), mark, pieces, (", ", ": "))
+    return Response(answer, content_type="application/json")
 
 
 def _action_bytes(ns: str, name: str) -> int:
@@ -70,26 +82,44 @@ def _action_bytes(ns: str, name: str) -> int:
 @takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
     core, full_name = gateway(), action_name(ns, name)
-    body = json_object(core.settings.action_bytes)
-    overwrite = query_flag("overwrite")
+    own, overwrite = namespace(ns), query_flag("overwrite")
+    old: Action | None
+    last: str | None
     try:
-        old = core.records.action(namespace(ns), full_name)
-    except NotFound:
-        last = core.records.last_version(full_name)
-        action = new_action(full_name, namespace(ns), body, core.settings, last)
-    else:
-        if not overwrite:
-            raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+        old = core.records.action(own, full_name)
         last = old.version
-        action = changed_action(old, body, core.settings)
-    core.models.check(action)
-    core.actions.put(action, last=last)
-    return json_response(render.action(action))
+    except NotFound:
+        old, last = None, core.records.last_version(full_name)
+    if old is not None and not overwrite:
+        raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+    upload = core.records.code.begin()
+    try:
+        body = _body(upload)
+        if old is None:
+            action = new_action(full_name, own, body, core.settings, last)
+        else:
+            action = changed_action(old, body, core.settings)
+        core.models.check(action)
+        core.actions.put(action, last=last, old=old)
+    except ThawError:
+        upload.discard()
+        raise
+    return _with_code(action)
+
+
+def _body(upload: Upload) -> dict[str, Any]:
+    settings = gateway().settings
+    return action_body(
+        body_reader(settings.action_bytes),
+        upload,
+        code_bytes=settings.code_bytes,
+        parameters_bytes=settings.parameters_bytes,
+    )
 
 
 @blueprint.delete("/actions/<path:name>")
 def delete_action(ns: str, name: str) -> Response:
-    return json_response(render.action(gateway().actions.delete(action_name(ns, name))))
+    return _with_code(gateway().actions.delete(action_name(ns, name)))
 
 
 @blueprint.route("/<any(packages, triggers, rules):kind>", methods=["GET", "PUT", "POST", "DELETE"])

@@ -35,6 +35,36 @@ def decoded_zip(code: str) -> bytes | None:
     return data if data[:2] == b"PK" else None
 
 
+class ZipText:
+    """decoded_zip() of code that comes in pieces.  It keeps a zip, which is three quarters as long as the code, and
+    nothing of other code."""
+
+    def __init__(self) -> None:
+        self._data: bytearray | None = bytearray()
+        self._held = b""
+        self._is_padded = False
+
+    def feed(self, text: bytes) -> None:
+        if self._data is None or not text:
+            return
+        text = self._held + text
+        n_whole = len(text) // 4 * 4
+        whole, self._held = text[:n_whole], text[n_whole:]
+        try:
+            part = b"" if self._is_padded else base64.b64decode(whole, validate=True)
+        except (binascii.Error, ValueError):
+            part = b""
+        self._is_padded = whole.endswith(b"=")
+        self._data += part
+        if (whole and not part) or (len(self._data) > 1 and not self._data.startswith(b"PK")):
+            self._data = None
+
+    def end(self) -> bytes | None:
+        """The zip, or None for source text."""
+        data, self._data = self._data, None
+        return bytes(data) if data and not self._held and data.startswith(b"PK") else None
+
+
 def check_packages(data: bytes) -> None:
     """Raises BadRequest for a zip that asks for packages and does not bring them.
 

@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.front.request import RequestReader
 from gateway.front.visit import Visit
@@ -109,7 +109,7 @@ class Connection:
         if self.out.left is not None:
             reset_at_close(self.sock)
         self.request = None
-        self.out.left = None
+        self.out.left = self.out.more = None
         self.rest = b""
         self.sock.close()
 
@@ -140,6 +140,10 @@ def plain_answer(status: int, message: str) -> bytes:
     return head.encode() + body
 
 
+class More(Protocol):
+    def go_on(self) -> bool: ...
+
+
 class Out:
     """What gunicorn's Response takes for its socket.  Its first write is the head, which waits for the body."""
 
@@ -150,10 +154,12 @@ class Out:
         self._begun = self._leaves = False
         self.left: memoryview | None = None
         """What the client has not taken of a whole answer."""
+        self.more: More | None = None
+        """What makes the rest of the answer, when the client has taken that."""
 
     def begin(self, *, leaves: bool) -> None:
         """``leaves``: the worker's selector writes what the client does not take at once."""
-        self._begun, self._leaves, self._head, self.left = False, leaves, b"", None
+        self._begun, self._leaves, self._head, self.left, self.more = False, leaves, b"", None, None
 
     def sendall(self, data: bytes) -> None:
         """Raises OSError when the client is gone or, in a stream, reads nothing."""

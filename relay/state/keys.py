@@ -38,6 +38,11 @@ def actions(namespace: str) -> str:
     return f"thaw:actions:{namespace}"
 
 
+def code(code_id: str) -> str:
+    """A hash: the number of a piece → its bytes."""
+    return f"thaw:code:{code_id}"
+
+
 def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 

@@ -15,11 +15,12 @@ import redis
 
 from relay.state import keys, redis_link
 from relay.state.clock import StateClock
+from relay.state.code import UNNAMED_TTL_S, Codes
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
 from thaw.clocks import event_of
-from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError
+from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.trace import Phase, TraceEvent
 
@@ -35,10 +36,26 @@ local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
     return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0  -- a repeat, after an answer that was lost
 end
+if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
+    return 2
+end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
+if KEYS[4] ~= '' then redis.call('EXPIRE', KEYS[4], ARGV[5]) end
+if KEYS[3] ~= '' then redis.call('PERSIST', KEYS[3]) end
 return 1
 """
+"""Write an action.  Its code stays from then on, and the code that it had before expires."""
+_DELETE_ACTION: Final = """
+local last = redis.call('GET', KEYS[2])
+if last and last ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
+if KEYS[3] ~= '' then redis.call('EXPIRE', KEYS[3], ARGV[4]) end
+return 1
+"""
+"""Delete the action unless another version was written after this one was read: its code would stay for ever."""
+_DELETE_TRIES: Final = 10
 _PART_BYTES: Final = 4 * 1024 * 1024
 _END: Final = """
 local written = 1
@@ -88,25 +105,33 @@ class Records:
         """``clock``: its reading is written into the traces of starts."""
         self._redis = client
         self._clock = clock or StateClock()
+        self.code = Codes(client)
 
     # actions -------------------------------------------------------------------------------------------------------
 
-    def put_action(self, action: Action, *, last: str | None) -> None:
-        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted.  Raises
-        Conflict when another version was written meanwhile: a version stands for one code and one model."""
+    def put_action(self, action: Action, *, last: str | None, old: Action | None = None) -> None:
+        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
+        is that version if it exists.  Raises Conflict when another version was written meanwhile: a version stands for
+        one code and one model."""
+        code, before = _code_key(action), "" if old is None else _code_key(old)
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 _PUT_ACTION,
-                2,
+                4,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
+                code,
+                before if before != code else "",
                 action.name,
                 wire.dumps(action),
                 action.version,
                 last or "",
+                UNNAMED_TTL_S,
             )
         if not written:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
+        if written == 2:
+            raise Unavailable("The code of the action was lost before the action was written.", hint="try again")
 
     def last_version(self, name: ActionName) -> str | None:
         """The version that an action of this name has or had last; instances of a deleted one may still run."""
@@ -121,11 +146,6 @@ class Records:
         if data is None:
             raise NotFound("The requested resource does not exist.", hint="list actions: thaw action list")
         return wire.loads(Action, data)
-
-    def action_bytes(self, namespace: Namespace, name: ActionName) -> int:
-        """The length of an action as it is kept, with its code; 0 if there is none."""
-        with redis_link.translated("read an action's length"):
-            return int(self._redis.hstrlen(keys.actions(namespace), name))
 
     def actions(self, namespace: Namespace) -> list[Action]:
         """Newest first, without their code."""
@@ -167,14 +187,25 @@ class Records:
                 yield row
 
     def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
-        action = self.action(namespace, name)
-        with redis_link.translated("delete an action"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hdel(keys.actions(namespace), name)
-            pipe.set(keys.last_version(name), action.version, nx=True)  # for actions older than this key
-            pipe.expire(keys.last_version(name), RECORD_TTL_S)
-            pipe.execute()
-        return action
+        """Return the action as it was; its code can be read for some minutes more.  Raises NotFound, and
+        Conflict when it is updated all the time."""
+        for _ in range(_DELETE_TRIES):
+            action = self.action(namespace, name)
+            with redis_link.translated("delete an action"):
+                deleted: Any = self._redis.eval(
+                    _DELETE_ACTION,
+                    3,
+                    keys.actions(namespace),
+                    keys.last_version(name),
+                    _code_key(action),
+                    name,
+                    action.version,
+                    RECORD_TTL_S,
+                    UNNAMED_TTL_S,
+                )
+            if deleted:
+                return action
+        raise Conflict("Concurrent modification to resource detected", hint="try again")
 
     # activations ---------------------------------------------------------------------------------------------------
 
@@ -336,4 +367,8 @@ def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
 
 
 def without_code(action: Action) -> Action:
-    return replace(action, exec=replace(action.exec, code=""))
+    return replace(action, exec=replace(action.exec, code="", stored=None))
+
+
+def _code_key(action: Action) -> str:
+    return "" if action.exec.stored is None else keys.code(action.exec.stored.id)

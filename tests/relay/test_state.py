@@ -11,6 +11,7 @@ import redis
 from relay.protocol.messages import DemandAdded
 from relay.state import keys, redis_link
 from relay.state.api_keys import ApiKey, ApiKeys, Subject
+from relay.state.code import UNNAMED_TTL_S
 from relay.state.lease import SchedulerLease
 from relay.state.records import RECORD_TTL_S, Ended, Pending, Records
 from relay.state.registry import Registry
@@ -119,6 +120,80 @@ def test_of_two_who_write_the_same_version_of_an_action_one_is_refused(client: r
     assert 0 < int(client.ttl(keys.last_version(CHAT))) <= RECORD_TTL_S
     records.put_action(replace(ACTION, version="0.0.3"), last="0.0.2")
     assert client.ttl(keys.last_version(CHAT)) == -1
+
+
+def with_code(records: Records, version: str, *pieces: bytes) -> Action:
+    upload = records.code.begin()
+    for piece in pieces:
+        upload.add(piece)
+    return replace(ACTION, version=version, exec=Exec("python:3.11", stored=upload.end()))
+
+
+def code_key(action: Action) -> str:
+    assert action.exec.stored is not None
+    return keys.code(action.exec.stored.id)
+
+
+def test_code_stays_while_an_action_names_it(client: redis.Redis) -> None:
+    records = Records(client)
+    first = with_code(records, "0.0.1", b"abc", b"def")
+    assert 0 < int(client.ttl(code_key(first))) <= UNNAMED_TTL_S
+    records.put_action(first, last=None)
+    assert client.ttl(code_key(first)) == -1
+    assert list(records.code.pieces(records.action(GUEST, CHAT).exec)) == [b"abc", b"def"]
+    second = with_code(records, "0.0.2", b"ghi")
+    records.put_action(second, last="0.0.1", old=first)
+    assert client.ttl(code_key(second)) == -1
+    assert 0 < int(client.ttl(code_key(first))) <= UNNAMED_TTL_S
+    assert list(records.code.pieces(first.exec)) == [b"abc", b"def"], "who reads it now reads to the end"
+    assert records.delete_action(GUEST, CHAT) == second
+    assert int(client.ttl(code_key(second))) > 0
+
+
+def test_code_of_an_action_that_was_not_written_expires(client: redis.Redis) -> None:
+    records = Records(client)
+    records.put_action(ACTION, last=None)
+    late = with_code(records, "0.0.2", b"abc")
+    with pytest.raises(Conflict):
+        records.put_action(late, last="0.0.0", old=ACTION)
+    assert int(client.ttl(code_key(late))) > 0
+    client.delete(code_key(late))
+    with pytest.raises(Unavailable, match="was lost before the action was written"):
+        records.put_action(late, last="0.0.1", old=ACTION)
+    assert records.action(GUEST, CHAT) == ACTION
+    with pytest.raises(Unavailable, match="was changed while its code was read"):
+        list(records.code.pieces(late.exec))
+
+
+def test_an_upload_is_discarded_unless_an_action_has_its_code(client: redis.Redis) -> None:
+    records = Records(client)
+    upload = records.code.begin()
+    upload.add(b"abc")
+    action = replace(ACTION, exec=Exec("python:3.11", stored=upload.end()))
+    records.put_action(action, last=None)
+    upload.discard()  # the answer to put_action may have been lost
+    assert client.exists(code_key(action))
+    other = records.code.begin()
+    other.add(b"def")
+    other.discard()
+    assert client.keys("thaw:code:*") == [code_key(action).encode()]
+
+
+def test_an_action_that_is_updated_while_it_is_deleted_goes_with_its_new_code(client: redis.Redis) -> None:
+    first = with_code(Records(client), "0.0.1", b"abc")
+
+    class Slow(Records):
+        def action(self, namespace: Namespace, name: ActionName) -> Action:
+            found = super().action(namespace, name)
+            if found.version == "0.0.1":
+                self.second = with_code(self, "0.0.2", b"ghi")
+                self.put_action(self.second, last="0.0.1", old=found)
+            return found
+
+    records = Slow(client)
+    records.put_action(first, last=None)
+    assert records.delete_action(GUEST, CHAT) == records.second
+    assert int(client.ttl(code_key(records.second))) > 0
 
 
 def test_an_action_of_before_versions_were_kept_is_updated_and_deleted(client: redis.Redis) -> None:
