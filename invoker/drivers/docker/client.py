@@ -257,6 +257,7 @@ def _translated(what: str, ignored: Sequence[int] = ()) -> Iterator[None]:
 def _api_hint(explanation: str) -> str:
     hints: Mapping[str, str] = {
         "no space left on device": "make room on the engine's disk: docker system prune",
+        "seccomp is not enabled": "this host's kernel or engine has no seccomp; functions are not run without it",
         "could not select device driver": "install the NVIDIA container toolkit on this host",
         "bind source path does not exist": "mount THAW_RUN_DIR into the invoker from the engine's machine",
     }

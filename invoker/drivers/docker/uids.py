@@ -1,0 +1,90 @@
+"""A uid for each container, which no other live container of its host has.  Pure.
+
+The kernel counts some things by uid, over all containers: inotify instances and watches, pending signals, message
+queues, pipe buffers, keys.  With one uid for all, a function that takes 128 inotify instances leaves none to its
+neighbours.
+
+A uid comes back into use as late as possible, after all others.  Hosts that share a machine begin at different places
+of the range; what they take is not known to each other, so give them ranges of their own where it matters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from thaw.errors import PlatformError
+from thaw.settings import SettingError
+
+_RANGE: Final = re.compile(r"\A([0-9]{1,10})-([0-9]{1,10})\Z")
+_LEAST: Final = 1000
+"""Uids below it belong to a machine's own users."""
+_MOST: Final = 2**31 - 1
+"""Some file systems and programs take larger ones for negative numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class UidRange:
+    """Both ends are in it.  The gid of a container is the same number."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises SettingError."""
+        found = _RANGE.match(text)
+        first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not _LEAST <= first <= last <= _MOST:
+            raise SettingError(
+                f"THAW_CONTAINER_UIDS={text!r} is no range of uids",
+                hint=f"use FIRST-LAST within {_LEAST} and {_MOST}, such as {DEFAULT_RANGE.first}-{DEFAULT_RANGE.last}",
+            )
+        return cls(first, last)
+
+    @property
+    def n_uids(self) -> int:
+        return self.last - self.first + 1
+
+
+DEFAULT_RANGE: Final = UidRange(2_000_000_000, 2_000_065_535)
+"""No distribution gives these to anything: systemd's page on uids calls them unused."""
+
+
+class Uids:
+    def __init__(self, uids: UidRange, owner: str) -> None:
+        """``owner`` decides where in the range this host begins."""
+        self._range = uids
+        digest = hashlib.sha256(owner.encode()).digest()
+        self._next = int.from_bytes(digest[:8]) % uids.n_uids
+        self._of: dict[str, int] = {}
+        self._taken: dict[int, str] = {}
+
+    def take(self, container_id: str) -> int:
+        """The container's uid, the same one whenever it is asked for.  Raises PlatformError when none is free."""
+        known = self._of.get(container_id)
+        if known is not None:
+            return known
+        n_uids = self._range.n_uids
+        for step in range(min(n_uids, len(self._taken) + 1)):
+            place = (self._next + step) % n_uids
+            uid = self._range.first + place
+            if uid not in self._taken:
+                self._next = (place + 1) % n_uids
+                self.adopt(container_id, uid)
+                return uid
+        raise PlatformError(
+            f"all {n_uids} uids of THAW_CONTAINER_UIDS are taken", hint="give the host's containers a longer range"
+        )
+
+    def adopt(self, container_id: str, uid: int) -> None:
+        """Note the uid of a container that exists, which may be of another range."""
+        self._of[container_id], self._taken[uid] = uid, container_id
+
+    def release(self, container_id: str) -> None:
+        """The container is gone, with all its processes.  Unknown ones are no error."""
+        uid = self._of.pop(container_id, None)
+        if uid is not None and self._taken.get(uid) == container_id:
+            del self._taken[uid]
