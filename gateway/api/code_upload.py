@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ _PIECE_BYTES: Final = 512 * 1024
 class LongCode:
     """What stands for ``exec.code`` in a parsed body when the code has been stored."""
 
-    def __init__(self, stored: StoredCode, zip_: bytes | None) -> None:
+    def __init__(self, stored: StoredCode, zip_: io.BytesIO | None) -> None:
         """``zip_`` is the code as a zip, if it is one."""
         self.stored, self.zip = stored, zip_
 

@@ -26,13 +26,13 @@ _MOST_NAMED: Final = 5
 _UNREADABLE: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 
 
-def decoded_zip(code: str) -> bytes | None:
-    """The bytes of a zip, or None for source text.  OpenWhisk's rule: code that decodes as base64 to a zip is one."""
+def decoded_zip(code: str) -> io.BytesIO | None:
+    """A zip, or None for source text.  OpenWhisk's rule: code that decodes as base64 to a zip is one."""
     try:
         data = base64.b64decode(code, validate=True)
     except (binascii.Error, ValueError):
         return None
-    return data if data[:2] == b"PK" else None
+    return io.BytesIO(data) if data[:2] == b"PK" else None
 
 
 class ZipText:
@@ -40,37 +40,44 @@ class ZipText:
     nothing of other code."""
 
     def __init__(self) -> None:
-        self._data: bytearray | None = bytearray()
+        self._zip: io.BytesIO | None = io.BytesIO()
         self._held = b""
-        self._is_padded = False
+        self._n_padding = 0
 
     def feed(self, text: bytes) -> None:
-        if self._data is None or not text:
+        if self._zip is None or not text:
             return
         text = self._held + text
         n_whole = len(text) // 4 * 4
         whole, self._held = text[:n_whole], text[n_whole:]
         try:
-            part = b"" if self._is_padded else base64.b64decode(whole, validate=True)
+            part = b"" if self._n_padding else base64.b64decode(whole, validate=True)
         except (binascii.Error, ValueError):
             part = b""
-        self._is_padded = whole.endswith(b"=")
-        self._data += part
-        if (whole and not part) or (len(self._data) > 1 and not self._data.startswith(b"PK")):
-            self._data = None
+        self._n_padding += whole.count(b"=")
+        self._zip.write(part)
+        if (whole and not part) or not _may_be_zip(self._zip):
+            self._zip = None
 
-    def end(self) -> bytes | None:
+    def end(self) -> io.BytesIO | None:
         """The zip, or None for source text."""
-        data, self._data = self._data, None
-        return bytes(data) if data and not self._held and data.startswith(b"PK") else None
+        found, self._zip = self._zip, None
+        if found is None or found.tell() < 2:
+            return None
+        # padding that nothing needs is taken, but not behind padding that was needed
+        return found if not self._held.strip(b"=") and not (self._held and self._n_padding) else None
 
 
-def check_packages(data: bytes) -> None:
+def _may_be_zip(data: io.BytesIO) -> bool:
+    return data.tell() < 2 or bytes(data.getbuffer()[:2]) == b"PK"
+
+
+def check_packages(data: io.BytesIO) -> None:
     """Raises BadRequest for a zip that asks for packages and does not bring them.
 
     A zip that cannot be read passes: its runtime says so, in OpenWhisk's words.
     """
-    if _ASKS.encode() not in data:
+    if not re.search(re.escape(_ASKS).encode(), data.getbuffer()):
         return  # names are not compressed; nearly every zip ends here
     asked = _asked(data)
     if not asked:
@@ -83,9 +90,9 @@ def check_packages(data: bytes) -> None:
     )
 
 
-def _asked(data: bytes) -> list[str]:
+def _asked(data: io.BytesIO) -> list[str]:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with zipfile.ZipFile(data) as archive:
             names = archive.namelist()
             if _ASKS not in names or any(_BRINGS.match(name) for name in names):
                 return []

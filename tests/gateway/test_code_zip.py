@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 from gateway.api.action_body import new_action
+from gateway.api.code_zip import ZipText, decoded_zip
 from gateway.settings import GatewaySettings
 from thaw.action import Action
 from thaw.errors import BadRequest
@@ -72,3 +73,16 @@ def test_a_damaged_zip_is_left_to_its_runtime(cut: int) -> None:
     flipped[4 + cut] ^= 0xFF
     with contextlib.suppress(BadRequest):  # the zip may still ask for numpy
         assert deploy(bytes(flipped)).exec.binary
+
+
+@pytest.mark.parametrize("tail", ["", "=", "==", "===", "A", "A===", "=A", "%", "\n"])
+@pytest.mark.parametrize("data", [b"PK", b"PK1", b"PK12", b"PKPKPKPKPKPK" * 9, b"P", b"", b"QK" * 50, b"source"])
+def test_a_zip_is_known_in_pieces_as_in_one(data: bytes, tail: str) -> None:
+    code = base64.b64encode(data).decode() + tail
+    whole = decoded_zip(code)
+    for n_chars in (1, 2, 3, 4, 5, 7, 200):
+        text = ZipText()
+        for begin in range(0, len(code), n_chars):
+            text.feed(code[begin : begin + n_chars].encode())
+        found = text.end()
+        assert (found and found.getvalue()) == (whole and whole.getvalue()), (code, n_chars)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -105,6 +108,24 @@ def test_long_code_takes_bounded_memory_also_in_answers_that_nobody_reads(
         assert len(gateway.call("GET", f"{path}?code=false").content) < 10_000
         assert gateway.call("GET", path).json()["exec"]["code"] == code
     print("PEAK", status_of(pid, "VmHWM") - before)
+    assert status_of(pid, "VmHWM") < before + 150 * 1024
+
+
+def test_a_long_zip_takes_bounded_memory(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start()
+    assert gateway.call("GET", NAMESPACES).status_code == 200
+    pid = worker_pid(gateway)
+    before = status_of(pid, "VmHWM")
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("__main__.py", "def main(args): return args\n")
+        archive.writestr("data", bytes(33 * MIB))
+        archive.writestr("requirements.txt", "numpy\n")
+        archive.writestr("virtualenv/lib/python3.11/site-packages/numpy.py", "")
+    body = {"exec": {"kind": "python:3.11", "code": base64.b64encode(data.getvalue()).decode()}}
+    reply = gateway.call("PUT", f"{NAMESPACES}/_/actions/zip", json=body)
+    assert reply.json()["exec"]["binary"] is True
+    assert reply.json()["exec"]["code"] == body["exec"]["code"]
     assert status_of(pid, "VmHWM") < before + 150 * 1024
 
 
