@@ -34,7 +34,7 @@ class InvokerSettings:
     pids: int = setting("THAW_CONTAINER_PIDS", "processes and threads of one container", 512)
     container_uids: str = setting(
         "THAW_CONTAINER_UIDS",
-        "uids of which each container gets one (driver docker), FIRST-LAST; hosts on one machine may have their own",
+        "uids of which each container gets one (driver docker), FIRST-LAST; gids are the same",
         "2000000000-2000065535",
     )
     tmp_mb: int = setting("THAW_CONTAINER_TMP_MB", "a container's /tmp, MiB, counted as its memory", 256)

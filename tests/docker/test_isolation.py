@@ -281,6 +281,12 @@ def test_containers_have_uids_of_their_own_also_after_a_restart_of_the_invoker(
         wanted = Spec("d", KIND_PYTHON)
         with pytest.raises(PlatformError, match="all 3 uids of THAW_CONTAINER_UIDS are taken"):
             second.create(wanted)
+        (run_dir / "u").mkdir()
+        with (
+            closing(docker_engine.driver(run_dir / "u", "host-u", uids=few)) as other,
+            pytest.raises(PlatformError, match="are taken"),
+        ):
+            other.create(wanted)
         second.end(owned["a"])
         assert uid_of(second, "d") == uids[0]
     finally:

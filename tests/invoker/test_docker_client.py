@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import socketserver
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,6 @@ class OutOfMemory:
 
     def check(self) -> None:
         pass
-
-    def list(self, label: str) -> Sequence[Seen]:
-        return ()
 
     def inspect(self, name: str) -> Seen:
         return Seen(

@@ -145,6 +145,23 @@ def test_code_is_read_as_fast_as_its_client_reads_and_no_thread_waits(start: Cal
     assert found.endswith(b"\r\n0\r\n\r\n")
 
 
+def test_an_answer_that_is_made_as_it_is_read_ends_as_its_client_expects(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start()
+    path = f"{NAMESPACES}/_/actions/long"
+    body = {"exec": {"kind": "python:3.11", "code": "#" * (5 * MIB)}}
+    assert gateway.call("PUT", path, json=body).status_code == 200
+    assert gateway.call("HEAD", path).status_code == 200
+    with connect(gateway) as old:
+        old.sendall(head("GET", path).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        plain = json.loads(read_to_end(old).partition(b"\r\n\r\n")[2])
+    assert plain["exec"]["code"] == body["exec"]["code"]  # type: ignore[index]
+    with connect(gateway) as sock:
+        sock.sendall(head("GET", path) + head("GET", NAMESPACES, "Connection: close"))
+        both = read_to_end(sock)
+    assert both.count(b"HTTP/1.1 200 OK") == 2
+    assert both.endswith(b'["guest"]')
+
+
 def test_code_that_goes_while_it_is_read_cuts_its_answer(start: Callable[..., GatewayProcess], valkey_url: str) -> None:
     gateway = start()
     path = f"{NAMESPACES}/_/actions/long"

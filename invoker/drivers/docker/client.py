@@ -167,6 +167,12 @@ class Engine:
                 continue
         return found
 
+    def label_values(self, label: str) -> Sequence[str]:
+        """The values of this label, of all containers that have it."""
+        with _translated("list containers"):
+            found = self._api.containers(all=True, filters={"label": label})
+        return [str(c["Labels"][label]) for c in found]
+
     def usage(self, name: str) -> tuple[int, float]:
         """(bytes of memory, CPU seconds)."""
         with _translated("measure the container"):

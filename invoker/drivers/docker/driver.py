@@ -95,9 +95,6 @@ class DockerDriver:
         self._containers: dict[str, _Container] = {}
         self._doomed: dict[str, str] = {}  # name → id of those to be removed when the engine is back
         self._uids = Uids(uids, self.owner)
-        for seen in engine.list(f"{OWNER}={self.owner}"):
-            if UID in seen.labels:
-                self._uids.adopt(seen.labels[CONTAINER], int(seen.labels[UID]))
         self._relays = RelaySockets(run_dir / "relays", log)
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
@@ -293,8 +290,9 @@ class DockerDriver:
             self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",
             self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
         )
+        live = frozenset(int(value) for value in self._engine.label_values(UID) if value.isdigit())
         with self._lock:
-            uid = self._uids.take(spec.container_id)
+            uid = self._uids.take(spec.container_id, live)
         labels = {
             OWNER: self.owner,
             CONTAINER: spec.container_id,

@@ -1,17 +1,19 @@
-"""A uid for each container, which no other live container of its host has.  Pure.
+"""A uid for each container, which no other live container of its engine has.  Pure.
 
 The kernel counts some things by uid, over all containers: inotify instances and watches, pending signals, message
 queues, pipe buffers, keys.  With one uid for all, a function that takes 128 inotify instances leaves none to its
 neighbours.
 
-A uid comes back into use as late as possible, after all others.  Hosts that share a machine begin at different places
-of the range; what they take is not known to each other, so give them ranges of their own where it matters.
+The engine's labels say which uids its containers have, those of an earlier invoker and of other hosts too.  Here is
+noted what is about to become a label.  A uid comes back into use as late as possible, after all others.  Hosts that
+share an engine begin at different places of the range, because they do not see what another one is about to create.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -60,31 +62,26 @@ class Uids:
         digest = hashlib.sha256(owner.encode()).digest()
         self._next = int.from_bytes(digest[:8]) % uids.n_uids
         self._of: dict[str, int] = {}
-        self._taken: dict[int, str] = {}
 
-    def take(self, container_id: str) -> int:
-        """The container's uid, the same one whenever it is asked for.  Raises PlatformError when none is free."""
+    def take(self, container_id: str, live: Collection[int] = ()) -> int:
+        """The container's uid, the same one whenever it is asked for.  ``live``: the uids of all containers that the
+        engine has.  Raises PlatformError when none is free."""
         known = self._of.get(container_id)
         if known is not None:
             return known
+        taken = {*live, *self._of.values()}
         n_uids = self._range.n_uids
-        for step in range(min(n_uids, len(self._taken) + 1)):
+        for step in range(min(n_uids, len(taken) + 1)):
             place = (self._next + step) % n_uids
             uid = self._range.first + place
-            if uid not in self._taken:
+            if uid not in taken:
                 self._next = (place + 1) % n_uids
-                self.adopt(container_id, uid)
+                self._of[container_id] = uid
                 return uid
         raise PlatformError(
             f"all {n_uids} uids of THAW_CONTAINER_UIDS are taken", hint="give the host's containers a longer range"
         )
 
-    def adopt(self, container_id: str, uid: int) -> None:
-        """Note the uid of a container that exists, which may be of another range."""
-        self._of[container_id], self._taken[uid] = uid, container_id
-
     def release(self, container_id: str) -> None:
         """The container is gone, with all its processes.  Unknown ones are no error."""
-        uid = self._of.pop(container_id, None)
-        if uid is not None and self._taken.get(uid) == container_id:
-            del self._taken[uid]
+        self._of.pop(container_id, None)
