@@ -24,7 +24,7 @@ from gateway.api.http import (
 from gateway.front.visit import VISIT, Visit
 from relay.state.code import Upload
 from thaw.action import Action
-from thaw.errors import Conflict, NotFound, ThawError
+from thaw.errors import Conflict, NotFound
 from thaw.ids import random_hex_id
 from thaw.spliced import spliced
 
@@ -101,9 +101,8 @@ def put_action(ns: str, name: str) -> Response:
             action = changed_action(old, body, core.settings)
         core.models.check(action)
         core.actions.put(action, last=last, old=old)
-    except ThawError:
-        upload.discard()
-        raise
+    finally:
+        upload.discard()  # unless the action has it
     return _with_code(action)
 
 

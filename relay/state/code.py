@@ -3,10 +3,11 @@
 ::
 
     begin ─▶ add, add, add … ─▶ end ──▶ Records.put_action ──▶ the action is updated, or deleted
-             the upload expires         it stays               it expires
+             the upload expires         it stays               it expires, or goes with the next one
 
 What no action names has a lifetime.  So a gateway that dies while it writes code leaves nothing behind, and a host that
-reads the code of an action while somebody updates it reads to the end.
+reads the code of an action while somebody updates it reads to the end.  Of each namespace only the latest such code is
+kept, so that updates without end do not fill the server.
 """
 
 from __future__ import annotations

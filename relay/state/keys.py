@@ -43,6 +43,11 @@ def code(code_id: str) -> str:
     return f"thaw:code:{code_id}"
 
 
+def released_code(namespace: str) -> str:
+    """A string: the key of the code that an action of the namespace named last and names no longer."""
+    return f"thaw:released-code:{namespace}"
+
+
 def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 

@@ -31,7 +31,19 @@ _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
 """One phase of a start each from gateway, scheduler and invoker."""
-_PUT_ACTION: Final = """
+_RELEASE: Final = """
+local function release(code, released, seconds)
+    local former = redis.call('GET', released)
+    if former and former ~= code then redis.call('UNLINK', former) end
+    redis.call('SET', released, code, 'EX', seconds)
+    redis.call('EXPIRE', code, seconds)
+end
+"""
+"""A host or a client may be reading the code that an action had, so it stays for a while; but only the latest one of
+a namespace, or updates without end would fill the server."""
+_PUT_ACTION: Final = (
+    _RELEASE
+    + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
     return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0  -- a repeat, after an answer that was lost
@@ -41,19 +53,23 @@ if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
-if KEYS[4] ~= '' then redis.call('EXPIRE', KEYS[4], ARGV[5]) end
+if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[5]) end
 if KEYS[3] ~= '' then redis.call('PERSIST', KEYS[3]) end
 return 1
 """
+)
 """Write an action.  Its code stays from then on, and the code that it had before expires."""
-_DELETE_ACTION: Final = """
+_DELETE_ACTION: Final = (
+    _RELEASE
+    + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
-if KEYS[3] ~= '' then redis.call('EXPIRE', KEYS[3], ARGV[4]) end
+if KEYS[3] ~= '' then release(KEYS[3], KEYS[4], ARGV[4]) end
 return 1
 """
+)
 """Delete the action unless another version was written after this one was read: its code would stay for ever."""
 _DELETE_TRIES: Final = 10
 _PART_BYTES: Final = 4 * 1024 * 1024
@@ -117,11 +133,12 @@ class Records:
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 _PUT_ACTION,
-                4,
+                5,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
                 code,
                 before if before != code else "",
+                keys.released_code(action.namespace),
                 action.name,
                 wire.dumps(action),
                 action.version,
@@ -194,10 +211,11 @@ class Records:
             with redis_link.translated("delete an action"):
                 deleted: Any = self._redis.eval(
                     _DELETE_ACTION,
-                    3,
+                    4,
                     keys.actions(namespace),
                     keys.last_version(name),
                     _code_key(action),
+                    keys.released_code(namespace),
                     name,
                     action.version,
                     RECORD_TTL_S,

@@ -150,6 +150,27 @@ def test_code_stays_while_an_action_names_it(client: redis.Redis) -> None:
     assert int(client.ttl(code_key(second))) > 0
 
 
+def test_a_namespace_has_no_more_than_one_code_that_no_action_names(client: redis.Redis) -> None:
+    """Else a tenant who updates, or deletes and creates, all the time would fill the state server."""
+    records = Records(client)
+    old, versions = None, [f"0.0.{i}" for i in range(1, 6)]
+    for last, version in zip(["", *versions], versions, strict=False):
+        new = with_code(records, version, b"abc")
+        records.put_action(new, last=last or None, old=old)
+        old = new
+    assert len(client.keys("thaw:code:*")) == 2
+    for i in range(5):
+        other = replace(with_code(records, "0.0.1", b"abc"), name=ActionName(f"guest/other-{i}"))
+        records.put_action(other, last=None)
+        records.delete_action(GUEST, other.name)
+    assert len(client.keys("thaw:code:*")) == 2
+    theirs = replace(with_code(records, "0.0.1", b"abc"), name=ActionName("b/f"), namespace=Namespace("b"))
+    records.put_action(theirs, last=None)
+    records.delete_action(theirs.namespace, theirs.name)
+    assert len(client.keys("thaw:code:*")) == 3
+    assert client.ttl(keys.released_code("guest")) > 0
+
+
 def test_code_of_an_action_that_was_not_written_expires(client: redis.Redis) -> None:
     records = Records(client)
     records.put_action(ACTION, last=None)
