@@ -8,6 +8,7 @@ import time
 
 from gateway import metrics
 from gateway.auth import Authenticator
+from gateway.front.memory import SharedMemory
 from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
@@ -79,6 +80,7 @@ class Gateway:
         self.actions = Actions(self.client, self.records)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
+        self.answered_actions = SharedMemory(settings.answered_action_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         expected = Expectation(self.registry)

@@ -8,6 +8,8 @@ from typing import Final
 from thaw.settings import setting
 
 MIB = 1024 * 1024
+COPIES: Final = 4
+"""An action is in memory so often while an answer is made of it: as it is kept, as an object, as text, as bytes."""
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "unix")
 
 
@@ -99,6 +101,11 @@ class GatewaySettings:
     def action_bytes(self) -> int:
         """The longest body that describes an action."""
         return self.code_bytes + 2 * self.parameters_bytes
+
+    @property
+    def answered_action_bytes(self) -> int:
+        """Memory for actions of which answers are made, beside code in pieces.  The longest one has to fit."""
+        return max(256 * MIB, COPIES * self.action_bytes)
 
     @property
     def longest_body(self) -> int:

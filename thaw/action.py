@@ -39,15 +39,19 @@ class StoredCode:
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """``code`` is source text, or a zip file in base64 when ``binary`` is set; it is empty when the code is
-    ``stored``.  An ``llm:vllm`` action has a config instead of code.
+    """``code`` is source text, or a zip file in base64 when ``binary`` is set.  Long code is named, in the same field:
+    a platform process that does not know stored code refuses such an action, and does not write it back without its
+    code.  An ``llm:vllm`` action has a config instead of code.
     """
 
     kind: str
-    code: str = ""
+    code: str | StoredCode = ""
     binary: bool = False
     main: str = ""
-    stored: StoredCode | None = None
+
+    @property
+    def stored(self) -> StoredCode | None:
+        return self.code if isinstance(self.code, StoredCode) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.api import bounded_json
-from gateway.api.code_upload import LongCode
+from gateway.api.code_upload import LongCode, longest_string
 from gateway.api.code_zip import check_packages, decoded_zip
 from gateway.serving.routes import version_key
 from gateway.settings import GatewaySettings
@@ -123,7 +123,7 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if not isinstance(code, str | LongCode):
         raise malformed("exec.code must be a string")
     if kind == KIND_LLM:
-        return _with_config(action, code, body)
+        return _with_config(action, code, body, settings)
     if not code:
         raise malformed("exec.code undefined")
     main = plain.get("main")
@@ -137,18 +137,19 @@ def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings)
     if data is not None:
         check_packages(data)
     if isinstance(code, LongCode):
-        return Exec(kind, "", data is not None, main, code.stored)
+        return Exec(kind, code.stored, data is not None, main)
     if len(code) > settings.code_bytes:
         raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
     return Exec(kind, code, data is not None, main)
 
 
-def _with_config(action: Action, code: str | LongCode, body: Json) -> Action:
+def _with_config(action: Action, code: str | LongCode, body: Json, settings: GatewaySettings) -> Action:
     """Take the config from ``config``, an object in the body, or from the code, which is then the config's text."""
     plain = body.get("config")
     if plain is None:
         if isinstance(code, LongCode):
-            raise TooLarge(f"Request larger than allowed: a config has no {code.stored.n_bytes} bytes.")
+            most = longest_string(settings.parameters_bytes)
+            raise TooLarge(f"Request larger than allowed: a config of {code.stored.n_bytes} > {most} bytes.")
         plain = bounded_json.parse(code.encode() or b"null")
     config = parse_llm_config(plain)
     limits = Limits(

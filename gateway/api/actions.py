@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -22,10 +23,12 @@ from gateway.api.http import (
     takes,
 )
 from gateway.front.visit import VISIT, Visit
+from gateway.serving.action_cache import namespace_of
+from gateway.settings import COPIES
 from relay.state.code import Upload
 from thaw.action import Action
-from thaw.errors import Conflict, NotFound
-from thaw.ids import random_hex_id
+from thaw.errors import Conflict, NotFound, ThawError, Throttled
+from thaw.ids import ActionName, random_hex_id
 from thaw.spliced import spliced
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
@@ -53,24 +56,53 @@ def get_action(ns: str, name: str) -> Response:
     if request.args.get("code", "true").lower() == "false":
         found = core.actions.get(full_name)
         return json_response(render.action(found, code=False, serving=core.room.serving(full_name)))
-    return _with_code(core.records.action(namespace(ns), full_name))
+    with ExitStack() as memory:
+        _take_memory(memory, full_name)
+        return _with_code(core.records.action(namespace(ns), full_name), memory)
 
 
-def _with_code(found: Action) -> Response:
-    """Stored code is read a piece at a time, when the client has read the piece before."""
+def _take_memory(memory: ExitStack, name: ActionName, taken: int = 0) -> int:
+    """Take memory for the action as it is kept now, beyond ``taken``, and return how much there is then.  An answer
+    keeps all of the action but its code in pieces until it is read.  Raises Throttled."""
+    core, own = gateway(), namespace_of(name)
+    more = COPIES * core.records.action_bytes(own, name) - taken
+    if more <= 0:
+        return taken
+    if not core.answered_actions.take(own, more, taken):
+        raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
+    memory.callback(core.answered_actions.give_back, own, more)
+    return taken + more
+
+
+def _changed(action: Action, memory: ExitStack, taken: int = 0) -> Response:
+    """The answer to a change that is made: it is no error when the code cannot be told."""
+    try:
+        _take_memory(memory, action.name, taken)
+        return _with_code(action, memory)
+    except ThawError:
+        return json_response(render.action(action, code=False, serving=gateway().room.serving(action.name)))
+
+
+def _with_code(found: Action, memory: ExitStack) -> Response:
+    """Stored code is read a piece at a time, when the client has read the piece before.  The answer gives the memory
+    back."""
     core = gateway()
     serving = core.room.serving(found.name)
     if found.exec.stored is None:
-        return json_response(render.action(found, serving=serving))
+        response = json_response(render.action(found, serving=serving))
+        response.call_on_close(memory.pop_all().close)
+        return response
     mark = random_hex_id()
-    pieces = core.records.code.pieces(found.exec)
+    pieces = core.records.code.pieces(found)
     pieces = chain([next(pieces)], pieces)  # an error of the first one is the answer
     marked = replace(found, exec=replace(found.exec, code=mark))
     visit: Visit | None = request.environ.get(VISIT)
     if visit is not None:
         visit.as_read = True
     answer = spliced(render.action(marked, serving=serving), mark, pieces, (", ", ": "))
-    return Response(answer, content_type="application/json")
+    response = Response(answer, content_type="application/json")
+    response.call_on_close(memory.pop_all().close)
+    return response
 
 
 def _action_bytes(ns: str, name: str) -> int:
@@ -81,7 +113,14 @@ def _action_bytes(ns: str, name: str) -> int:
 @blueprint.put("/actions/<path:name>")
 @takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
-    core, full_name = gateway(), action_name(ns, name)
+    full_name = action_name(ns, name)
+    with ExitStack() as memory:
+        taken = _take_memory(memory, full_name)
+        return _changed(_put(ns, full_name), memory, taken)
+
+
+def _put(ns: str, full_name: ActionName) -> Action:
+    core = gateway()
     own, overwrite = namespace(ns), query_flag("overwrite")
     old: Action | None
     last: str | None
@@ -103,7 +142,7 @@ def put_action(ns: str, name: str) -> Response:
         core.actions.put(action, last=last, old=old)
     finally:
         upload.discard()  # unless the action has it
-    return _with_code(action)
+    return action
 
 
 def _body(upload: Upload) -> dict[str, Any]:
@@ -118,7 +157,10 @@ def _body(upload: Upload) -> dict[str, Any]:
 
 @blueprint.delete("/actions/<path:name>")
 def delete_action(ns: str, name: str) -> Response:
-    return _with_code(gateway().actions.delete(action_name(ns, name)))
+    full_name = action_name(ns, name)
+    with ExitStack() as memory:
+        taken = _take_memory(memory, full_name)
+        return _changed(gateway().actions.delete(full_name), memory, taken)
 
 
 @blueprint.route("/<any(packages, triggers, rules):kind>", methods=["GET", "PUT", "POST", "DELETE"])

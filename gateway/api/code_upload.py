@@ -53,6 +53,11 @@ class CodeWriter:
         self._piece.clear()
 
 
+def longest_string(parameters_bytes: int) -> int:
+    """How long a string of the body may be in bytes of JSON, unless it is the code of a function."""
+    return max(parameters_bytes, INLINE_BYTES)
+
+
 def action_body(
     read: Callable[[int], bytes], upload: Upload, *, code_bytes: int, parameters_bytes: int
 ) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def action_body(
     Unavailable, PlatformError."""
     mark = random_hex_id()
     writer = CodeWriter(upload, code_bytes)
-    longest = max(parameters_bytes, INLINE_BYTES)
+    longest = longest_string(parameters_bytes)
     windows = LongString(longest, 3 * longest, mark, writer.write)
     while window := read(WINDOW_BYTES):
         windows.feed(window)
@@ -71,7 +76,10 @@ def action_body(
     code = exec_.get("code") if isinstance(exec_, dict) else None
     if windows.found:
         if code != mark:
-            raise TooLarge(f"Request larger than allowed: only exec.code may have more than {longest} bytes.")
+            raise TooLarge(
+                f"Request larger than allowed: a string beside exec.code has more than {longest} bytes "
+                "(THAW_PARAMETERS_BYTES, or 64 KiB if that is more)."
+            )
         plain["exec"]["code"] = writer.end()
     elif isinstance(code, str) and len(code.encode()) > INLINE_BYTES and not _is_llm(exec_):
         for begin in range(0, len(code), WINDOW_BYTES):

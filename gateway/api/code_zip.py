@@ -23,6 +23,13 @@ _BRINGS: Final = re.compile(r"virtualenv/lib/python[\d.]+/site-packages/.")
 _MAX_BYTES: Final = 256 * 1024
 """At most this much of a requirements.txt is read; a file with hashes for some hundred packages is smaller."""
 _MOST_NAMED: Final = 5
+_END_BYTES: Final = 22
+_LOCATOR_BYTES: Final = 20
+_COMMENT_BYTES: Final = 65_536
+_END: Final = b"PK\x05\x06"
+_LOCATOR_64: Final = b"PK\x06\x07"
+_MAX_DIRECTORY_BYTES: Final = 2 * 1024 * 1024
+"""A list of files is in memory some ten times as long; a zip with 20,000 files has a shorter one."""
 _UNREADABLE: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 
 
@@ -91,14 +98,32 @@ def check_packages(data: io.BytesIO) -> None:
 
 
 def _asked(data: io.BytesIO) -> list[str]:
+    if not 0 < _directory_bytes(data) <= _MAX_DIRECTORY_BYTES:
+        return []
     try:
         with zipfile.ZipFile(data) as archive:
             names = archive.namelist()
             if _ASKS not in names or any(_BRINGS.match(name) for name in names):
                 return []
+            if archive.getinfo(_ASKS).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                return []  # other methods give more at once than was asked for
             with archive.open(_ASKS) as file:
                 text = file.read(_MAX_BYTES)
     except _UNREADABLE:
         return []
     lines = (re.split(r"\s#|;", line)[0].strip() for line in text.decode("utf-8", "replace").splitlines())
     return [line.rstrip("\\ ") for line in lines if line and not line.startswith(("#", "--"))]
+
+
+def _directory_bytes(data: io.BytesIO) -> int:
+    """How much of the zip ``zipfile`` reads as its list of files; 0 if it has none, or the 64-bit form, which only zips
+    with a longer one need."""
+    whole = data.getbuffer()
+    tail = bytes(whole[-(_LOCATOR_BYTES + _END_BYTES + _COMMENT_BYTES) :])
+    plain = len(tail) - _END_BYTES
+    is_plain = plain >= 0 and tail[plain:].startswith(_END) and tail.endswith(b"\0\0")
+    at = plain if is_plain else tail.rfind(_END)
+    if at < 0 or len(tail) - at < _END_BYTES or tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_64):
+        return 0
+    n_bytes: int = struct.unpack_from("<L", tail, at + 12)[0]
+    return n_bytes

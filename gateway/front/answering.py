@@ -80,8 +80,11 @@ class Answering:
             self._out.flush()
         finally:
             if at_end:
-                _close(self._parts)
+                self.close()
         return not self._response.should_close()
+
+    def close(self) -> None:
+        _close(self._parts)
 
 
 def _close(parts: Iterable[bytes]) -> None:

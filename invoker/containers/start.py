@@ -311,7 +311,7 @@ class Starting:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
-            mark, code = random_hex_id(), self._deps.records.code.pieces(function.exec)
+            mark, code = random_hex_id(), self._deps.records.code.pieces(function)
             self._post_init(path, init_body(python_init(function, mark), mark, code))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))

@@ -6,8 +6,8 @@
              the upload expires         it stays               it expires, or goes with the next one
 
 What no action names has a lifetime.  So a gateway that dies while it writes code leaves nothing behind, and a host that
-reads the code of an action while somebody updates it reads to the end.  Of each namespace only the latest such code is
-kept, so that updates without end do not fill the server.
+reads the code of an action while somebody updates it reads to the end.  Of each namespace only the latest few such
+codes are kept, so that updates without end do not fill the server.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final
 import redis
 
 from relay.state import keys, redis_link
-from thaw.action import Exec, StoredCode
+from thaw.action import Action, StoredCode
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import random_hex_id
 
-UNNAMED_TTL_S: Final = 900
-"""How long code without an action lasts: longer than the slowest client may take to read 48 MiB."""
+UNNAMED_TTL_S: Final = 1200
+"""How long code without an action lasts: longer than the slowest client that a gateway serves takes to read 48 MiB."""
 _DISCARD: Final = """
 if redis.call('TTL', KEYS[1]) >= 0 then return redis.call('DEL', KEYS[1]) end
 return 0
@@ -73,17 +73,29 @@ class Codes:
     def begin(self) -> Upload:
         return Upload(self._redis)
 
-    def pieces(self, exec_: Exec) -> Iterator[bytes]:
+    def pieces(self, action: Action) -> Iterator[bytes]:
         """Yield the code as UTF-8, each piece checked against its digest and read when it is asked for.  Raises
-        Unavailable when its action was changed or deleted meanwhile, PlatformError for a piece that is damaged."""
-        if exec_.stored is None:
-            yield exec_.code.encode()
+        Unavailable when the action was changed or deleted meanwhile, PlatformError for a piece that is lost or
+        damaged."""
+        code = action.exec.code
+        if isinstance(code, str):
+            yield code.encode()
             return
-        for number, digest in enumerate(exec_.stored.digests):
+        for number, digest in enumerate(code.digests):
             with redis_link.translated("read code"):
-                piece: Any = self._redis.hget(keys.code(exec_.stored.id), str(number))
+                piece: Any = self._redis.hget(keys.code(code.id), str(number))
             if piece is None:
-                raise Unavailable("The action was changed while its code was read.", hint="try again")
+                raise self._why_gone(action)
             if hashlib.sha256(piece).hexdigest() != digest:
                 raise PlatformError("The stored code of the action is damaged.", hint="deploy the action again")
             yield piece
+
+    def _why_gone(self, action: Action) -> PlatformError:
+        with redis_link.translated("read an action's last version"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.get(keys.last_version(action.name))
+            pipe.hexists(keys.actions(action.namespace), action.name)
+            last, exists = pipe.execute()
+        if exists and last is not None and redis_link.text(last) == action.version:
+            return PlatformError("The code of the action is lost: deploy the action again.")
+        return Unavailable("The action was changed or deleted while its code was read: try again.")

@@ -44,7 +44,7 @@ def code(code_id: str) -> str:
 
 
 def released_code(namespace: str) -> str:
-    """A string: the key of the code that an action of the namespace named last and names no longer."""
+    """A list, latest first: the keys of code that actions of the namespace named and name no longer."""
     return f"thaw:released-code:{namespace}"
 
 

@@ -32,15 +32,20 @@ _TRANSACTION_BYTES: Final = 8 << 20
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
 """One phase of a start each from gateway, scheduler and invoker."""
 _RELEASE: Final = """
-local function release(code, released, seconds)
-    local former = redis.call('GET', released)
-    if former and former ~= code then redis.call('UNLINK', former) end
-    redis.call('SET', released, code, 'EX', seconds)
+local function release(code, released, seconds, most)
+    redis.call('LREM', released, 0, code)
+    redis.call('LPUSH', released, code)
+    redis.call('EXPIRE', released, seconds)
     redis.call('EXPIRE', code, seconds)
+    while redis.call('LLEN', released) > tonumber(most) do
+        redis.call('UNLINK', redis.call('RPOP', released))
+    end
 end
 """
-"""A host or a client may be reading the code that an action had, so it stays for a while; but only the latest one of
+"""A host or a client may be reading the code that an action had, so it stays for a while; but only the latest ones of
 a namespace, or updates without end would fill the server."""
+RELEASED_CODES: Final = 4
+"""So many of a namespace stay."""
 _PUT_ACTION: Final = (
     _RELEASE
     + """
@@ -48,13 +53,19 @@ local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
     return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0  -- a repeat, after an answer that was lost
 end
+if ARGV[6] == '1' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+    return 0  -- deleted after it was read
+end
 if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
     return 2
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
-if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[5]) end
-if KEYS[3] ~= '' then redis.call('PERSIST', KEYS[3]) end
+if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[5], ARGV[7]) end
+if KEYS[3] ~= '' then
+    redis.call('PERSIST', KEYS[3])
+    redis.call('LREM', KEYS[5], 0, KEYS[3])
+end
 return 1
 """
 )
@@ -66,7 +77,7 @@ local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
-if KEYS[3] ~= '' then release(KEYS[3], KEYS[4], ARGV[4]) end
+if KEYS[3] ~= '' then release(KEYS[3], KEYS[4], ARGV[4], ARGV[5]) end
 return 1
 """
 )
@@ -127,8 +138,8 @@ class Records:
 
     def put_action(self, action: Action, *, last: str | None, old: Action | None = None) -> None:
         """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
-        is that version if it exists.  Raises Conflict when another version was written meanwhile: a version stands for
-        one code and one model."""
+        is that version if it exists.  Raises Conflict when another version was written meanwhile, or ``old`` deleted: a
+        version stands for one code and one model, and the code of a deleted one has an end."""
         code, before = _code_key(action), "" if old is None else _code_key(old)
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
@@ -144,11 +155,15 @@ class Records:
                 action.version,
                 last or "",
                 UNNAMED_TTL_S,
+                "" if old is None else "1",
+                RELEASED_CODES,
             )
         if not written:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
         if written == 2:
-            raise Unavailable("The code of the action was lost before the action was written.", hint="try again")
+            if before == code:
+                raise PlatformError("The code of the action is lost: deploy the action again.")
+            raise Unavailable("The code of the action was lost before the action was written: try again.")
 
     def last_version(self, name: ActionName) -> str | None:
         """The version that an action of this name has or had last; instances of a deleted one may still run."""
@@ -163,6 +178,12 @@ class Records:
         if data is None:
             raise NotFound("The requested resource does not exist.", hint="list actions: thaw action list")
         return wire.loads(Action, data)
+
+    def action_bytes(self, namespace: Namespace, name: ActionName) -> int:
+        """The length of an action as it is kept, without code in pieces; 0 if there is none.  Actions of before code
+        was kept in pieces have all of it."""
+        with redis_link.translated("read an action's length"):
+            return int(self._redis.hstrlen(keys.actions(namespace), name))
 
     def actions(self, namespace: Namespace) -> list[Action]:
         """Newest first, without their code."""
@@ -220,6 +241,7 @@ class Records:
                     action.version,
                     RECORD_TTL_S,
                     UNNAMED_TTL_S,
+                    RELEASED_CODES,
                 )
             if deleted:
                 return action
@@ -385,7 +407,7 @@ def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
 
 
 def without_code(action: Action) -> Action:
-    return replace(action, exec=replace(action.exec, code="", stored=None))
+    return replace(action, exec=replace(action.exec, code=""))
 
 
 def _code_key(action: Action) -> str:

@@ -75,7 +75,7 @@ def deploy_in_pieces(host: Host, *pieces: bytes) -> StoredCode:
         upload.add(piece)
     old = host.deploy("")
     stored = upload.end()
-    action = replace(old, version="0.0.2", exec=replace(old.exec, stored=stored))
+    action = replace(old, version="0.0.2", exec=replace(old.exec, code=stored))
     host.records.put_action(action, last=old.version, old=old)
     return stored
 

@@ -18,8 +18,11 @@ import requests
 
 from relay.state import keys
 from relay.state.code import UNNAMED_TTL_S
+from relay.state.records import Records
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key
 from tests.security.slow import connect, crowd, head, read_to_end, status_of, worker_pid
+from thaw.action import Action, Exec, Limits
+from thaw.ids import ActionName, Namespace
 
 NAMESPACES = "/api/v1/namespaces"
 MIB = 1024 * 1024
@@ -107,7 +110,6 @@ def test_long_code_takes_bounded_memory_also_in_answers_that_nobody_reads(
     with crowd(gateway, 20, head("GET", path)):
         assert len(gateway.call("GET", f"{path}?code=false").content) < 10_000
         assert gateway.call("GET", path).json()["exec"]["code"] == code
-    print("PEAK", status_of(pid, "VmHWM") - before)
     assert status_of(pid, "VmHWM") < before + 150 * 1024
 
 
@@ -172,7 +174,63 @@ def test_code_that_goes_while_it_is_read_cuts_its_answer(start: Callable[..., Ga
         assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK")
         client.delete(*client.keys("thaw:code:*"))
         assert not read_to_end(sock).endswith(b"0\r\n\r\n")
-    assert gateway.call("GET", path).status_code == 503
+    lost = gateway.call("GET", path)
+    assert (lost.status_code, lost.json()["error"]) == (500, "The code of the action is lost: deploy the action again.")
+    deleted = gateway.call("DELETE", path)
+    assert (deleted.status_code, "code" in deleted.json()["exec"]) == (200, False), "it has been deleted"
+    assert gateway.call("GET", path).status_code == 404
+
+
+def test_deletions_do_not_cut_the_answers_of_one_another(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start()
+    for name, n_bytes in (("a", 20 * MIB), ("b", 100_000), ("c", 100_000)):
+        body = {"exec": {"kind": "python:3.11", "code": "#" * n_bytes}}
+        assert gateway.call("PUT", f"{NAMESPACES}/_/actions/{name}", json=body).status_code == 200
+    with connect(gateway) as sock:
+        sock.sendall(head("DELETE", f"{NAMESPACES}/_/actions/a", "Connection: close"))
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        for name in "bc":
+            assert gateway.call("DELETE", f"{NAMESPACES}/_/actions/{name}").status_code == 200
+        assert read_to_end(sock).endswith(b"\r\n0\r\n\r\n")
+
+
+def test_actions_of_before_code_was_kept_in_pieces_take_bounded_memory(
+    start: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    gateway = start()
+    assert gateway.call("GET", NAMESPACES).status_code == 200
+    pid = worker_pid(gateway)
+    before = status_of(pid, "VmHWM")
+    with redis.Redis.from_url(valkey_url) as client:
+        exec_ = Exec("python:3.11", "\u4e2d" * (15 * MIB))
+        old = Action(ActionName("guest/old"), Namespace("guest"), "0.0.1", exec_, Limits())
+        Records(client).put_action(old, last=None)
+    url = f"{gateway.url}{NAMESPACES}/_/actions/old"
+
+    def ask(method: str) -> int:
+        user, _, password = KEY.partition(":")
+        with requests.request(method, url, auth=(user, password), stream=True, timeout=50) as reply:
+            return reply.status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        statuses = list(pool.map(ask, ["GET"] * 6))
+    assert set(statuses) <= {200, 429}
+    assert 200 in statuses
+    assert status_of(pid, "VmHWM") < before + 256 * 1024
+    assert len(gateway.call("GET", f"{NAMESPACES}/_/actions/old").json()["exec"]["code"]) == 15 * MIB
+
+
+def test_answers_whose_clients_hang_up_give_their_memory_back(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start()
+    path = f"{NAMESPACES}/_/actions/long"
+    parameters = [{"key": "a", "value": "#" * 1_000_000}]
+    body = {"exec": {"kind": "python:3.11", "code": "#" * (5 * MIB)}, "parameters": parameters}
+    assert gateway.call("PUT", path, json=body).status_code == 200
+    for _ in range(70):
+        with connect(gateway) as sock:
+            sock.sendall(head("GET", path))
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK")
+    assert gateway.call("GET", path).status_code == 200
 
 
 def test_a_gateway_that_is_killed_in_a_put_leaves_nothing_that_stays(

@@ -171,8 +171,9 @@ def hold_threads(start: Start) -> Iterator[Callable[..., GatewayProcess]]:
     """A gateway all of whose threads have requests that wait for a cold start."""
     with ExitStack() as stack:
 
-        def hold(**environ: str) -> GatewayProcess:
+        def hold(first: Callable[[GatewayProcess], None] = lambda _: None, **environ: str) -> GatewayProcess:
             gateway = start(THAW_GATEWAY_THREADS="8", **environ)
+            first(gateway)
             for key in (KEY, OTHER_KEY):
                 user, _, password = key.partition(":")
                 url = f"{gateway.url}/api/v1/namespaces/_/actions/chat"
@@ -192,6 +193,26 @@ def test_a_request_that_finds_no_thread_in_time_is_a_503(hold_threads: Callable[
         sock.sendall(MODELS)
         assert read_answer(sock)[0] == 503
         assert read_to_end(sock) == b""
+
+
+def test_an_answer_that_has_begun_goes_on_while_requests_hold_all_threads(
+    hold_threads: Callable[..., GatewayProcess],
+) -> None:
+    path = "/api/v1/namespaces/_/actions/long"
+    with ExitStack() as stack:
+        begun: list[socket.socket] = []
+
+        def begin(gateway: GatewayProcess) -> None:
+            body = {"exec": {"kind": "python:3.11", "code": "#" * 20_000_000}}
+            assert gateway.call("PUT", path, json=body).status_code == 200
+            begun.append(stack.enter_context(slow_reader(gateway, head("GET", path, "Connection: close"), 65536)))
+            assert begun[0].recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+        gateway = hold_threads(begin, THAW_GATEWAY_HEAD_S="0.5")
+        with connect(gateway) as late:
+            late.sendall(MODELS)
+            assert read_answer(late)[0] == 503
+        assert read_to_end(begun[0]).endswith(b"\r\n0\r\n\r\n")
 
 
 def test_requests_that_wait_for_a_thread_are_bounded(hold_threads: Callable[..., GatewayProcess]) -> None:
