@@ -102,6 +102,13 @@ def test_the_profile_allows_no_call_by_which_others_were_attacked() -> None:
     assert plain["defaultAction"] == "SCMP_ACT_ERRNO"
     refused = "bpf userfaultfd perf_event_open keyctl add_key request_key ptrace mount setns unshare init_module"
     assert not allowed & {*refused.split(), *(f"io_uring_{call}" for call in ("setup", "enter", "register"))}
-    families = {rule["args"][0]["value"] for rule in plain["syscalls"] if rule["names"] == ["socket"]}
+
+    def conditions(name: str) -> list[dict[str, object]]:
+        return [arg for rule in plain["syscalls"] if name in rule["names"] for arg in rule.get("args") or [{}]]
+
+    families = {arg["value"] for arg in conditions("socket")}
     assert families == {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
-    assert [rule["args"] for rule in plain["syscalls"] if "clone" in rule["names"]] != [[]]
+    one = {"index": 0, "value": socket.AF_UNIX, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
+    assert conditions("socketpair") == [one]
+    no_namespace = {"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    assert conditions("clone") == [no_namespace]

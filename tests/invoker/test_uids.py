@@ -27,6 +27,14 @@ def test_each_container_has_a_uid_of_the_range_and_keeps_it() -> None:
     assert uids.take("k") == taken["d"]
 
 
+def test_nobody_is_no_container() -> None:
+    uids = Uids(UidRange(65_530, 65_540), "h")
+    found = [uids.take(str(i)) for i in range(9)]
+    assert sorted(found) == [*range(65_530, 65_534), *range(65_536, 65_541)]
+    with pytest.raises(PlatformError, match="are taken"):
+        uids.take("more")
+
+
 def test_a_uid_comes_back_after_all_others() -> None:
     uids = Uids(RANGE, "h")
     found = []
@@ -73,6 +81,13 @@ def test_hosts_of_one_machine_begin_at_different_places() -> None:
 def test_what_is_no_range_is_refused_by_the_settings_name(text: str) -> None:
     with pytest.raises(SettingError, match="THAW_CONTAINER_UIDS"):
         UidRange.parse(text)
+
+
+def test_an_engine_with_a_user_namespace_has_65536() -> None:
+    UidRange.parse("1000-65533").check_mapped()
+    UidRange.parse("1000-65535").check_mapped()
+    with pytest.raises(SettingError, match="THAW_CONTAINER_UIDS=1000-65536"):
+        UidRange.parse("1000-65536").check_mapped()
 
 
 def test_a_range_has_both_ends() -> None:

@@ -71,6 +71,12 @@ class Engine:
         if tuple(map(int, version.split("."))) < _OLDEST_API:
             raise PlatformError(f"the engine speaks API {version}", hint="Docker 20.10 or newer is needed")
 
+    def maps_users(self) -> bool:
+        """Whether the engine's containers have a user namespace: it is rootless, or has userns-remap."""
+        with _translated("ask the engine"):
+            options = self._api.info().get("SecurityOptions") or ()
+        return any(str(option).partition(",")[0] in ("name=rootless", "name=userns") for option in options)
+
     def create(self, name: str, config: Mapping[str, Any]) -> None:
         """``config`` is the body of POST /containers/create.  Raises NotFound for a missing image.  A container of
         this name that exists already counts as created."""

@@ -83,8 +83,11 @@ class DockerDriver:
         uids: UidRange = DEFAULT_RANGE,
     ) -> None:
         """``cut_off`` is called when only a new life can reach the engine again (events.py).  Raises Unavailable
-        when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
+        when there is no engine, PlatformError when ``run_dir`` is none of its machine's, SettingError when its
+        containers cannot have the uids."""
         engine.check()
+        if engine.maps_users():
+            uids.check_mapped()
         self._engine, self._images, self._limits, self._log = engine, images, limits, log
         self._paths = EnginePaths.find(engine)
         self._owned = OwnedContainers(run_dir)

@@ -25,6 +25,11 @@ _LEAST: Final = 1000
 """Uids below it belong to a machine's own users."""
 _MOST: Final = 2**31 - 1
 """Some file systems and programs take larger ones for negative numbers."""
+_NOBODY: Final = frozenset({65_534, 65_535})
+"""The kernel's uid for those that it does not know, which others have, too; and -1 in 16 bits."""
+
+_MOST_MAPPED: Final = 65_535
+"""An engine with a user namespace of its own maps 65,536 uids, as /etc/subuid gives them by convention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,15 @@ class UidRange:
                 hint=f"use FIRST-LAST within {_LEAST} and {_MOST}, such as {DEFAULT_RANGE.first}-{DEFAULT_RANGE.last}",
             )
         return cls(first, last)
+
+    def check_mapped(self) -> None:
+        """Raises SettingError if an engine that maps the uids of its containers may have none for this range."""
+        if self.last > _MOST_MAPPED:
+            raise SettingError(
+                f"THAW_CONTAINER_UIDS={self.first}-{self.last} has uids that no container of this engine can have: it "
+                "is rootless, or has userns-remap",
+                hint=f"use FIRST-LAST within {_LEAST} and {_MOST_MAPPED}, such as {_LEAST}-{min(_NOBODY) - 1}",
+            )
 
     @property
     def n_uids(self) -> int:
@@ -69,7 +83,7 @@ class Uids:
         known = self._of.get(container_id)
         if known is not None:
             return known
-        taken = {*live, *self._of.values()}
+        taken = {*live, *self._of.values(), *_NOBODY}
         n_uids = self._range.n_uids
         for step in range(min(n_uids, len(taken) + 1)):
             place = (self._next + step) % n_uids
