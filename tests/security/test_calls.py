@@ -256,22 +256,30 @@ def test_a_gateway_that_is_killed_in_a_put_leaves_nothing_that_stays(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "said"),
     [
-        {"exec": {"kind": "ruby", "code": "#" * (2 * MIB)}},
-        {"exec": {"kind": "python:3.11", "code": "#" * 100_000}, "limits": {"memory": 1}},
-        {"exec": {"kind": "python:3.11", "code": "#" * (2 * MIB), "main": 5}},
-        {"exec": {"kind": "llm:vllm", "code": " " * (2 * MIB)}},
-        {"parameters": [{"key": "a", "value": "#" * (2 * MIB)}]},
-        {"exec": {"kind": "python:3.11", "code": "#" * (6 * MIB)}},
-        {"exec": {"kind": "python:3.11", "code": "#" * (2 * MIB), "main": "m" * (2 * MIB)}},
+        ({"exec": {"kind": "ruby", "code": "#" * (2 * MIB)}}, "'ruby' is not supported"),
+        ({"exec": {"kind": "python:3.11", "code": "#" * 100_000}, "limits": {"memory": 1}}, "limits.memory: 1 MB"),
+        ({"exec": {"kind": "python:3.11", "code": "#" * (2 * MIB), "main": 5}}, "exec.main must be a string"),
+        ({"exec": {"kind": "llm:vllm", "code": " " * (2 * MIB)}}, "a config of 2097152 > 1048576 bytes"),
+        (
+            {"parameters": [{"key": "a", "value": "#" * (2 * MIB)}]},
+            "a string beside exec.code has more than 1048576 bytes (THAW_PARAMETERS_BYTES",
+        ),
+        ({"exec": {"kind": "python:3.11", "code": "#" * (6 * MIB)}}, "> 5242880 bytes"),
+        (
+            {"exec": {"kind": "python:3.11", "code": "#" * (2 * MIB), "main": "m" * (2 * MIB)}},
+            "two strings have more than 1048576 bytes",
+        ),
     ],
 )
 def test_long_code_that_is_refused_is_not_kept(
-    start: Callable[..., GatewayProcess], valkey_url: str, body: dict[str, object]
+    start: Callable[..., GatewayProcess], valkey_url: str, body: dict[str, object], said: str
 ) -> None:
     gateway = start(THAW_CODE_BYTES=str(5 * MIB))
-    assert gateway.call("PUT", f"{NAMESPACES}/_/actions/long", json=body).status_code in (400, 413)
+    reply = gateway.call("PUT", f"{NAMESPACES}/_/actions/long", json=body)
+    assert reply.status_code in (400, 413)
+    assert said in reply.json()["error"]
     with redis.Redis.from_url(valkey_url) as client:
         assert client.keys("thaw:code:*") == []
 
