@@ -138,7 +138,8 @@ class ConnectionWorker(ThreadWorker):  # type: ignore[misc]
     def _cap_keepalive(self, deadline: float) -> None:
         """The worker stops: connections without a request are open for a moment more."""
         for connection in self._waiting:
-            if connection.request is None or not connection.request.head:
+            begun = connection.out.left is not None or connection.out.more is not None
+            if not begun and (connection.request is None or not connection.request.head):
                 self._deadlines.set(connection, min(connection.deadline_s, deadline))
 
     def _refuse(self, connection: Connection, status: int, message: str) -> None:

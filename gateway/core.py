@@ -98,7 +98,7 @@ class Gateway:
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
-        self.code_answers = SharedMemory(settings.code_answer_bytes)
+        self.answered_actions = SharedMemory(settings.answered_action_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         self.cold_progress = ColdProgress(self.room, self.registry)

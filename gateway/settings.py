@@ -134,10 +134,10 @@ class GatewaySettings:
         return self.code_bytes + 2 * self.parameters_bytes
 
     @property
-    def longest_body(self) -> int:
-        return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)
+    def answered_action_bytes(self) -> int:
+        """Memory for actions of which answers are made, beside code in pieces.  The longest one has to fit."""
+        return max(256 * MIB, COPIES * self.action_bytes)
 
     @property
-    def code_answer_bytes(self) -> int:
-        """Memory in which answers that carry code are made.  The longest one has to fit."""
-        return max(256 * MIB, COPIES * self.action_bytes)
+    def longest_body(self) -> int:
+        return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)

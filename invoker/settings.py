@@ -35,6 +35,11 @@ class InvokerSettings:
     image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")
     image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)
     pids: int = setting("THAW_CONTAINER_PIDS", "processes and threads of one container", 512)
+    container_uids: str = setting(
+        "THAW_CONTAINER_UIDS",
+        "uids of which each container gets one (driver docker), FIRST-LAST; gids are the same",
+        "2000000000-2000065535",
+    )
     tmp_mb: int = setting("THAW_CONTAINER_TMP_MB", "a container's /tmp, MiB, counted as its memory", 256)
     stem_cells: str = setting("THAW_STEM_CELLS", "keep stem cells, as many as the scheduler says: on or off", "on")
     zygote_parent: str = setting(

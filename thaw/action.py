@@ -28,16 +28,33 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCode:
+    """Long code, which is kept beside its action (relay/state/code.py): UTF-8 in pieces, of which each has its SHA-256
+    here.  Other code has another ``id``.
+    """
+
+    id: str
+    digests: tuple[str, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exec:
-    """``code`` is source text, or a zip file in base64 when ``binary`` is set; an ``llm:vllm`` action has a config
-    instead of code, and a ``sequence`` has the names of its components, which run one after another.
+    """``code`` is source text, or a zip file in base64 when ``binary`` is set.  Long code is named, in the same field:
+    a platform process that does not know stored code refuses such an action, and does not write it back without its
+    code.  An ``llm:vllm`` action has a config instead of code, and a ``sequence`` has the names of its components,
+    which run one after another.
     """
 
     kind: str
-    code: str = ""
+    code: str | StoredCode = ""
     binary: bool = False
     main: str = ""
     components: tuple[ActionName, ...] = ()
+
+    @property
+    def stored(self) -> StoredCode | None:
+        return self.code if isinstance(self.code, StoredCode) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.api import bounded_json
+from gateway.api.code_upload import LongCode, longest_string
 from gateway.api.code_zip import check_packages, decoded_zip
 from gateway.serving.packages import qualified
 from gateway.serving.routes import version_key
@@ -122,21 +123,27 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
             f"The specified runtime '{kind}' is not supported by this platform. Valid values are: {valid}."
         )
     code = plain.get("code", "")
-    if not isinstance(code, str):
+    if not isinstance(code, str | LongCode):
         raise malformed("exec.code must be a string")
-    if len(code) > settings.code_bytes:
-        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
     if kind == KIND_LLM:
-        return _with_config(action, code, body)
+        return _with_config(action, code, body, settings)
     if not code:
         raise malformed("exec.code undefined")
     main = plain.get("main")
     if main is not None and not isinstance(main, str):
         raise malformed("exec.main must be a string")
-    data = decoded_zip(code)
+    return replace(action, exec=_exec(kind, code, main or "", settings), config=None)
+
+
+def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings) -> Exec:
+    data = code.zip if isinstance(code, LongCode) else decoded_zip(code)
     if data is not None:
         check_packages(data)
-    return replace(action, exec=Exec(kind, code, data is not None, main or ""), config=None)
+    if isinstance(code, LongCode):
+        return Exec(kind, code.stored, data is not None, main)
+    if len(code) > settings.code_bytes:
+        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
+    return Exec(kind, code, data is not None, main)
 
 
 def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:
@@ -145,10 +152,13 @@ def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:
     return tuple(qualified(name, action.namespace) for name in plain)
 
 
-def _with_config(action: Action, code: str, body: Json) -> Action:
+def _with_config(action: Action, code: str | LongCode, body: Json, settings: GatewaySettings) -> Action:
     """Take the config from ``config``, an object in the body, or from the code, which is then the config's text."""
     plain = body.get("config")
     if plain is None:
+        if isinstance(code, LongCode):
+            most = longest_string(settings.parameters_bytes)
+            raise TooLarge(f"Request larger than allowed: a config of {code.stored.n_bytes} > {most} bytes.")
         plain = bounded_json.parse(code.encode() or b"null")
     config = parse_llm_config(plain)
     limits = Limits(

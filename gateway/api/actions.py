@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.action_body import changed_action, new_action
+from gateway.api.code_upload import action_body
 from gateway.api.entity_body import listed
 from gateway.api.http import (
     action_name,
     any_action_name,
+    body_reader,
     caller,
     entity_name,
     gateway,
-    json_object,
     json_response,
     namespace,
     query_flag,
     takes,
 )
 from gateway.core import Gateway
+from gateway.front.visit import VISIT, Visit
+from gateway.serving.action_cache import namespace_of
 from gateway.settings import COPIES
+from relay.state.code import Upload
 from thaw.action import Action
-from thaw.errors import Conflict, NotFound, Throttled
-from thaw.ids import Namespace
+from thaw.errors import Conflict, NotFound, ThawError, Throttled
+from thaw.ids import ActionName, Namespace, random_hex_id
+from thaw.spliced import spliced
 
 blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
 
@@ -51,24 +58,58 @@ def _in_package(ns: str, package: str) -> Response:
 def get_action(ns: str, name: str) -> Response:
     if name.endswith("/"):
         return _in_package(ns, entity_name(name[:-1]))
-    code = request.args.get("code", "true").lower() != "false"
     core = gateway()
     found = core.packages.target(any_action_name(ns, name), caller().namespace).action
-    if not code:
-        return _rendered(found, code=False)
-    own, needed = caller().namespace, COPIES * core.records.action_bytes(found.namespace, found.name)
-    if not core.code_answers.take(own, needed):
-        raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
-    with ExitStack() as held:
-        held.callback(core.code_answers.give_back, own, needed)
+    if request.args.get("code", "true").lower() == "false":
+        return json_response(render.action(found, code=False, serving=core.room.serving(found.name)))
+    with ExitStack() as memory:
+        _take_memory(memory, found.name)
         whole = core.records.action(found.namespace, found.name)
-        response = _rendered(replace(whole, parameters={**found.parameters, **whole.parameters}), code=True)
-        response.call_on_close(held.pop_all().close)
+        return _with_code(replace(whole, parameters={**found.parameters, **whole.parameters}), memory)
+
+
+def _take_memory(memory: ExitStack, name: ActionName, taken: int = 0) -> int:
+    """Take memory for the action as it is kept now, beyond ``taken``, and return how much there is then.  An answer
+    keeps all of the action but its code in pieces until it is read.  Raises Throttled."""
+    core, own = gateway(), caller().namespace
+    more = COPIES * core.records.action_bytes(namespace_of(name), name) - taken
+    if more <= 0:
+        return taken
+    if not core.answered_actions.take(own, more, taken):
+        raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
+    memory.callback(core.answered_actions.give_back, own, more)
+    return taken + more
+
+
+def _changed(action: Action, memory: ExitStack, taken: int = 0) -> Response:
+    """The answer to a change that is made: it is no error when the code cannot be told."""
+    try:
+        _take_memory(memory, action.name, taken)
+        return _with_code(action, memory)
+    except ThawError:
+        return json_response(render.action(action, code=False, serving=gateway().room.serving(action.name)))
+
+
+def _with_code(found: Action, memory: ExitStack) -> Response:
+    """Stored code is read a piece at a time, when the client has read the piece before.  The answer gives the memory
+    back."""
+    core = gateway()
+    serving = core.room.serving(found.name)
+    if found.exec.stored is None:
+        response = json_response(render.action(found, serving=serving))
+        response.call_on_close(memory.pop_all().close)
+        return response
+    mark = random_hex_id()
+    pieces = core.records.code.pieces(found)
+    pieces = chain([next(pieces)], pieces)  # an error of the first one is the answer
+    marked = replace(found, exec=replace(found.exec, code=mark))
+    visit: Visit | None = request.environ.get(VISIT)
+    if visit is not None:
+        visit.as_read = True
+    answer = spliced(render.action(marked, serving=serving), mark, pieces, (", ", ": "))
+    response = Response(answer, content_type="application/json")
+    response.call_on_close(memory.pop_all().close)
     return response
-
-
-def _rendered(found: Action, *, code: bool) -> Response:
-    return json_response(render.action(found, code=code, serving=gateway().room.serving(found.name)))
 
 
 def _action_bytes(ns: str, name: str) -> int:
@@ -79,26 +120,50 @@ def _action_bytes(ns: str, name: str) -> int:
 @blueprint.put("/actions/<path:name>")
 @takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
-    core, full_name = gateway(), action_name(ns, name)
+    full_name = action_name(ns, name)
+    with ExitStack() as memory:
+        taken = _take_memory(memory, full_name)
+        return _changed(_put(ns, full_name), memory, taken)
+
+
+def _put(ns: str, full_name: ActionName) -> Action:
+    core = gateway()
     core.packages.writable(full_name)
-    body = json_object(core.settings.action_bytes)
-    overwrite = query_flag("overwrite")
+    own, overwrite = namespace(ns), query_flag("overwrite")
+    old: Action | None
+    last: str | None
     try:
-        old = core.records.action(namespace(ns), full_name)
-    except NotFound:
-        last = core.records.last_version(full_name)
-        action = new_action(full_name, namespace(ns), body, core.settings, last)
-    else:
-        if not overwrite:
-            raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+        old = core.records.action(own, full_name)
         last = old.version
-        action = changed_action(old, body, core.settings)
-    core.models.check(action)
-    if action.is_sequence:
-        core.sequences.check(action)
-    core.actions.put(action, last=last)
-    _keep_package(core, action)
-    return json_response(render.action(action))
+    except NotFound:
+        old, last = None, core.records.last_version(full_name)
+    if old is not None and not overwrite:
+        raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
+    upload = core.records.code.begin()
+    try:
+        body = _body(upload)
+        if old is None:
+            action = new_action(full_name, own, body, core.settings, last)
+        else:
+            action = changed_action(old, body, core.settings)
+        core.models.check(action)
+        if action.is_sequence:
+            core.sequences.check(action)
+        core.actions.put(action, last=last, old=old)
+        _keep_package(core, action)
+    finally:
+        upload.discard()  # unless the action has it
+    return action
+
+
+def _body(upload: Upload) -> dict[str, Any]:
+    settings = gateway().settings
+    return action_body(
+        body_reader(settings.action_bytes),
+        upload,
+        code_bytes=settings.code_bytes,
+        parameters_bytes=settings.parameters_bytes,
+    )
 
 
 def _keep_package(core: Gateway, action: Action) -> None:
@@ -112,4 +177,7 @@ def _keep_package(core: Gateway, action: Action) -> None:
 
 @blueprint.delete("/actions/<path:name>")
 def delete_action(ns: str, name: str) -> Response:
-    return json_response(render.action(gateway().actions.delete(action_name(ns, name))))
+    full_name = action_name(ns, name)
+    with ExitStack() as memory:
+        taken = _take_memory(memory, full_name)
+        return _changed(gateway().actions.delete(full_name), memory, taken)

@@ -213,6 +213,23 @@ def read_body(max_bytes: int) -> bytes:
     return data
 
 
+def body_reader(max_bytes: int) -> Callable[[int], bytes]:
+    """A function that reads the request's body in parts.  It raises TooLarge."""
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(request.content_length, max_bytes)
+    n_read = 0
+
+    def read(n_bytes: int) -> bytes:
+        nonlocal n_read
+        data: bytes = request.stream.read(n_bytes)
+        n_read += len(data)
+        if n_read > max_bytes:
+            raise too_large(n_read, max_bytes)
+        return data
+
+    return read
+
+
 def openai_error(error: ThawError) -> dict[str, Any]:
     """Return OpenAI's error object.  The object of an error on this side also says what to do (``hint``)."""
     status = error.http_status

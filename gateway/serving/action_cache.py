@@ -53,9 +53,9 @@ class Actions:
         """Newest first, without their code, from the state server."""
         return self._records.actions(namespace)
 
-    def put(self, action: Action, *, last: str | None) -> None:
-        """Raises Conflict when ``last`` is not the last version of its name any more."""
-        self._records.put_action(action, last=last)
+    def put(self, action: Action, *, last: str | None, old: Action | None = None) -> None:
+        """See :meth:`Records.put_action`.  Raises Conflict."""
+        self._records.put_action(action, last=last, old=old)
         self.forget(action.name)
         bus.publish(self._redis, ActionChanged(action.name))
 

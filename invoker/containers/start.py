@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from invoker import metrics
 from invoker.containers.fleet import Fleet
-from invoker.containers.init import InitCall, group_link, keep_alive_s_of, llm_init, python_init, slots_in
+from invoker.containers.init import InitCall, group_link, init_body, keep_alive_s_of, llm_init, python_init, slots_in
 from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
@@ -37,7 +37,7 @@ from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import InitFailed, NotFound, PlatformError, ThawError, Unavailable, WorkerLost
-from thaw.ids import HostId, InstanceId, Namespace
+from thaw.ids import HostId, InstanceId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 from thaw.plan import Plan, PlanStage
@@ -308,21 +308,23 @@ class Starting:
             if link is not None:
                 link = replace(link, address=self._fleet.driver.relay_address(link.address))
             value = wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings, link))
-            reply = wire.from_plain(InitReply, self._post_init(path, value))
+            reply = wire.from_plain(InitReply, self._post_init(path, init_body(value)))
             with self._lock:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
-            self._post_init(path, python_init(function, self._deps.settings.api_host))
+            mark, code = random_hex_id(), self._deps.records.code.pieces(function)
+            init = python_init(function, mark, self._deps.settings.api_host)
+            self._post_init(path, init_body(init, mark, code))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))
         self._live.amend(init_ms=init_ms)
 
-    def _post_init(self, path: str, value: Any) -> Any:
+    def _post_init(self, path: str, body: bytes) -> Any:
         call = InitCall(path, self._deps.settings.start_timeout_s)
         self._init_call = call
         try:
-            return call.post(value)
+            return call.post(body)
         except WorkerLost as e:
             if call.answered:
                 raise

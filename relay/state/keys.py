@@ -45,6 +45,21 @@ def entities(kind: str, namespace: str) -> str:
     return f"thaw:{kind}:{namespace}"
 
 
+def code(code_id: str) -> str:
+    """A hash: the number of a piece → its bytes."""
+    return f"thaw:code:{code_id}"
+
+
+def released_code(namespace: str) -> str:
+    """A list, latest first: the keys of code that actions of the namespace named and name no longer."""
+    return f"thaw:released-code:{namespace}"
+
+
+def code_sizes(namespace: str) -> str:
+    """A hash: the name of an action with code in pieces → the bytes of that code."""
+    return f"thaw:code-sizes:{namespace}"
+
+
 def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 

@@ -4,27 +4,68 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.state.storage import COUNTING
+from relay.state.storage import CODE_BYTES, COUNTING
 
-PUT_ACTION: Final = """
+_RELEASE: Final = """
+local function release(code, released, seconds, most)
+    redis.call('LREM', released, 0, code)
+    redis.call('LPUSH', released, code)
+    redis.call('EXPIRE', released, seconds)
+    redis.call('EXPIRE', code, seconds)
+    while redis.call('LLEN', released) > tonumber(most) do
+        redis.call('UNLINK', redis.call('RPOP', released))
+    end
+end
+"""
+PUT_ACTION: Final = (
+    CODE_BYTES
+    + _RELEASE
+    + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
     return {redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0}  -- a repeat, after an answer that was lost
 end
+if ARGV[8] == '1' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+    return {0}  -- deleted after it was read
+end
+if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
+    return {2}
+end
 if ARGV[5] ~= '' then
     local n = redis.call('HLEN', KEYS[1]) + 1
     if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and n > tonumber(ARGV[5]) then return {-1, n} end
-    local more = #ARGV[2] - redis.call('HSTRLEN', KEYS[1], ARGV[1])
-    local n_bytes = more
-    for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-        n_bytes = n_bytes + redis.call('HSTRLEN', KEYS[1], name)
-    end
+    local of_old = redis.call('HSTRLEN', KEYS[1], ARGV[1]) + (tonumber(redis.call('HGET', KEYS[6], ARGV[1])) or 0)
+    local more = #ARGV[2] + ARGV[10] - of_old
+    local n_bytes = more + code_bytes(KEYS[1], KEYS[6])
     if more > 0 and n_bytes > tonumber(ARGV[6]) then return {-2, n_bytes} end
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
+if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[7], ARGV[9]) end
+if KEYS[3] ~= '' then
+    redis.call('PERSIST', KEYS[3])
+    redis.call('LREM', KEYS[5], 0, KEYS[3])
+    redis.call('HSET', KEYS[6], ARGV[1], ARGV[10])
+else
+    redis.call('HDEL', KEYS[6], ARGV[1])
+end
 return {1}
 """
+)
+"""Write an action.  Its code stays from then on, and the code that it had before expires."""
+DELETE_ACTION: Final = (
+    _RELEASE
+    + """
+local last = redis.call('GET', KEYS[2])
+if last and last ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[5], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
+if KEYS[3] ~= '' then release(KEYS[3], KEYS[4], ARGV[4], ARGV[5]) end
+return 1
+"""
+)
+"""Delete the action unless another version was written after this one was read: its code would stay for ever."""
 _ENDED: Final = """
 local function ended(pending, used, group, id)
     local entry = redis.call('XRANGE', pending, id, id)[1]

@@ -15,7 +15,8 @@ import redis
 
 from relay.state import keys, redis_link
 from relay.state.clock import StateClock
-from relay.state.record_scripts import ACCEPT, END, PUT_ACTION, TAKE_BACK
+from relay.state.code import UNNAMED_TTL_S, Codes
+from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK
 from relay.state.storage import RECORD_TTL_S, Storage
 from thaw import wire
 from thaw.action import Action
@@ -30,6 +31,7 @@ from thaw.errors import (
     RequestError,
     ThawError,
     Throttled,
+    Unavailable,
 )
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import who_raises
@@ -44,6 +46,10 @@ _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMA
 _LONG: Final = 4096
 """A record above this many bytes is kept without its result where its namespace has no room."""
 _NOT_KEPT: Final = "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+RELEASED_CODES: Final = 4
+"""So much code of a namespace stays for a while when no action names it any more: a host or a client may be reading it,
+but updates without end must not fill the server."""
+_DELETE_TRIES: Final = 10
 _PART_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -79,13 +85,16 @@ class Records:
         it everything is written."""
         self._redis, self._storage = client, storage
         self._clock = clock or StateClock()
+        self.code = Codes(client)
 
     # actions -------------------------------------------------------------------------------------------------------
 
-    def put_action(self, action: Action, *, last: str | None) -> None:
-        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted.  Raises
-        Conflict when another version was written meanwhile: a version stands for one code and one model; Forbidden,
-        TooLarge and StorageFull when the namespace may have no more."""
+    def put_action(self, action: Action, *, last: str | None, old: Action | None = None) -> None:
+        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
+        is that version if it exists.  Raises Conflict when another version was written meanwhile, or ``old`` deleted: a
+        version stands for one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and
+        StorageFull when the namespace may have no more."""
+        code, before = _code_key(action), "" if old is None else _code_key(old)
         data, most, limit = wire.dumps(action), "", ""
         if self._storage is not None:
             most = str(self._storage.quotas_of(action.namespace).actions)
@@ -93,20 +102,32 @@ class Records:
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 PUT_ACTION,
-                2,
+                6,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
+                code,
+                before if before != code else "",
+                keys.released_code(action.namespace),
+                keys.code_sizes(action.namespace),
                 action.name,
                 data,
                 action.version,
                 last or "",
                 most,
                 limit,
+                UNNAMED_TTL_S,
+                "" if old is None else "1",
+                RELEASED_CODES,
+                0 if action.exec.stored is None else action.exec.stored.n_bytes,
             )
         if self._storage is not None and written[0] < 0:
             raise _too_many(action.namespace, written[0] == -1, written[1], self._storage)
         if not written[0]:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
+        if written[0] == 2:
+            if before == code:
+                raise PlatformError("The code of the action is lost: deploy the action again.")
+            raise Unavailable("The code of the action was lost before the action was written: try again.")
 
     def last_version(self, name: ActionName) -> str | None:
         """The version that an action of this name has or had last; instances of a deleted one may still run."""
@@ -123,7 +144,8 @@ class Records:
         return wire.loads(Action, data)
 
     def action_bytes(self, namespace: Namespace, name: ActionName) -> int:
-        """The length of an action as it is kept, with its code; 0 if there is none."""
+        """The length of an action as it is kept, without code in pieces; 0 if there is none.  Actions of before code
+        was kept in pieces have all of it."""
         with redis_link.translated("read an action's length"):
             return int(self._redis.hstrlen(keys.actions(namespace), name))
 
@@ -167,14 +189,28 @@ class Records:
                 yield row
 
     def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
-        action = self.action(namespace, name)
-        with redis_link.translated("delete an action"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hdel(keys.actions(namespace), name)
-            pipe.set(keys.last_version(name), action.version, nx=True)  # for actions older than this key
-            pipe.expire(keys.last_version(name), RECORD_TTL_S)
-            pipe.execute()
-        return action
+        """Return the action as it was; its code can be read for some minutes more.  Raises NotFound, and
+        Conflict when it is updated all the time."""
+        for _ in range(_DELETE_TRIES):
+            action = self.action(namespace, name)
+            with redis_link.translated("delete an action"):
+                deleted: Any = self._redis.eval(
+                    DELETE_ACTION,
+                    5,
+                    keys.actions(namespace),
+                    keys.last_version(name),
+                    _code_key(action),
+                    keys.released_code(namespace),
+                    keys.code_sizes(namespace),
+                    name,
+                    action.version,
+                    RECORD_TTL_S,
+                    UNNAMED_TTL_S,
+                    RELEASED_CODES,
+                )
+            if deleted:
+                return action
+        raise Conflict("Concurrent modification to resource detected", hint="try again")
 
     # activations ---------------------------------------------------------------------------------------------------
 
@@ -379,3 +415,7 @@ def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
 
 def without_code(action: Action) -> Action:
     return replace(action, exec=replace(action.exec, code=""))
+
+
+def _code_key(action: Action) -> str:
+    return "" if action.exec.stored is None else keys.code(action.exec.stored.id)

@@ -66,14 +66,24 @@ end
 """
 """Lua that other scripts begin with.  ``used`` is the key of a namespace."""
 
+CODE_BYTES: Final = """
+local function code_bytes(actions, sizes)
+    local n_bytes = 0
+    for _, name in ipairs(redis.call('HKEYS', actions)) do
+        n_bytes = n_bytes + redis.call('HSTRLEN', actions, name)
+    end
+    for _, n in ipairs(redis.call('HVALS', sizes)) do n_bytes = n_bytes + n end
+    return n_bytes
+end
+"""
+"""Lua: the bytes of a namespace's actions, with their code in pieces."""
+
 _USAGE: Final = (
     COUNTING
+    + CODE_BYTES
     + """
 sweep(KEYS[1], hour_now())
-local n_bytes = 0
-for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
-    n_bytes = n_bytes + redis.call('HSTRLEN', KEYS[2], name)
-end
+local n_bytes = code_bytes(KEYS[2], KEYS[4])
 local accepted = tonumber(redis.call('HGET', KEYS[1], 'accepted')) or 0
 local held = tonumber(redis.call('HGET', KEYS[3], ARGV[1])) or 0
 return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted}
@@ -109,7 +119,13 @@ class Storage:
         """Raises PlatformError."""
         with redis_link.translated("read what a namespace has"):
             found: Any = self._redis.eval(
-                _USAGE, 3, keys.used(namespace), keys.actions(namespace), keys.HELD, namespace
+                _USAGE,
+                4,
+                keys.used(namespace),
+                keys.actions(namespace),
+                keys.HELD,
+                keys.code_sizes(namespace),
+                namespace,
             )
         usage = Usage(*map(int, found))
         self.learn(namespace, usage.record_bytes)

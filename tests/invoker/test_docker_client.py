@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socketserver
 import threading
@@ -21,6 +22,7 @@ from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError
 from thaw.logs import Log
+from thaw.settings import SettingError
 
 MIB = 1 << 20
 
@@ -70,6 +72,49 @@ def test_an_image_is_pulled_by_its_name_and_its_tag(run_dir: Path, image: str, r
     assert (query["fromImage"], query["tag"]) == ([repository], [tag])
 
 
+@pytest.mark.parametrize(
+    ("options", "maps_users"),
+    [
+        (["name=seccomp,profile=default", "name=cgroupns"], False),
+        (None, False),
+        (["name=seccomp,profile=builtin", "name=userns"], True),
+        (["name=rootless", "name=cgroupns"], True),
+    ],
+)
+def test_an_engine_that_cannot_give_the_uids_is_refused_by_the_settings_name(
+    run_dir: Path, options: list[str] | None, maps_users: bool
+) -> None:
+    answers = {"/version": {"ApiVersion": "1.45"}, "/v1.41/info": {"SecurityOptions": options}}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers[self.path]).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with Server(str(run_dir / "d"), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        engine = Engine(f"unix://{run_dir / 'd'}")
+        try:
+            assert engine.maps_users() == maps_users
+            if maps_users:
+                with pytest.raises(SettingError, match="THAW_CONTAINER_UIDS=2000000000-2000065535") as caught:
+                    DockerDriver(engine, run_dir, "h", Images({}), Limits(1), Log("test"))
+                assert "such as 1000-65533" in caught.value.hint
+        finally:
+            engine.close()
+            server.shutdown()
+
+
 class OutOfMemory:
     """An engine with one container, which has just been killed because it was out of memory."""
 
@@ -80,6 +125,9 @@ class OutOfMemory:
 
     def check(self) -> None:
         pass
+
+    def maps_users(self) -> bool:
+        return False
 
     def inspect(self, name: str) -> Seen:
         return Seen(

@@ -23,7 +23,6 @@ from invoker.drivers.base import Spec
 from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_LLM
 
-USER: Final = "65534:65534"
 IO: Final = "/run/thaw/io"
 DESCRIPTOR_SOCKET: Final = "/run/thaw/door"
 RELAYS: Final = "/run/thaw/relays"
@@ -34,6 +33,7 @@ _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 _SCRATCH: Final = "/tmp"  # noqa: S108  the container's own
 _ENVIRONMENT: Final = {
     "HOME": _SCRATCH,
+    "USER": "thaw",  # no entry of /etc/passwd has the container's uid
     "TMPDIR": _SCRATCH,
     "XDG_CACHE_HOME": f"{_SCRATCH}/.cache",
     "PYTHONUNBUFFERED": "1",
@@ -66,6 +66,9 @@ class Asked:
     labels: Mapping[str, str]
     mounts: Mounts
     limits: Limits
+    uid: int
+    seccomp: str
+    """The profile's JSON."""
     devices: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
@@ -79,7 +82,7 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "Entrypoint": ["python"],
         "Cmd": list(PROGRAMS[spec.kind]),
         "WorkingDir": "/tmp",  # noqa: S108  the container's own
-        "User": USER,
+        "User": f"{asked.uid}:{asked.uid}",
         "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
         "Labels": dict(asked.labels),
         "Healthcheck": {"Test": ["NONE"]},
@@ -96,7 +99,7 @@ def _host_config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "IpcMode": "private",
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true"],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={asked.seccomp}"],
         "PidsLimit": limits.pids,
         "Memory": memory,
         "MemorySwap": memory,  # the same: no swap
