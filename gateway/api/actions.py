@@ -59,11 +59,13 @@ def get_action(ns: str, name: str) -> Response:
     if name.endswith("/"):
         return _in_package(ns, entity_name(name[:-1]))
     core = gateway()
-    found = core.packages.target(any_action_name(ns, name), caller().namespace).action
-    if request.args.get("code", "true").lower() == "false":
-        return json_response(render.action(found, code=False, serving=core.room.serving(found.name)))
+    named = any_action_name(ns, name)
     with ExitStack() as memory:
-        _take_memory(memory, found.name)
+        taken = _take_memory(memory, named)  # first: to look at an action of before code was in pieces reads all of it
+        found = core.packages.target(named, caller().namespace).action
+        if request.args.get("code", "true").lower() == "false":
+            return json_response(render.action(found, code=False, serving=core.room.serving(found.name)))
+        _take_memory(memory, found.name, taken)
         whole = core.records.action(found.namespace, found.name)
         return _with_code(replace(whole, parameters={**found.parameters, **whole.parameters}), memory)
 
