@@ -131,11 +131,13 @@ def _answer(endpoint: str) -> Response:
 
 def _of_text(endpoint: str) -> Response:
     """vLLM's two.  The tokenizer is in the model's container, so they are activations, which may wait for a start."""
-    core, body = gateway(), json_object(_body_bytes())
+    core, subject = gateway(), caller()
+    body = json_object(_body_bytes())
     check_text(endpoint, body)
-    action = _find(caller().namespace, body["model"])
+    action = _find(subject.namespace, body["model"])
+    core.storage.check(action.namespace)
     core.caps.check(action.name)
-    return _whole(core, Asked(action, caller(), endpoint, body))
+    return _whole(core, Asked(action, subject, endpoint, body))
 
 
 def _whole(core: Gateway, asked: Asked) -> Response:

@@ -68,6 +68,8 @@ WHO_MAY = {
     "GET /v1/models": KEY_HOLDER,
     "GET /v1/models/<path:name>": KEY_HOLDER,
     "POST /v1/chat/completions": KEY_HOLDER,
+    "POST /tokenize": KEY_HOLDER,
+    "POST /detokenize": KEY_HOLDER,
     "POST /v1/completions": KEY_HOLDER,
     "GET /api/v1/thaw/hosts": OPERATOR,
     "GET /api/v1/thaw/hosts/<host_id>/drain": OPERATOR,
