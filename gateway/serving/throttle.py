@@ -90,12 +90,12 @@ class QueueCaps:
         self._per_action, self._per_namespace = per_action, per_namespace
         self._room, self._expected = room, expected
 
-    def check(self, action: ActionName) -> None:
-        """Raises Throttled."""
+    def check(self, action: ActionName, n: int = 1) -> None:
+        """Whether ``n`` more may wait for the action.  Raises Throttled."""
         queue = self._room.queue(action)
-        full = queue.n_waiting >= self._per_action
-        at_once = bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
-        if not full and (queue.n_in_namespace < self._per_namespace or at_once):
+        full = queue.n_waiting + n > self._per_action
+        at_once = n == 1 and bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
+        if not full and (queue.n_in_namespace + n <= self._per_namespace or at_once):
             return
         of, n, allowed = (
             (action, queue.n_waiting, self._per_action)

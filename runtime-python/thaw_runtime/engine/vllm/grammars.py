@@ -33,8 +33,8 @@ from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely
 from relay.clients.channel import Channel
 from thaw.errors import BadParameter, ErrorInfo, PlatformError, ProtocolError, ThawError
 from thaw.logs import print_traceback
+from thaw_runtime.engine.grammar_process import MASK, REFUSED, TOKEN, Rules, schemas_of
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, GrammarKind
-from thaw_runtime.engine.vllm.grammar_process import MASK, REFUSED, TOKEN, Rules, schemas_of
 
 _PROCESS_S: Final = 60.0
 """Wall time for the process to import its libraries and prepare the vocabulary."""
@@ -91,10 +91,10 @@ class FollowedGrammar(StructuredOutputGrammar):
                 return False
             self._is_over = token in self._stops
             self._mask = None
-            self._send(token)
+            self.tell(token)
         return True
 
-    def _send(self, token: int) -> None:
+    def tell(self, token: int) -> None:
         try:
             self._sock.send(TOKEN.pack(token))
         except OSError:  # its process has ended, for which the next mask says the reason
@@ -221,7 +221,7 @@ class Grammars:
             if self._tokenizer_json is None:
                 raise BadParameter(param, "the checkpoint has no tokenizer.json, which structured output needs")
             ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", "thaw_runtime.engine.vllm.grammar_process", str(theirs.fileno())]
+            command = [sys.executable, "-m", "thaw_runtime.engine.grammar_process", str(theirs.fileno())]
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             with theirs:
                 fd = theirs.fileno()

@@ -63,7 +63,7 @@ class Refused(Exception):
         super().__init__(param, problem)
 
 
-class _ModelTokenizer(PreTrainedTokenizerFast):
+class _ModelTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers has no types
     """Without special tokens, none of which is text: as part of a string they would vanish from the answer."""
 
     def get_vocab(self) -> dict[str, int]:
