@@ -122,8 +122,8 @@ def _answer(endpoint: str) -> Response:
     if (had := last_event(core, asked)) is not None:
         return go_on(core, asked, had)
     core.storage.check(action.namespace)
-    core.caps.check(action.name)
     made = several(body)
+    core.caps.check(action.name, len(made.bodies))
     if not made.is_one:
         return stream(core, asked, made) if body.get("stream") else whole(core, asked, made)
     return begin(core, asked) if body.get("stream") else _whole(core, asked)

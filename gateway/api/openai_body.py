@@ -169,6 +169,9 @@ def _stream_options(body: Mapping[str, Any]) -> None:
 def _chat(body: Mapping[str, Any]) -> None:
     check_messages(body.get("messages"))
     check_tools(body)
+    newer, older = body.get("max_completion_tokens"), body.get("max_tokens")
+    if newer is not None and older is not None and newer != older:
+        raise BadField("max_tokens", "max_tokens is the older name of max_completion_tokens: leave one of them out.")
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise BadField("continue_final_message", "continue_final_message goes on with a message: add no new one.")
     if body.get("top_logprobs") is not None and not body.get("logprobs"):

@@ -37,6 +37,10 @@ def _response_format(wanted: Any) -> None:
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind not in ("text", "json_object", "json_schema"):
         raise BadField("response_format", 'response_format must have the type "text", "json_object" or "json_schema".')
+    for name in wanted.keys() - ({"type", "json_schema"} if kind == "json_schema" else {"type"}):
+        if wanted[name] is not None:
+            path = f"response_format.{name}"
+            raise BadField(path, f"Unrecognized request argument supplied: {path}.")
     if kind != "json_schema":
         return
     named = wanted.get("json_schema")

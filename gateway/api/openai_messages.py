@@ -8,6 +8,9 @@ from gateway.api.http import BadField
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
+_KEYS: Final = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning_content", "reasoning"}
+"""Templates read the name and the reasoning; clients send a refusal back with null or beside the content."""
+
 
 def check_messages(messages: Any) -> None:
     """Raises BadField."""
@@ -23,8 +26,8 @@ def _message(path: str, message: Any) -> None:
     role, content = message["role"], message.get("content")
     if role not in _ROLES:
         raise BadField(f"{path}.role", f"{path}.role must be one of {', '.join(_ROLES)}, not {role!r:.60}.")
-    for name in ("audio", "function_call"):
-        if message.get(name) is not None:
+    for name, value in message.items():
+        if value is not None and name not in _KEYS:
             raise BadField(f"{path}.{name}", f"{path}.{name} is not supported: leave it out.")
     calls = message.get("tool_calls")
     if calls is not None:

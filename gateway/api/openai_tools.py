@@ -26,6 +26,9 @@ def check_tools(body: Mapping[str, Any]) -> None:
         raise BadField("tool_choice", f"tool_choice must be {wanted}, not {choice!r:.60}.")
     if choice not in (None, "none", "auto") and not names:
         raise BadField("tool_choice", "tool_choice is only allowed when tools are specified.")
+    form = body.get("response_format")
+    if choice not in (None, "none", "auto") and form is not None and form.get("type") != "text":
+        raise BadField("response_format", "response_format has no effect on an answer that must call a tool.")
 
 
 def _name(path: str, tool: Any) -> str:
@@ -37,9 +40,20 @@ def _name(path: str, tool: Any) -> str:
         raise BadField(f"{path}.function.name", f"{path}.function.name must be 1 to 64 letters, digits, _, . or -.")
     if parameters is not None and not isinstance(parameters, dict):
         raise BadField(f"{path}.function.parameters", f"{path}.function.parameters must be a JSON Schema.")
+    if isinstance(parameters, dict):
+        _object_alone(f"{path}.function.parameters", parameters)
     if not isinstance(function.get("description", ""), str | None):
         raise BadField(f"{path}.function.description", f"{path}.function.description must be a string.")
     return name
+
+
+def _object_alone(path: str, schema: Mapping[str, Any]) -> None:
+    """Arguments are an object.  Beside one of these keywords, nothing would hold the answer to it."""
+    if schema.get("type", "object") != "object":
+        raise BadField(f"{path}.type", f'{path}.type must be "object", not {schema["type"]!r:.60}.')
+    for name in ("$ref", "anyOf", "oneOf", "allOf", "enum", "const"):
+        if name in schema:
+            raise BadField(f"{path}.{name}", f"{path} must be an object with properties: {name} may stand inside them.")
 
 
 def _chosen(choice: Any) -> object:

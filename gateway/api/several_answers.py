@@ -15,9 +15,12 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from flask import Response, request
@@ -31,10 +34,12 @@ from gateway.serving.openai_format import Chunks, Part, usage_event
 from gateway.serving.runs import Outcome
 from gateway.serving.several import Several, merged
 from relay.protocol.messages import RunFinished, RunToken
-from thaw.errors import PlatformError, ThawError
+from thaw.errors import PlatformError, ThawError, TimeLimitExceeded, Unavailable
 
 _AHEAD: Final = 256
 """Steps that a slow client has not read yet; then the parts wait for it."""
+_LATE_S: Final = 10.0
+"""How long after its limit the end of a part may come."""
 
 
 class _Parts:
@@ -115,7 +120,12 @@ class _Merging:
         self._steps: queue.SimpleQueue[tuple[int, str | RunToken | RunFinished | ThawError]] = queue.SimpleQueue()
         self._room = threading.Semaphore(_AHEAD)
         for index, call in enumerate(parts.calls):
-            parts.core.choices.submit(self._run, index, call)
+            parts.core.choices.submit(self._run, index, call).add_done_callback(partial(self._ended, index))
+
+    def _ended(self, index: int, part: Future[None]) -> None:
+        """A part that never ran, because the gateway stops, puts no step."""
+        if part.cancelled() or part.exception() is not None:
+            self._steps.put((index, Unavailable("the gateway ends: send the request again")))
 
     def end(self) -> None:
         """The connection is over: no part waits for its client any more."""
@@ -128,7 +138,7 @@ class _Merging:
         chunks = [Chunks(call, None, part=Part(i, head)) for i, call in enumerate(self._parts.calls)]
         finished: dict[int, RunFinished] = {}
         while len(finished) < len(chunks):
-            index, step = self._steps.get()
+            index, step = self._next(head.wait_deadline_s + _LATE_S)
             self._room.release()
             if isinstance(step, ThawError):
                 raise step
@@ -142,6 +152,13 @@ class _Merging:
             if text:
                 yield text
         yield usage_event(head, [finished[i] for i in sorted(finished)], n_each) + "data: [DONE]\n\n"
+
+    def _next(self, deadline_s: float) -> tuple[int, str | RunToken | RunFinished | ThawError]:
+        """Raises TimeLimitExceeded.  Each part has its own limit, and says so itself."""
+        try:
+            return self._steps.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            raise TimeLimitExceeded("The action exceeded its time limits: a choice has not ended.") from None
 
     def _run(self, index: int, call: Call) -> None:
         try:

@@ -68,7 +68,7 @@ class ColdProgress:
         self._room, self._registry = room, registry
         self._changed = threading.Condition()
         self._groups: dict[GroupId, Group] = {}
-        self._said: dict[ActionName, str] = {}
+        self._said: Mapping[ActionName, str] = {}
         self._stopping = False
         self._thread = LastingThread(self._run, "cold-progress")
 
@@ -84,8 +84,9 @@ class ColdProgress:
         """Note which groups start.  A group that has one worker that is ready, or gone, is no longer of interest."""
         with self._changed:
             if record.state is not InstanceState.STARTING:
-                if record.takes_requests or record.state is InstanceState.GONE:
-                    self._groups.pop(record.group_id, None)
+                is_over = record.takes_requests or record.state is InstanceState.GONE
+                if is_over and self._groups.pop(record.group_id, None) is not None:
+                    self._say(self._said)
                 return
             group = self._groups.setdefault(record.group_id, Group(record.action, time.monotonic()))
             group.hosts[record.stage] = record.host_id
@@ -95,6 +96,7 @@ class ColdProgress:
         """Take over the registry's truth after a reconnection: the end of a start may have been missed."""
         with self._changed:
             self._groups.clear()
+            self._say({})
         for record in records:
             self.instance_changed(record)
 
@@ -122,10 +124,14 @@ class ColdProgress:
             said = sentence(group, fetches, time.monotonic())
             if said is not None and group.action not in told:
                 told[group.action] = said
-        for action, said in told.items():
-            if self._said.get(action) != said:
-                self._room.notify(action, said)
-        self._said = told
+        with self._changed:
+            self._say(told)
+
+    def _say(self, told: Mapping[ActionName, str]) -> None:
+        """Called with the lock.  What was told of a start that is over is of no use to a client that comes now."""
+        starting = {group.action for group in self._groups.values()}
+        self._said = {action: said for action, said in told.items() if action in starting}
+        self._room.say(self._said)
 
     def _read_plan(self, group_id: GroupId, group: Group) -> None:
         if not group.is_planned and (plan := self._registry.plan(group_id)) is not None:

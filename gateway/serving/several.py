@@ -64,18 +64,19 @@ def merged(asked: Mapping[str, Any], made: Several, answers: Sequence[Mapping[st
         group = answers[at : at + made.n_each]
         n_prompt += group[0]["usage"]["prompt_tokens"]
         n_completion += sum(a["usage"]["completion_tokens"] for a in group)
-        found = [dict(a["choices"][0]) for a in group]
         if made.n_each > made.n:
-            found = sorted(found, key=_likelihood, reverse=True)[: made.n]
-        for choice in found:
-            if asked.get("logprobs") in (None, False):
+            group = sorted(group, key=_likelihood, reverse=True)[: made.n]
+        for choice in (dict(a["choices"][0]) for a in group):
+            if asked.get("logprobs") is None or asked["logprobs"] is False:  # 0 is a number of them
                 choice["logprobs"] = None
             choices.append({**choice, "index": len(choices)})
     total = {"prompt_tokens": n_prompt, "completion_tokens": n_completion, "total_tokens": n_prompt + n_completion}
     return {**answers[0], "choices": choices, "usage": total}
 
 
-def _likelihood(choice: Mapping[str, Any]) -> float:
-    """The mean logprob of a choice's tokens, as OpenAI's ``best_of`` has it."""
-    found = (choice.get("logprobs") or {}).get("token_logprobs") or [-9999.0]
-    return float(sum(found) / len(found))
+def _likelihood(answer: Mapping[str, Any]) -> float:
+    """The mean logprob of an answer's own tokens, as OpenAI's ``best_of`` has it.  An echoed prompt stands before
+    them."""
+    n, logprobs = answer["usage"]["completion_tokens"], answer["choices"][0].get("logprobs") or {}
+    found = (logprobs.get("token_logprobs") or [])[-n:] if n else []
+    return float(sum(found) / len(found)) if found else -9999.0

@@ -117,15 +117,15 @@ class QueueCaps:
         self._room, self._expected = room, expected
         self._n_held, self._most_held = n_held, most_held
 
-    def check(self, action: ActionName) -> None:
-        """A request that finds a free instance costs no question to the state server.  Raises Throttled,
-        Unavailable."""
+    def check(self, action: ActionName, n: int = 1, *, is_held: bool = True) -> None:
+        """Whether ``n`` more may wait for the action.  A request that finds a free instance costs no question to the
+        state server.  ``is_held``: False for a 202, which has a quota of its own.  Raises Throttled, Unavailable."""
         queue = self._room.queue(action)
-        full = queue.n_waiting >= self._per_action
-        at_once = bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
-        if not full and (queue.n_in_namespace < self._per_namespace or at_once):
-            if not at_once:
-                self._check_all_gateways(action, queue)
+        full = queue.n_waiting + n > self._per_action
+        at_once = n == 1 and bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
+        if not full and (queue.n_in_namespace + n <= self._per_namespace or at_once):
+            if is_held and not at_once:
+                self._check_all_gateways(action, queue, n)
             return
         of, n, allowed = (
             (action, queue.n_waiting, self._per_action)
@@ -138,12 +138,12 @@ class QueueCaps:
             hint="Retry-After says when one would be served",
         )
 
-    def _check_all_gateways(self, action: ActionName, queue: Queue) -> None:
+    def _check_all_gateways(self, action: ActionName, queue: Queue, n: int) -> None:
         namespace = Namespace(action.partition("/")[0])
-        n, allowed = self._n_held(namespace), self._most_held(namespace)
-        if n >= allowed:
+        held, allowed = self._n_held(namespace), self._most_held(namespace)
+        if held + n > allowed:
             raise Throttled(
-                f"Too many requests wait for namespace {namespace} (count: {n}, allowed: {allowed}). "
+                f"Too many requests wait for namespace {namespace} (count: {held}, allowed: {allowed}). "
                 f"{who_raises('held', namespace)}.",
                 retry_after_s=self._expected.wait_s(action, queue),
                 hint="Retry-After says when one would be served",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -64,6 +64,7 @@ class WaitingRoom:
         self._table = RouteTable()
         self._queues: dict[ActionName, deque[Ticket]] = {}
         self._moving: Counter[ActionName] = Counter()  # of those in the queue, runs that move
+        self._said: Mapping[ActionName, str] = {}  # of starts that last
         self._handed: dict[ActionName, deque[float]] = {}  # of actions with a queue
 
     # what requests do ----------------------------------------------------------------------------------------------
@@ -76,6 +77,8 @@ class WaitingRoom:
                 queue = self._queues.setdefault(ticket.action, deque())
                 queue.insert(_place(queue, ticket), ticket)
                 self._moving[ticket.action] += ticket.moves
+                if (said := self._said.get(ticket.action)) is not None:
+                    ticket.notices.append(said)
 
     def leave(self, ticket: Ticket) -> None:
         """Give the place up.  A route that was handed over meanwhile goes to the next request."""
@@ -134,10 +137,14 @@ class WaitingRoom:
                 of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
 
-    def notify(self, action: ActionName, notice: str) -> None:
-        """Tell the clients of all requests that wait for ``action``."""
+    def say(self, said: Mapping[ActionName, str]) -> None:
+        """Tell the clients that wait how far the starts of their models are.  A client that comes later reads the last
+        sentence at once, until ``say`` leaves its action out."""
         with self._lock:
-            self._notify(action, notice)
+            for action, sentence in said.items():
+                if self._said.get(action) != sentence:
+                    self._notify(action, sentence)
+            self._said = dict(said)
 
     def is_waited_for(self, action: ActionName) -> bool:
         with self._lock:

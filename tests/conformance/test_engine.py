@@ -338,7 +338,8 @@ def test_the_logprobs_of_a_prompt_come_with_its_first_token_or_are_refused(bench
     name = bench.submit(Sampling(2, temperature=0, logprobs=1, prompt_logprobs=1))
     events = bench.listener.wait(name)
     if isinstance(events[0], Failed):  # of a pipeline
-        assert events[0].error.message.startswith("a model in several stages has no logprobs of the prompt")
+        assert events[0].error.code == BadParameter.__name__
+        assert events[0].error.message.startswith("echo: a model in several stages has no logprobs of the prompt")
         return
     assert isinstance(events[0], Token)
     assert [len(one.top) for one in events[0].prompt] == [1] * (len(PROMPT) - 1)
@@ -348,3 +349,52 @@ def test_the_logprobs_of_a_prompt_come_with_its_first_token_or_are_refused(bench
     assert isinstance(whole[0], Token)
     assert events[0].logprobs is not None
     assert whole[0].prompt[-1].logprob == pytest.approx(events[0].logprobs.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("bench", [vllm("vllm")], indirect=True)
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ('root ::= ((("a"?){1,30}){1,30}){1,30}', "it takes too much time or memory"),
+        ('root ::= "x" ((("a"?){1,30}){1,30}){1,30}', "it takes too much time or memory"),
+        ("root ::= root", "no token can come next"),
+        ('root ::= "a" x\nx ::= x "b"', "no token can come next"),
+    ],
+    ids=["endless masks", "endless masks later", "empty first mask", "empty second mask"],
+)
+def test_a_grammar_that_takes_for_ever_or_has_no_end_fails_its_own_request_alone(
+    bench: Bench, rules: str, problem: str
+) -> None:
+    free = bench.submit(Sampling(400, temperature=0))
+    events = bench.run(constrained(Grammar(GrammarKind.GRAMMAR, rules, "guided_grammar")))
+    assert isinstance(events[-1], Failed)
+    assert events[-1].error.code == BadParameter.__name__
+    assert events[-1].error.message.startswith(f"guided_grammar: {problem}")
+    assert re.fullmatch("x?a*", words(tokens(events)))  # and never a token that the rules do not allow
+    bench.engine.abort(free)
+    assert isinstance(bench.listener.wait(free)[-1], Finished)
+    assert isinstance(bench.run(constrained())[-1], Finished)
+
+
+@pytest.mark.parametrize("bench", [vllm("vllm")], indirect=True)
+def test_the_schemas_of_tools_are_checked_and_their_white_space_is_bounded(bench: Bench) -> None:
+    def tag(schema: Any) -> Grammar:
+        content = {"type": "json_schema", "json_schema": schema}
+        rules = {"type": "tag", "begin": "<", "content": content, "end": ">"}
+        text = json.dumps({"type": "structural_tag", "format": rules})
+        return Grammar(GrammarKind.STRUCTURAL_TAG, text, "tools", ("tools[3].function.parameters",))
+
+    small: Any = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    small["additionalProperties"] = False
+    whole = words(tokens(bench.run(constrained(tag(small)))))
+    assert re.fullmatch("<.*>", whole, re.DOTALL)
+    jsonschema.validate(json.loads(whole[1:-1]), small)
+    for schema in ({"type": "number", "multipleOf": 5}, {"type": "nothing"}):
+        (failed,) = bench.run(constrained(tag(schema)))
+        assert isinstance(failed, Failed)
+        assert failed.error.message.startswith("tools[3].function.parameters: ")
+    tokenizer = Tokenizer.from_file(str(real_model() / "tokenizer.json"))
+    for n_spaces, follows in ((8, True), (40, False)):
+        so_far = tokenizer.encode("<{" + " \n" * (n_spaces // 2) + '"', add_special_tokens=False).ids
+        last = bench.run(constrained(tag(small)), output_so_far=tuple(so_far))[-1]
+        assert isinstance(last, Finished) is follows

@@ -97,6 +97,7 @@ def test_the_roles_of_openai_are_accepted(role: str) -> None:
         ({"role": "user", "content": "hi", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "tool", "content": "4"}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "a", "audio": {"id": "x"}}, "messages[0].audio"),
+        ({"role": "user", "content": "hi", "weight": 2}, "messages[0].weight"),
     ],
 )
 def test_a_message_that_cannot_be_rendered_is_refused_where_it_is_wrong(message: Any, param: str) -> None:
@@ -118,6 +119,8 @@ def test_a_history_with_calls_and_their_results_is_accepted() -> None:
     [
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"max_tokens": 7, "max_completion_tokens": 5}, "max_tokens"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
@@ -178,6 +181,13 @@ def test_several_choices_and_prompts_are_accepted() -> None:
     assert refused(best_of=2)[0] == "best_of"
 
 
+JSON_OBJECT = {"type": "json_object"}
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a", "parameters": parameters}}
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -185,6 +195,9 @@ def test_several_choices_and_prompts_are_accepted() -> None:
         ({"tools": [{"type": "retrieval"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]}, "tools[0].function.parameters"),
+        ({"tools": [tool(type="string")]}, "tools[0].function.parameters.type"),
+        ({"tools": [tool(anyOf=[{"type": "string"}])]}, "tools[0].function.parameters.anyOf"),
+        ({"tools": [tool()], "tool_choice": "required", "response_format": JSON_OBJECT}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "any"}, "tool_choice"),

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
 
+from gateway.api.several_answers import _Merging
+from gateway.serving.call import Call
+from gateway.serving.hangup import Hangup
 from gateway.serving.several import merged, several
+from relay.state.api_keys import Subject
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
-from thaw.errors import MemoryTooSmall
+from thaw.action import Action, Exec, Limits
+from thaw.errors import MemoryTooSmall, TimeLimitExceeded, Unavailable
+from thaw.ids import ActionName, ActivationId, Namespace
 
 
 def ready(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
@@ -99,3 +109,45 @@ def test_the_best_are_those_with_the_highest_mean_logprob() -> None:
     found = merged(asked, made, [answer(-3, -3, text="c"), answer(-1, text="a"), answer(-2, -2, -2, text="b")])
     assert [(c["index"], c["text"], c["logprobs"]) for c in found["choices"]] == [(0, "a", None), (1, "b", None)]
     assert found["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
+
+
+def test_the_best_are_chosen_by_their_own_tokens_behind_an_echoed_prompt() -> None:
+    asked = {"prompt": "a", "best_of": 2, "echo": True}
+    answers = [answer(-2, text="b"), answer(-1, text="a")]
+    for one in answers:
+        one["choices"][0]["logprobs"]["token_logprobs"][:0] = [None, -9.0]
+    assert [c["text"] for c in merged(asked, several(asked), answers)["choices"]] == ["a"]
+
+
+@pytest.mark.parametrize(("logprobs", "kept"), [(0, True), (None, False), (False, False)])
+def test_logprobs_without_alternatives_are_logprobs(logprobs: Any, kept: bool) -> None:
+    asked = {"prompt": "a", "n": 2, "logprobs": logprobs}
+    found = merged(asked, several(asked), [answer(-1), answer(-2)])["choices"]
+    assert [c["logprobs"] is not None for c in found] == [kept, kept]
+
+
+def test_a_stream_ends_when_a_part_never_runs() -> None:
+    """A gateway that ends cancels the parts that wait for a thread."""
+    action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec("llm:vllm"), Limits())
+    call = Call(ActivationId("a" * 32), action, Subject(action.namespace, "x"), {"model": "chat"}, Hangup(), "chat")
+    busy, hold = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as choices:
+        choices.submit(lambda: (busy.set(), hold.wait(10)))
+        assert busy.wait(10)
+        parts: Any = SimpleNamespace(core=SimpleNamespace(choices=choices), calls=[call], stop=Hangup())
+        texts = _Merging(parts).texts(1)
+        choices.shutdown(wait=False, cancel_futures=True)
+        with pytest.raises(Unavailable):
+            next(texts)
+        late = replace(action, limits=replace(action.limits, timeout=-60_000))
+        parts.calls, parts.core = [replace(call, action=late)], SimpleNamespace(choices=_Never())
+        with pytest.raises(TimeLimitExceeded):
+            next(_Merging(parts).texts(1))
+        hold.set()
+
+
+class _Never:
+    """Threads that are all busy."""
+
+    def submit(self, *_: Any) -> Future[None]:
+        return Future()

@@ -14,11 +14,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from relay.clients.channel import Channel, ChannelClosed
-from relay.protocol.messages import LlmRun, RunFinished, RunToken
+from relay.protocol.messages import LlmResume, LlmRun, RunFinished, RunToken
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import TimeLimitExceeded
 from thaw_runtime.engine.link import EngineLink
-from thaw_runtime.engine.protocol import Event, Finished, Token, Usage
+from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.wire import Abort, Events, Message, Submit, decode, encode
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.runs import RunStream
@@ -37,9 +37,10 @@ class Engine:
         self.told: queue.Queue[Message] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def will_say(self, text: str, *, ends: bool = False) -> None:
+    def will_say(self, text: str, *, ends: bool = False, prompt: tuple[Logprobs, ...] = ()) -> None:
         """Answer the next request with a token for each byte of ``text``, and then end it if ``ends``."""
-        tokens = tuple(("r", Token(i, b)) for i, b in enumerate(text.encode()))
+        spent = {} if prompt else None  # only a first token that says what it took brings logprobs of the prompt
+        tokens = tuple(("r", Token(i, b, None, spent, prompt=prompt)) for i, b in enumerate(text.encode()))
         self._answer = (*tokens, ("r", Finished("length", Usage(1, len(tokens))))) if ends else tokens
 
     def _listen(self) -> None:
@@ -91,6 +92,25 @@ def test_the_engine_is_told_to_stop_when_a_stop_string_has_come(
     assert isinstance(batches[-1][-1], RunFinished)
     assert batches[-1][-1].reason == "stop"
     assert "".join(m.text for batch in batches for m in batch if isinstance(m, RunToken)) == "one "
+
+
+def test_the_logprobs_of_a_prompt_are_computed_again_for_an_answer_that_is_over(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    link, engine = ends
+    body = {"prompt": [112, 113], "max_tokens": 2, "echo": True, "logprobs": 0}
+    asked = LlmRun("completions", body, 7, LlmResume((104, 105)))
+    engine.will_say("x", ends=True, prompt=(Logprobs(-0.5),))
+    (batch,) = RunStream(link, text, asked, "r", 512, StartTrace()).messages(None)
+    told = engine.told.get(timeout=10)
+    assert isinstance(told, Submit)
+    assert (told.request.sampling.max_tokens, told.request.output_so_far) == (1, ())
+    (last,) = batch
+    assert isinstance(last, RunFinished)
+    assert (last.reason, last.completion_tokens) == ("length", 2)
+    assert last.prompt is not None
+    assert last.prompt.logprobs[0] is None
+    assert [one.logprob for one in last.prompt.logprobs[1:] if one is not None] == [-0.5]
 
 
 def test_the_engine_is_told_to_stop_when_the_time_of_a_run_is_over(

@@ -13,7 +13,7 @@ from relay.protocol.messages import CallDelta, LlmRun
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import BadParameter, BadRequest
 from thaw_runtime.engine.protocol import GrammarKind
-from thaw_runtime.llm.chat_template import ChatTemplate, up_to_last_word
+from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import parse_run
 from thaw_runtime.llm.tools import HERMES, LLAMA3_JSON, CallStream, ToolFormat, tool_use
@@ -111,6 +111,23 @@ def test_tools_that_may_not_be_called_are_not_offered() -> None:
     assert use.grammar.kind is GrammarKind.JSON
 
 
+def test_arguments_are_an_object_and_their_schemas_have_the_names_of_their_parameters() -> None:
+    add = {"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}
+    use = tool_use({"tools": [SUB, add], "response_format": {"type": "json_object"}}, HERMES)
+    assert use.grammar is not None
+    assert use.grammar.schema_params == (
+        "response_format",
+        "tools[0].function.parameters",
+        "tools[1].function.parameters",
+    )
+    named = {"type": "function", "function": {"name": "add"}}
+    use = tool_use({"tools": [SUB, add], "tool_choice": named}, HERMES)
+    assert use.grammar is not None
+    (tag,) = json.loads(use.grammar.text)["format"]["tags"]
+    assert tag["content"]["json_schema"] == {"type": "object", "properties": {}}
+    assert use.grammar.schema_params == ("tools[1].function.parameters",)
+
+
 def test_what_tools_cannot_go_with_is_refused_by_its_name() -> None:
     with pytest.raises(BadParameter, match="guided_regex: "):
         tool_use({"tools": [ADD], "guided_regex": "a"}, HERMES)
@@ -173,12 +190,16 @@ def test_a_developers_message_is_the_systems_for_a_template_that_does_not_know_i
 def test_an_answer_goes_on_with_the_last_message() -> None:
     said = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two "}]
     template = ChatTemplate(PLAIN + "{% if add_generation_prompt %}!{% endif %}", {})
-    prompt = template.render(said, {"add_generation_prompt": False})
-    assert up_to_last_word(prompt, said) == "<user>count<assistant>one two"
+    assert template.render_open(said, {"add_generation_prompt": False}) == "<user>count<assistant>one two"
     with pytest.raises(BadParameter, match="continue_final_message"):
-        up_to_last_word(prompt, [{"role": "assistant", "content": " "}])
+        template.render_open([{"role": "assistant", "content": " "}], {})
     with pytest.raises(BadParameter, match="continue_final_message"):
-        up_to_last_word(prompt, [{"role": "assistant", "content": "three"}])
+        ChatTemplate("{{ messages[-1].content | upper }}", {}).render_open(said, {})
+
+
+def test_an_answer_goes_on_with_words_that_the_template_has_too() -> None:
+    template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}", {})
+    assert template.render_open([{"role": "assistant", "content": "im"}], {}) == "<|im_start|>im"
 
 
 def test_a_request_says_whether_its_answer_goes_on_with_a_message(tmp_path: Path) -> None:

@@ -38,11 +38,13 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be, from its first token to its last.  ``param`` names the request's parameter."""
+    """What an answer must be, from its first token to its last.  ``param`` names the request's parameter, and
+    ``schema_params`` those of the schemas in a structural tag, in their order."""
 
     kind: GrammarKind
     text: str
     param: str
+    schema_params: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -73,6 +74,20 @@ class ChatTemplate:
         except Exception as e:  # a template is a program: it may fail in any way
             raise BadRequest(f"the chat template refuses these messages: {e}") from e
 
+    def render_open(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
+    ) -> str:
+        """The prompt without what the template puts behind the last message, with which the answer goes on (vLLM's
+        ``continue_final_message``).  Raises BadParameter when the template changes that message, BadRequest."""
+        said = _text(messages[-1].get("content"))
+        last = said.rstrip() if isinstance(said, str) else ""
+        mark = secrets.token_hex(16)  # the message's own text may stand anywhere in the prompt
+        marked = [*messages[:-1], {**messages[-1], "content": last + mark}]
+        prompt, found, _ = self.render(marked, variables, tools).rpartition(mark)
+        if not last or not found or not prompt.endswith(last):
+            raise BadParameter("continue_final_message", "the last message is empty, or the chat template changes it")
+        return prompt
+
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         made = {**message, "content": _text(message.get("content"))}
         if made.get("tool_calls"):
@@ -83,17 +98,6 @@ class ChatTemplate:
         if made.get("role") == "developer" and not self._knows_developers:
             made["role"] = "system"  # OpenAI's newer name of it
         return made
-
-
-def up_to_last_word(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt without what the template puts behind the last message, with which the answer goes on (vLLM's
-    ``continue_final_message``).  Raises BadParameter when the template changes that message."""
-    said = _text(messages[-1].get("content"))
-    last = said.rstrip() if isinstance(said, str) else ""
-    at = prompt.rfind(last) if last else -1
-    if at < 0:
-        raise BadParameter("continue_final_message", "the last message is empty, or the chat template changes it")
-    return prompt[: at + len(last)]
 
 
 def _tool_format(source: str) -> ToolFormat | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from thaw.errors import BadParameter
@@ -11,6 +11,7 @@ from thaw_runtime.engine.protocol import Grammar, GrammarKind
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 """A compiler needs time and memory for each rule, and the container has other requests."""
+MAX_DEPTH: Final = 64
 ANY_OBJECT: Final = '{"type": "object"}'
 _KINDS: Final = {kind.value: kind for kind in GrammarKind}
 
@@ -21,17 +22,38 @@ def grammar_of(body: Mapping[str, Any]) -> Grammar | None:
     if len(found) > 1:
         raise BadParameter(found[1].param, f"an answer follows one grammar, and {found[0].param} names one, too")
     for grammar in found:
-        check_size(grammar)
+        check_bounds(grammar)
         for name in ("ignore_eos", "min_tokens"):
             if body.get(name):
                 raise BadParameter(name, f"an answer that follows {grammar.param} ends where that ends")
     return found[0] if found else None
 
 
-def check_size(grammar: Grammar) -> None:
+def check_bounds(grammar: Grammar) -> None:
     """Raises BadParameter."""
     if (n_bytes := len(grammar.text.encode())) > MAX_GRAMMAR_BYTES:
         raise BadParameter(grammar.param, f"a grammar of {n_bytes} bytes; at most {MAX_GRAMMAR_BYTES}")
+    if grammar.kind in (GrammarKind.JSON, GrammarKind.STRUCTURAL_TAG) and _is_deep(grammar):
+        raise BadParameter(grammar.param, f"more than {MAX_DEPTH} objects or lists inside one another")
+
+
+def _is_deep(grammar: Grammar) -> bool:
+    """Raises BadParameter for text that is not JSON."""
+    try:
+        level = [json.loads(grammar.text)]
+    except RecursionError:
+        return True
+    except ValueError as e:
+        raise BadParameter(grammar.param, f"this is not JSON: {e}") from e
+    for _ in range(MAX_DEPTH):
+        level = [part for whole in level for part in _parts(whole)]
+    return any(isinstance(whole, (dict, list)) for whole in level)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _grammars(body: Mapping[str, Any]) -> Iterator[Grammar]:

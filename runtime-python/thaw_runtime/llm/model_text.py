@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
-from thaw_runtime.llm.chat_template import ChatTemplate, up_to_last_word
+from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.weights.segment import Segment
@@ -66,9 +66,8 @@ class ModelText:
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # The template itself writes the special tokens.
-        prompt = self.template.render(messages, variables, tools)
-        if goes_on:
-            prompt = up_to_last_word(prompt, messages)
+        render = self.template.render_open if goes_on else self.template.render
+        prompt = render(messages, variables, tools)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:

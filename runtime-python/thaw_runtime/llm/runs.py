@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from thaw import hops
@@ -54,7 +55,8 @@ class RunStream:
         """
         self._trace.mark(Phase.PREFILL_BEGIN, attrs={"prompt_tokens": len(self.parsed.engine.prompt_token_ids)})
         if self._over is not None:
-            yield [self._finished(self._over, self._stream.flush())]
+            failed = self._read_prompt(deadline) if self._wants_prompt else None
+            yield [failed or self._finished(self._over, self._stream.flush())]
             return
         answer = self._link.submit(self.parsed.engine)
         try:
@@ -64,6 +66,24 @@ class RunStream:
                 yield batch
                 if batch and not isinstance(batch[-1], RunToken):
                     return
+        finally:
+            self._link.abort(self.request_id)
+
+    def _read_prompt(self, deadline: float | None) -> RunFailed | None:
+        """The answer is over, and another worker had the logprobs of its prompt: compute them without the answer.
+        Raises TimeLimitExceeded."""
+        request = self.parsed.engine
+        if request.sampling.prompt_logprobs is None:
+            return None
+        one = replace(request.sampling, max_tokens=1, min_tokens=0, grammar=None)
+        answer = self._link.submit(replace(request, sampling=one, first_index=0, output_so_far=()))
+        try:
+            while True:
+                for event in answer.next(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    if isinstance(event, Token):
+                        self._prompt_logprobs = event.prompt
+                    else:
+                        return None if isinstance(event, Finished) else RunFailed(event.error)
         finally:
             self._link.abort(self.request_id)
 

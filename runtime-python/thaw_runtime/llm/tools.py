@@ -22,7 +22,7 @@ from typing import Any, Final
 from relay.protocol.messages import CallDelta
 from thaw.errors import BadParameter
 from thaw_runtime.engine.protocol import Grammar, GrammarKind
-from thaw_runtime.llm.grammar_request import check_size, grammar_of
+from thaw_runtime.llm.grammar_request import check_bounds, grammar_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +76,25 @@ def tool_use(body: Mapping[str, Any], known: ToolFormat | None) -> ToolUse:
         )
     form = known or HERMES
     is_named = isinstance(choice, dict)
-    functions = [tool["function"] for tool in tools]
+    functions = {f"tools[{i}].function.parameters": tool["function"] for i, tool in enumerate(tools)}
     if isinstance(choice, dict):
-        functions = [f for f in functions if f["name"] == choice["function"]["name"]]
+        functions = {at: f for at, f in functions.items() if f["name"] == choice["function"]["name"]}
     is_single = is_named or body.get("parallel_tool_calls") is False
-    tags = [_tag(form, function) for function in functions]
+    tags, params = [_tag(form, function) for function in functions.values()], list(functions)
     if choice == "auto":
-        rules = _or_text(form, tags, grammar_of(body), is_single=is_single)
+        answer = grammar_of(body)
+        rules = _or_text(form, tags, answer, is_single=is_single)
+        params = params if answer is None else [answer.param, *params]
     else:
         rules = _calls(form, tags, is_single=is_single)
     text = json.dumps({"type": "structural_tag", "format": rules})
-    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, text, "tools")
-    check_size(grammar)
+    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, text, "tools", tuple(params))
+    check_bounds(grammar)
     return ToolUse(tuple(tools), form, grammar, is_named)
 
 
 def _tag(form: ToolFormat, function: Mapping[str, Any]) -> dict[str, Any]:
-    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}  # the text is read as an object
     content = {"type": "json_schema", "json_schema": schema}
     return {"type": "tag", "begin": f"{form.begin}{function['name']}{form.middle}", "content": content, "end": form.end}
 

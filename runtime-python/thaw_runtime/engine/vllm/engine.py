@@ -12,7 +12,7 @@ import thaw_runtime.engine.vllm.compat  # noqa: F401  first: it names what the i
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -23,7 +23,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from relay.protocol.messages import LlmInit
-from thaw.errors import Conflict, ErrorInfo, ModelUnsupported, PlatformError, ThawError, WorkerLost
+from thaw.errors import BadParameter, Conflict, ErrorInfo, ModelUnsupported, PlatformError, ThawError, WorkerLost
 from thaw.logs import Log, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.kv_memory import MemoryPlan
@@ -66,6 +66,14 @@ _log = Log("engine")
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
 
 
+@dataclass(frozen=True, slots=True)
+class _Unprepared:
+    """A request whose grammar cannot be followed."""
+
+    request_id: str
+    error: ErrorInfo
+
+
 class VllmEngine:
     """See :class:`thaw_runtime.engine.protocol.Engine`.
 
@@ -76,7 +84,7 @@ class VllmEngine:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._changed = threading.Condition()
-        self._inbox: list[EngineRequest | Constrained | str | EndConsolidation] = []  # a str aborts that request
+        self._inbox: list[EngineRequest | Constrained | _Unprepared | str | EndConsolidation] = []  # a str aborts
         self._open: dict[str, OpenRequest] = {}
         self._stopping = False
         self._dead: ErrorInfo | None = None
@@ -120,14 +128,11 @@ class VllmEngine:
             self._grammars.prepare(request, partial(self._prepared, request.request_id))
 
     def _prepared(self, request_id: str, outcome: Constrained | ErrorInfo) -> None:
-        """A request's grammar is ready, or cannot be.  Called on the compiler's thread; the request may have ended."""
+        """A request's grammar is ready, or cannot be.  Called on another thread; the request may have ended."""
         with self._changed:
-            is_open = request_id in self._open
-            if is_open and isinstance(outcome, Constrained):
-                self._inbox.append(outcome)
+            if request_id in self._open:
+                self._inbox.append(_Unprepared(request_id, outcome) if isinstance(outcome, ErrorInfo) else outcome)
                 self._changed.notify_all()
-        if is_open and isinstance(outcome, ErrorInfo):
-            self._end([(request_id, Failed(outcome))])
 
     def abort(self, request_id: str) -> None:
         with self._changed:
@@ -224,6 +229,7 @@ class VllmEngine:
             self._emit([(request_id, Failed(error)) for request_id in lost])
         if self._link is not None:
             self._link.end(error)
+        self._grammars.close()
 
     def _lead(self) -> None:
         while self._take_inbox():
@@ -286,6 +292,9 @@ class VllmEngine:
             elif isinstance(item, Constrained):
                 if item.request.request_id in self._open:  # it was not aborted while its grammar was compiled
                     self._add(item.request, item)
+            elif isinstance(item, _Unprepared):
+                if item.request_id in self._open:
+                    self._end([(item.request_id, Failed(item.error))])
             else:
                 self._begin_consolidation(item)
         return True
@@ -334,7 +343,7 @@ class VllmEngine:
         """Hand a request to vLLM.  One that vLLM refuses fails alone."""
         try:
             if request.sampling.prompt_logprobs is not None and self._link is not None and not self._whole:
-                raise ValueError("a model in several stages has no logprobs of the prompt: leave echo or logprobs out")
+                raise BadParameter("echo", "a model in several stages has no logprobs of the prompt: leave one out")
             made = Request(
                 request_id=request.request_id,
                 prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
@@ -347,7 +356,9 @@ class VllmEngine:
             self._core.add_request(made)
             self._core.model_executor.begin(request)
             if opened := self._open.get(request.request_id):  # a rehearsed request has no client
-                opened.begin(self._spending)
+                opened.begin(self._spending, constrained.grammar if constrained is not None else None)
+        except BadParameter as e:
+            self._end([(request.request_id, Failed(e.info()))])
         except (ValueError, TypeError, VLLMClientError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
 
@@ -377,6 +388,7 @@ class VllmEngine:
                 if not isinstance(event, Token):
                     self._open.pop(request_id, None)
                     self._core.model_executor.forget(request_id)
+                    self._grammars.forget(request_id)
             if not self._open:
                 self._changed.notify_all()
         self._emit(events)
