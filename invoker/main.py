@@ -20,6 +20,7 @@ from invoker.containers.instance import State
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.patient_fetch import PatientFetchClient
 from invoker.containers.placing import Placing
+from invoker.containers.preflight import Preflights
 from invoker.containers.publish import Publisher
 from invoker.containers.recovery import recover
 from invoker.containers.start import Deps
@@ -77,8 +78,9 @@ class Agent:
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self._stopped = threading.Event()
+        preflights = Preflights(self.fleet, self.cells, HostId(settings.host_id), settings.device, self._log)
         self.port = DataPort(
-            settings.bind, self.fleet, lambda: self._token, self._refresh_token, settings.metrics_token
+            settings.bind, self.fleet, preflights, lambda: self._token, self._refresh_token, settings.metrics_token
         )
         self.address = settings.advertise or self.port.address
         deps = Deps(

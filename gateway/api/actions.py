@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 from flask import Blueprint, Response, request
 
@@ -18,6 +19,7 @@ from gateway.api.http import (
     query_int,
     takes,
 )
+from gateway.serving.preflight import Verdict, unfit
 from gateway.settings import COPIES
 from thaw.action import Action
 from thaw.errors import Conflict, NotFound, Throttled
@@ -83,8 +85,20 @@ def put_action(ns: str, name: str) -> Response:
         last = old.version
         action = changed_action(old, body, core.settings)
     core.models.check(action)
+    verdict = _preflight(action, body)
     core.actions.put(action, last=last)
-    return json_response(render.action(action))
+    return json_response(render.action(action) | ({} if verdict is None else {"preflight": render.preflight(verdict)}))
+
+
+def _preflight(action: Action, body: dict[str, Any]) -> Verdict | None:
+    """None where the model and its settings stay what they were.  Raises Unfit unless the caller forces the deploy."""
+    if action.config is None or not ("exec" in body or "config" in body):
+        return None
+    force = query_flag("force")
+    verdict = gateway().preflight.check(action.config)
+    if verdict.refusal is not None and not force:
+        raise unfit(verdict.refusal)
+    return verdict
 
 
 @blueprint.delete("/actions/<path:name>")

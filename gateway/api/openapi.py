@@ -64,6 +64,7 @@ _ACTION: Final = {
         "version": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,9}){2}$"},
     },
 }
+_CONFIG: Final = {"type": "object", "required": ["config"], "properties": {"config": {"type": "object"}}}
 _SAMPLING: Final = {
     "model": _TEXT,
     "stream": _FLAG,
@@ -112,9 +113,10 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", f"{_OF_NS}/limits", "limits and sizes", [_NS], None),
     ("get", f"{_OF_NS}/actions", "list actions", [_NS, *_query(**_PAGE)], None),
     ("get", _ACTION_PATH[0], "an action", [*_ACTION_PATH[1], *_query(code=_FLAG)], None),
-    ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG)], _ACTION),
+    ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG, force=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
     ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    ("post", f"{_OF_NS}/preflight", "would this model start?", [_NS], _CONFIG),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)

@@ -1,11 +1,10 @@
 """The data port: gateways send runs to it.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``, for which THAW_METRICS_TOKEN will do; ``GET /health``
-needs no token.  A request that is
-refused before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a
-container is lost during a request, the port closes the connection: the answer then has no last chunk, so the gateway
-does not take it for complete.
+``POST /instances/{id}/run`` · ``POST /logs`` · ``POST /preflight`` · ``GET /metrics``, for which THAW_METRICS_TOKEN
+will do; ``GET /health`` needs no token.  A request that is refused before anything ran gets a complete answer (401,
+404, 410 InstanceGone, 429 InstanceBusy: route again).  When a container is lost during a request, the port closes the
+connection: the answer then has no last chunk, so the gateway does not take it for complete.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from typing import Any, Final
 from invoker import metrics
 from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
+from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
-from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
+from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted, PreflightWanted
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.bearer import is_bearer
@@ -65,11 +65,17 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 1024
 
     def __init__(
-        self, bind: str, fleet: Fleet, token: Callable[[], str], refresh: Callable[[], str], scrapers: str = ""
+        self,
+        bind: str,
+        fleet: Fleet,
+        preflights: Preflights,
+        token: Callable[[], str],
+        refresh: Callable[[], str],
+        scrapers: str = "",
     ) -> None:
         """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
         host, _, port = bind.rpartition(":")
-        self.fleet, self.token, self._refresh = fleet, token, refresh
+        self.fleet, self.preflights, self.token, self._refresh = fleet, preflights, token, refresh
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
@@ -182,6 +188,8 @@ class Handler(http11.Handler):
         body = self.rfile.read(int(length))
         if self.path == "/logs":
             self._reply(200, wire.to_plain(self._logs(wire.loads(LogsWanted, body))))
+        elif self.path == "/preflight":
+            self._reply(200, wire.to_plain(self.server.preflights.check(wire.loads(PreflightWanted, body))))
         else:
             self._serve_run(body)
 

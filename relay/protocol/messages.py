@@ -18,6 +18,7 @@ from relay.protocol.container_messages import (
     LlmInit,
     LlmResume,
     LlmRun,
+    PreflightReply,
     RunFailed,
     RunFinished,
     RunToken,
@@ -54,6 +55,7 @@ from relay.protocol.fetch_messages import (
     StatusQuery,
 )
 from thaw import wire
+from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, StartMode
@@ -273,6 +275,31 @@ class LogsFound:
     logs: tuple[tuple[str, ...] | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PreflightWanted:
+    """``POST /preflight``: would a start of this config succeed on this host?  The answer is a PreflightFound, the
+    error with which the start would fail, or Unavailable when the host cannot say so within ``deadline_ms``.
+
+    Without ``memory`` nobody asks whether resources.gpu_memory_mb is enough."""
+
+    config: LlmConfig
+    deadline_ms: int
+    memory: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightFound:
+    """The start would succeed, with the version at ``uri``.  ``engine`` is empty where only the files were looked at,
+    and ``unchecked`` then says why."""
+
+    uri: str
+    model_version: str
+    engine: str = ""
+    max_model_len: int = 0
+    notes: tuple[str, ...] = ()
+    unchecked: str = ""
+
+
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
@@ -381,6 +408,7 @@ __all__ = [
     "StageShape",
     "LlmInit",
     "InitReply",
+    "PreflightReply",
     "ConsolidateReply",
     "LlmResume",
     "LlmRun",

@@ -30,6 +30,7 @@ Concurrency = Annotated[
     int | None, typer.Option("--concurrency", "-c", help="Most requests at the same time in one container.")
 ]
 Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
+Force = Annotated[bool, typer.Option("--force", help="Deploy it even if a check says that its model would not start.")]
 
 
 @app.command()
@@ -46,6 +47,7 @@ def create(
     memory: Memory = None,
     concurrency: Concurrency = None,
     stages: Stages = None,
+    force: Force = False,
 ) -> None:
     """Deploy a new function."""
     from thaw.cli.deploy import Deployment, action_body
@@ -58,7 +60,7 @@ def create(
     body = action_body(
         Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
     )
-    _put(name, body, overwrite=False, done="created")
+    _put(name, body, overwrite=False, force=force, done="created")
 
 
 @app.command()
@@ -75,6 +77,7 @@ def update(
     memory: Memory = None,
     concurrency: Concurrency = None,
     stages: Stages = None,
+    force: Force = False,
 ) -> None:
     """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
     from thaw.cli.deploy import Deployment, action_body
@@ -82,13 +85,15 @@ def update(
     body = action_body(
         Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
     )
-    _put(name, body, overwrite=True, done="updated")
+    _put(name, body, overwrite=True, force=force, done="updated")
 
 
-def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None:
+def _put(name: str, body: dict[str, Any], *, overwrite: bool, force: bool, done: str) -> None:
     from thaw.cli.client import action_path
+    from thaw.cli.preflight import say_notes
 
-    made = client().put(action_path(name), body, overwrite=overwrite)
+    made = client().put(action_path(name), body, overwrite=overwrite, force=True if force else None)
+    say_notes(made.get("preflight"))
     say_ok(f"{done} action {made.get('name', name)} {made.get('version', '')}".rstrip())
 
 

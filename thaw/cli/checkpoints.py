@@ -139,8 +139,15 @@ def check_pushable(store: Store) -> None:
     store.check_writable()
 
 
-def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None = None) -> Pushed:
+def upload(
+    hashed: Hashed,
+    store: Store,
+    advance: Advance,
+    before: bytes | None = None,
+    approve: Callable[[str], None] = lambda uri: None,
+) -> Pushed:
     """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
+    ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
 
     Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
     meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
@@ -163,6 +170,7 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
     version.write(INDEX_NAME, checkpoint.write_index(index))
+    approve(version.uri)
     ours = versions.write_pointer(index.sha256)
     if pointer(store) not in (before, ours):
         raise Conflict(

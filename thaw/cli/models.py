@@ -19,16 +19,25 @@ _INTERRUPTED = 130  # as shells say it of a program that Ctrl-C ended
 
 
 @app.command()
-def push(directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")], uri: Uri) -> None:
+def push(
+    directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")],
+    uri: Uri,
+    force: Annotated[
+        bool, typer.Option("--force", help="Push it even if a check says that it would not start.")
+    ] = False,
+) -> None:
     """Check a model, upload it as a version of its own with an index of its checksums, and make the name mean it.
 
-    The next start of each function takes the new version; one that names URI@VERSION keeps its version.
+    The next start of each function takes the new version; one that names URI@VERSION keeps its version.  Before the
+    name means it, the platform's engine says whether it would start.
     """
-    _push(directory, uri)
+    _push(directory, uri, force=force)
 
 
-def _push(directory: Path, uri: str) -> None:
+def _push(directory: Path, uri: str, *, force: bool = False) -> None:
+    from thaw import fitness
     from thaw.cli import checkpoints
+    from thaw.cli.preflight import check_pushed
     from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
     from thaw.cli.tables import size
@@ -36,13 +45,15 @@ def _push(directory: Path, uri: str) -> None:
 
     store = open_store(uri)
     total = checkpoints.check(directory)
+    if not force:
+        fitness.check_files([path.name for path in checkpoints.files_of(directory)], str(directory))
     checkpoints.check_pushable(store)
     before = checkpoints.pointer(store)
     with progress("hashing", total) as advance:
         hashed = checkpoints.hash_files(directory, advance)
     try:
         with progress("pushing", total) as advance:
-            pushed = checkpoints.upload(hashed, store, advance, before)
+            pushed = checkpoints.upload(hashed, store, advance, before, (lambda _: None) if force else check_pushed)
     except KeyboardInterrupt:
         err().print(f"stopped: {uri} is what it was; the same command goes on where this one stopped", soft_wrap=True)
         raise typer.Exit(_INTERRUPTED) from None

@@ -37,6 +37,8 @@ from thaw_runtime.engine.wire import (
     Abort,
     Consolidate,
     ConsolidationDone,
+    EngineCheck,
+    EngineChecked,
     EngineReady,
     EngineStart,
     EngineStartFailed,
@@ -48,6 +50,7 @@ from thaw_runtime.engine.wire import (
 )
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights import parameter_manager
+from thaw_runtime.weights.segment import Segment
 
 log = Log("runtime-engine")
 
@@ -73,6 +76,8 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
             message = decode(channel.receive()[0])
             if isinstance(message, EngineStart):
                 start.begin(message)
+            elif isinstance(message, EngineCheck):
+                start.check(message)
             elif start.engine is None:
                 raise PlatformError(f"{type(message).__name__} before the engine was started")
             elif isinstance(message, Submit):
@@ -155,6 +160,27 @@ class _Start:
     def begin(self, command: EngineStart) -> None:
         threading.Thread(target=self._run, args=(command,), name="start", daemon=True).start()
 
+    def check(self, command: EngineCheck) -> None:
+        threading.Thread(target=self._check, args=(command,), name="check", daemon=True).start()
+
+    def _check(self, command: EngineCheck) -> None:
+        try:
+            engine = self._libraries.result(StartTrace())(lambda _: None)
+            checked = engine.check(command.init, self._segment(command.door))
+        except ThawError as e:
+            _tell(self._channel, EngineChecked(None, e.info()))
+        except Exception as e:  # noqa: BLE001  the edge of a thread: otherwise the proxy would wait forever
+            print_traceback()
+            error = PlatformError(f"the check failed on a bug: {type(e).__name__}: {e}")
+            _tell(self._channel, EngineChecked(None, error.info()))
+        else:
+            _tell(self._channel, EngineChecked(checked))
+
+    def _segment(self, door: str) -> Segment:
+        # the connection stays open as long as the process maps the segment: until the process ends
+        self._door = DescriptorClient.connect(door)
+        return parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+
     def _run(self, command: EngineStart) -> None:
         trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
         try:
@@ -176,9 +202,7 @@ class _Start:
             _tell(self._channel, Events(tuple(events)))
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            # the connection stays open as long as the process maps the segment: until the process ends
-            self._door = DescriptorClient.connect(command.door)
-            segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+            segment = self._segment(command.door)
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 

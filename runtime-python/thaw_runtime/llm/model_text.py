@@ -9,7 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
+from thaw import fitness
+from thaw.errors import BadRequest, ModelCorrupt
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
 from thaw_runtime.weights.segment import Segment
@@ -67,9 +68,7 @@ def load_model_text(segment: Segment) -> ModelText:
 def _load(segment: Segment) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
-        raise ModelUnsupported(
-            "the checkpoint has no tokenizer.json", hint="save the tokenizer with transformers' fast tokenizer"
-        )
+        raise fitness.no_tokenizer("the checkpoint")
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as e:  # tokenizers raises bare Exception
@@ -86,6 +85,17 @@ def _load(segment: Segment) -> ModelText:
         vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
     )
+
+
+def notes_on(text: ModelText) -> tuple[str, ...]:
+    """What a user should know of a model that answers all the same."""
+    if text.template is None:
+        return ("the model has no chat template, so it answers /v1/completions and no chat",)
+    try:
+        text.template.render([{"role": "user", "content": "Hello"}], {})
+    except BadRequest as e:
+        return (f"the chat template refuses a plain question ({e.message[:200]}), so chat requests will fail",)
+    return ()
 
 
 def _is_number(value: object) -> bool:
