@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Flask
 
-from gateway.api import actions, activations, host, http, invoke, models, openai, openapi, operator
+from gateway.api import actions, activations, host, http, invoke, last_output, models, openai, openapi, operator
 from gateway.core import Gateway
 
 
@@ -13,6 +13,6 @@ def create_app(core: Gateway) -> Flask:
     app.url_map.strict_slashes = False
     app.extensions["thaw"] = core
     http.install(app)
-    for module in (host, openapi, operator, openai, actions, models, invoke, activations):
+    for module in (host, openapi, operator, openai, actions, models, invoke, activations, last_output):
         app.register_blueprint(module.blueprint)
     return app

@@ -17,6 +17,7 @@ from invoker.commands import Commands
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
+from invoker.containers.last_output import LastOutput
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.patient_fetch import PatientFetchClient
 from invoker.containers.placing import Placing
@@ -71,7 +72,8 @@ class Agent:
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = PatientFetchClient(settings.fetchd_socket)
-        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
+        last_output = LastOutput(run_dir, self._log)
+        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, last_output, self._log)
         self.cells = StemCells(
             self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log, device=settings.device
         )

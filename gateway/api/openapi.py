@@ -116,6 +116,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG, force=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
     ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    ("get", f"{_OF_NS}/logs/{{name}}", "the last output of ended containers", _ACTION_PATH[1], None),
     ("post", f"{_OF_NS}/preflight", "would this model start?", [_NS], _CONFIG),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
     *(

@@ -270,9 +270,38 @@ class LogsWanted:
 
 @dataclass(frozen=True, slots=True)
 class LogsFound:
-    """The logs in the order of the request; None where the instance has left and its logs are gone."""
+    """The logs in the order of the request; None where the instance has left and its logs are gone.  Of a container
+    that ended with the run, they are what it wrote to stderr last."""
 
     logs: tuple[tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWanted:
+    """``POST /output``: ask for what the action's containers wrote to stderr before they ended here."""
+
+    action: ActionName
+
+
+@dataclass(frozen=True, slots=True)
+class EndedOutput:
+    """The end of an ended container's stderr; ``reason`` is why it ended, empty for a release."""
+
+    instance_id: InstanceId
+    action: ActionName
+    host_id: HostId
+    stage: int
+    n_stages: int
+    ended_wall_ms: int
+    reason: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFound:
+    """Oldest first."""
+
+    outputs: tuple[EndedOutput, ...]
 
 
 @dataclass(frozen=True, slots=True)

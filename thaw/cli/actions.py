@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_ok
+from thaw.cli.context import client, err, out, print_json, say_ok
 
 app = typer.Typer(no_args_is_help=True, help="Deploy and call functions.")
 
@@ -158,6 +158,30 @@ def delete(name: Name) -> None:
 
     client().delete(action_path(name))
     say_ok(f"deleted action {name}")
+
+
+@app.command()
+def logs(name: Name) -> None:
+    """Print what its containers wrote to stderr before they ended, within the last hour."""
+    from thaw.cli.client import action_path
+    from thaw.cli.tables import moment
+
+    found = client().get(action_path(name).replace("actions/", "logs/", 1))
+    for output in found["outputs"]:
+        stage = f", stage {output['stage']} of {output['n_stages']}" if output["n_stages"] > 1 else ""
+        why = output["reason"] or "released"
+        out().print(
+            f"[bold]{output['instance_id'][:12]}[/bold] on {output['host_id']}{stage}, ended "
+            f"{moment(output['ended_wall_ms'])}:",
+            end=" ",
+            soft_wrap=True,
+        )
+        out().print(why, markup=False, soft_wrap=True)
+        print(output["stderr"])
+    if found["unanswered"]:
+        err().print(f"note: {', '.join(found['unanswered'])} did not answer and may have more", markup=False)
+    if not found["outputs"]:
+        err().print("no container of it has ended within the last hour with anything on stderr", markup=False)
 
 
 @app.command()
