@@ -136,6 +136,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/thaw/keys", "list keys", _query(namespace=_TEXT), None),
     ("post", "/api/v1/thaw/keys", "make a key", [], _KEY),
     ("delete", "/api/v1/thaw/keys/{key_id}", "revoke a key", [_path("key_id")], None),
+    ("get", "/api/v1/thaw/models", "who uses which model", [], None),
     ("get", "/api/v1/thaw/namespaces", "what each namespace uses", [], None),
     ("get", _MODELS_OF, "what a namespace may run", [_NS], None),
     ("put", _MODELS_OF, "allow prefixes of models", [_NS], _PREFIXES),

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from thaw import checkpoint, versions
-from thaw.cli import near_misses
+from thaw.cli import guards, near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
-from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, ThawError
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -161,6 +161,7 @@ def upload(
         pushed.sent_bytes += n_bytes
         advance(n_bytes)
 
+    guards.begin_push(version)
     for file in index.files:
         if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
             advance(file.n_bytes)
@@ -170,7 +171,11 @@ def upload(
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
     version.write(INDEX_NAME, checkpoint.write_index(index))
-    approve(version.uri)
+    try:
+        approve(version.uri)
+    except ThawError:
+        guards.end_push(version)
+        raise
     ours = versions.write_pointer(index.sha256)
     if pointer(store) not in (before, ours):
         raise Conflict(
@@ -178,6 +183,7 @@ def upload(
             hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
         )
     store.write(versions.POINTER_NAME, ours)
+    guards.end_push(version)
     return pushed
 
 
