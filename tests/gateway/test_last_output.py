@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.serving.dispatch import MAX_LOSSES
 from tests.conftest import free_port
 from tests.gateway.conftest import OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -50,3 +51,18 @@ def test_another_tenant_reads_none_of_it(gateway: GatewayProcess, invoker: FakeI
     gateway.session.auth = None
     assert gateway.call("GET", PATH, headers=headers).json()["outputs"] == []
     assert gateway.call("GET", PATH.replace("_", "guest"), headers=headers).status_code == 403
+
+
+def test_an_answer_whose_last_worker_was_lost_has_its_last_words_in_its_logs(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    n_workers = MAX_LOSSES + 1
+    for k in range(n_workers):
+        invoker.ready("guest/chat", instance=f"i{k}", group=f"{k:032x}")
+    gateway.wait_for_routes(n_workers)
+    invoker.cut_after.extend([0] * n_workers)
+    invoker.log_lines = ["2026-01-01T00:00:00.0Z stderr: its last words"]
+    reply = gateway.chat()
+    assert reply.json()["error"]["code"] == "WorkerLost"
+    assert gateway.record(reply.headers["X-Openwhisk-Activation-Id"])["logs"] == invoker.log_lines

@@ -120,6 +120,11 @@ ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
     "code beside an architecture that the engine has": ({"config": {"auto_map": OWN_CODE}}, 256, []),
     "GPTQ": ({"config": {"quantization_config": GPTQ}}, 256, []),
     "FP8 for which a CPU has a kernel": ({"config": {"quantization_config": COMPRESSED}}, 256, []),
+    "weights of four bytes of which config.json does not say so": (
+        {"config": {"torch_dtype": None}, "weight_bytes": 1600 << 20},
+        256,
+        [],
+    ),
     "less context than asked for": (
         {"config": {"max_position_embeddings": 64}},
         64,

@@ -2,14 +2,15 @@
 
 On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  Of each kind
 of quantised layer the smallest one is then filled with zeros, prepared and computed: what a kernel cannot do on this
-device shows only there.  On a GPU the model is built on torch's *meta* device, which computes nothing.
+device shows only there.  On a GPU an empty model takes the memory of a full one, which others need, so there the
+configuration alone is judged: vLLM compares the quantisation with the device's capability in it.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,8 +49,8 @@ def check(init: LlmInit, segment: Segment) -> Checked:
         try:
             config = engine_config(init, segment, StagePart.of(init), str(directory))
             _check_memory(init, segment, config)
-            began_to_build = True
-            _build(config, meeting)
+            if began_to_build := current_platform.is_cpu():
+                _build(config, meeting)
         except ThawError:
             raise
         except Exception as e:  # the edge to vLLM
@@ -80,29 +81,36 @@ def _check_memory(init: LlmInit, segment: Segment, config: Any) -> None:
     if not init.reserve_bytes:
         return
     plain, limits = model_config(segment), batch_limits(init, config)
-    weights = held_bytes(init.stages[0].weight_bytes, plain, limits.dtype)
+    weights = _at_least(init.stages[0].weight_bytes, plain, limits.dtype)
     plan_stage(0, [StageMemory(init.reserve_bytes, weights, geometry(plain, layer_count(plain)))], limits)
+
+
+def _at_least(stored_bytes: int, plain: Mapping[str, Any], dtype: str) -> int:
+    """The weights in the engine's dtype.  A config.json that does not say how they are stored may mean four bytes a
+    number, and then the model takes half of what :func:`held_bytes` supposes."""
+    text = plain.get("text_config", plain)
+    is_told = "quantization_config" in plain or any(k in c for k in ("dtype", "torch_dtype") for c in (plain, text))
+    return held_bytes(stored_bytes, plain, dtype) // (1 if is_told else 2)
 
 
 def _build(config: Any, meeting: str) -> None:
     """Build the model without weights.  ``meeting`` is an empty directory."""
-    device = torch.device("cpu" if current_platform.is_cpu() else "meta")
     method, wanted = f"file://{Path(meeting) / 'world'}", config.model_config
     with world_of_one(), set_current_vllm_config(config):
         parallel_state.init_distributed_environment(1, 0, method, 0, "gloo")
         parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
-        with set_default_torch_dtype(wanted.dtype), device:
+        with set_default_torch_dtype(wanted.dtype), torch.device("cpu"):
             model = initialize_model(vllm_config=config)
-            if wanted.quantization is not None and device.type != "meta":
+            if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):
                     _try(layer)
 
 
 def _smallest_of_each_kind(model: torch.nn.Module) -> Iterator[LinearBase]:
-    kinds: dict[tuple[type, type], LinearBase] = {}
+    kinds: dict[tuple[object, ...], LinearBase] = {}
     for layer in model.modules():
         if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
-            kind = (type(layer.quant_method), type(getattr(layer, "scheme", None)))
+            kind = (type(layer.quant_method), *((name, p.dtype) for name, p in layer.named_parameters()))
             if kind not in kinds or _n_bytes(layer) < _n_bytes(kinds[kind]):
                 kinds[kind] = layer
     return (layer for layer in kinds.values() if _n_bytes(layer) <= _MOST_TRIED)
