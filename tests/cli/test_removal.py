@@ -23,6 +23,7 @@ from thaw.errors import Conflict, ModelNotFound, StoreUnavailable
 from thaw.model import INDEX_NAME
 
 NOBODY = removal.NOBODY
+MARK = "thaw-gc.0123.mark"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,10 @@ def there(uri: str) -> list[str]:
     return [v.uri for v in removal.versions_of(uri)]
 
 
+def signs(uri: str) -> list[str]:
+    return [n for n in open_store(uri).objects() if guards.is_mark(n) or guards.is_stamp(n)]
+
+
 def collect(uri: str, uses: Uses = NOBODY, grace_s: float = 0.0) -> dict[str, str]:
     """Why each version that is not the newest stays; empty where it went."""
     return {one.uri: one.kept for one in removal.collect(uri, lambda: uses, grace_s, dry_run=False)}
@@ -94,8 +99,16 @@ def test_what_a_function_names_or_an_instance_runs_stays(uri: str, pushed: Calla
     uses = Uses({"guest/a": pins[0], "guest/b": uri}, frozenset({("guest/b", sha256)}))
     assert collect(uri, uses) == {pins[0]: "guest/a uses it", pins[1]: "guest/b (runs) uses it"}
     for pin in pins:
-        assert set(open_store(pin).objects()) & {guards.MARK, guards.STAMP} == set()
+        assert signs(pin) == []
         checkpoints.verify(open_store(pin), lambda _: None)
+
+
+def test_a_function_that_names_the_version_by_another_address_of_the_store_uses_it(
+    uri: str, pushed: Callable[[str], str]
+) -> None:
+    one, _ = pushed("one"), pushed("two")
+    elsewhere = versions.pin("http://store:9000/models/m", checkpoints.read_index(open_store(one)).sha256)
+    assert collect(uri, Uses({"guest/a": elsewhere}, frozenset())) == {one: "guest/a uses it"}
 
 
 def test_what_may_have_been_the_newest_a_moment_ago_stays_for_a_start_that_chose_it(
@@ -119,29 +132,128 @@ def test_a_dry_run_removes_nothing(uri: str, pushed: Callable[[str], str]) -> No
 
 def test_a_version_that_is_being_pushed_again_stays(uri: str, pushed: Callable[[str], str]) -> None:
     one, _ = pushed("one"), pushed("two")
-    guards.begin_push(open_store(one))
-    assert collect(uri) == {one: "a push of it is under way"}
-    guards.end_push(open_store(one))
+    stamps = [guards.begin_push(open_store(one)), guards.begin_push(open_store(one))]
+    for stamp in stamps:
+        assert collect(uri) == {one: "a push of it is under way"}
+        guards.end_push(open_store(one), stamp)
     assert collect(uri) == {one: ""}
 
 
 def test_a_push_of_what_is_being_removed_gives_way(uri: str, pushed: Callable[[str], str]) -> None:
     one, _ = pushed("one"), pushed("two")
     place = open_store(one)
-    place.write(guards.MARK, b"")
+    place.write(MARK, b"")
     with pytest.raises(Conflict, match="is being removed just now"):
         guards.begin_push(place)
-    assert guards.STAMP not in place.objects()
+    assert signs(one) == [MARK]
 
 
 def test_the_mark_of_a_removal_that_was_killed_stops_no_push(
     uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = pushed("one")
-    open_store(one).write(guards.MARK, b"")
+    open_store(one).write(MARK, b"")
     monkeypatch.setattr(guards, "MARK_S", -1.0)
-    guards.begin_push(open_store(one))
-    assert guards.MARK not in open_store(one).objects()
+    stamp = guards.begin_push(open_store(one))
+    assert signs(one) == [stamp]
+
+
+@pytest.fixture
+def meanwhile(uri: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
+    """Do something once, right before a file of this name is deleted."""
+
+    def arrange(file: str, then: Callable[[], None]) -> None:
+        kind, todo = type(open_store(uri)), [then]
+        delete = kind.delete
+
+        def deleting(store: Store, name: str) -> None:
+            if name == file and todo:
+                todo.pop()()
+            delete(store, name)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(kind, "delete", deleting)
+
+    return arrange
+
+
+def test_nobody_takes_the_mark_of_a_removal_that_runs(
+    uri: str, pushed: Callable[[str], str], meanwhile: Callable[[str, Callable[[], None]], None]
+) -> None:
+    one, _ = pushed("one"), pushed("two")
+    seen: list[object] = []
+
+    def others() -> None:
+        before = signs(one)
+        seen.extend(removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True))
+        collect(uri, Uses({"guest/a": one}, frozenset()))
+        seen.append(signs(one) == before)
+        with pytest.raises(Conflict, match="is being removed just now"):
+            guards.begin_push(open_store(one))
+
+    meanwhile("config.json", others)
+    assert collect(uri) == {one: ""}
+    assert seen[-1] is True
+    assert open_store(one).objects() == {}
+
+
+def test_a_dry_run_writes_nothing(uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = pushed("one"), pushed("two")
+    monkeypatch.setattr(type(open_store(uri)), "write", lambda *_: pytest.fail("a dry run wrote"))
+    monkeypatch.setattr(type(open_store(uri)), "delete", lambda *_: pytest.fail("a dry run deleted"))
+    assert [r.uri for r in removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True)] == [one]
+
+
+@pytest.mark.parametrize("file", [INDEX_NAME, "config.json", "model.safetensors"])
+def test_a_removal_that_was_asleep_leaves_what_was_pushed_meanwhile(
+    uri: str,
+    pushed: Callable[[str], str],
+    meanwhile: Callable[[str, Callable[[], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+) -> None:
+    one, _ = pushed("one"), pushed("two")
+
+    def push_past_it() -> None:
+        with monkeypatch.context() as later:
+            later.setattr(guards, "MARK_S", -1.0)
+            guards.end_push(open_store(one), guards.begin_push(open_store(one)))
+        again.append(one)
+
+    again: list[str] = []
+    read = type(open_store(one)).read
+
+    def reading(store: Store, name: str) -> Iterator[bytes]:
+        if name == INDEX_NAME and file == INDEX_NAME and not again:
+            push_past_it()
+        return read(store, name)  # type: ignore[arg-type]
+
+    if file == INDEX_NAME:
+        monkeypatch.setattr(type(open_store(one)), "read", reading)
+    else:
+        meanwhile(file, push_past_it)
+    with pytest.raises(Conflict, match="is being pushed again"):
+        collect(uri)
+    assert again
+    assert "tokenizer.json" in open_store(one).objects(), "it goes after the others, and stopped before"
+
+
+def test_the_time_of_a_removal_goes_on_while_the_machine_sleeps(
+    uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = pushed("one"), pushed("two")
+    clock = guards.time.clock_gettime
+    slept: list[float] = []
+
+    def asked_after_a_sleep() -> list[str]:
+        slept[:] = [3600.0]
+        return []
+
+    monkeypatch.setattr(
+        guards.time, "clock_gettime", lambda c: clock(c) + sum(slept) * (c == guards.time.CLOCK_BOOTTIME)
+    )
+    with pytest.raises(Conflict, match="took too long"):
+        guards.remove(open_store(one), open_store(uri), asked_after_a_sleep, 0.0)
+    checkpoints.verify(open_store(one), lambda _: None)
 
 
 class Cut(Exception):
@@ -192,7 +304,7 @@ def test_a_platform_that_is_lost_in_the_middle_costs_nothing(uri: str, pushed: C
     with pytest.raises(StoreUnavailable):
         list(removal.collect(uri, ask, 0.0, dry_run=False))
     checkpoints.verify(open_store(one), lambda _: None)
-    assert guards.MARK not in open_store(one).objects()
+    assert signs(one) == []
 
 
 # ── delete ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,6 +364,52 @@ def test_a_directory_that_was_not_pushed_goes_without_the_files_of_others(tmp_pa
         (tmp_path / name).write_text("x")
     removal.delete(tmp_path.as_uri(), lambda: NOBODY)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_what_was_pushed_while_the_model_went_stays(
+    uri: str, pushed: Callable[[str], str], meanwhile: Callable[[str, Callable[[], None]], None]
+) -> None:
+    pushed("one")
+    late: list[str] = []
+    meanwhile("config.json", lambda: late.append(pushed("two")))
+    with pytest.raises(Conflict, match="has been pushed again meanwhile"):
+        removal.delete(uri, lambda: NOBODY)
+    assert [(v.uri, v.newest) for v in removal.versions_of(uri)] == [(late[0], True)]
+    checkpoints.verify(open_store(late[0]), lambda _: None)
+
+
+@pytest.mark.parametrize("answers", [2, 3, 4])
+def test_a_platform_that_is_lost_while_a_model_goes_costs_nothing(
+    uri: str, pushed: Callable[[str], str], answers: int
+) -> None:
+    two = pushed("two")
+    with pytest.raises(StoreUnavailable):
+        removal.delete(uri, lost_after(answers))
+    assert [(v.uri, v.newest) for v in removal.versions_of(uri)] == [(two, True)]
+    checkpoints.verify(open_store(two), lambda _: None)
+
+
+def test_a_model_without_versions_is_asked_about_twice_and_keeps_its_index(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", INDEX_NAME):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(StoreUnavailable):
+        removal.delete(tmp_path.as_uri(), lost_after(1))
+    late = Uses({"guest/late": tmp_path.as_uri()}, frozenset())
+    answers = iter([NOBODY, late])
+    with pytest.raises(Conflict, match="is used by guest/late"):
+        removal.delete(tmp_path.as_uri(), lambda: next(answers))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def lost_after(n_answers: int) -> Callable[[], Uses]:
+    left = [NOBODY] * n_answers
+
+    def ask() -> Uses:
+        if not left:
+            raise StoreUnavailable("the platform is away")
+        return left.pop()
+
+    return ask
 
 
 # ── the commands ──────────────────────────────────────────────────────────────────────────────────────────────────

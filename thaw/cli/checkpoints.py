@@ -19,7 +19,7 @@ from thaw import checkpoint, versions
 from thaw.cli import guards, near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
-from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, ThawError
+from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -161,7 +161,7 @@ def upload(
         pushed.sent_bytes += n_bytes
         advance(n_bytes)
 
-    guards.begin_push(version)
+    stamp = guards.begin_push(version)
     for file in index.files:
         if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
             advance(file.n_bytes)
@@ -173,17 +173,15 @@ def upload(
     version.write(INDEX_NAME, checkpoint.write_index(index))
     try:
         approve(version.uri)
-    except ThawError:
-        guards.end_push(version)
-        raise
-    ours = versions.write_pointer(index.sha256)
-    if pointer(store) not in (before, ours):
-        raise Conflict(
-            f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
-            hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
-        )
-    store.write(versions.POINTER_NAME, ours)
-    guards.end_push(version)
+        ours = versions.write_pointer(index.sha256)
+        if pointer(store) not in (before, ours):
+            raise Conflict(
+                f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
+                hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
+            )
+        store.write(versions.POINTER_NAME, ours)
+    finally:  # an unfinished version keeps its stamp, which keeps it for a day
+        guards.end_push(version, stamp)
     return pushed
 
 

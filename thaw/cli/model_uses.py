@@ -24,9 +24,10 @@ class Uses:
         return sorted(a for a, named in self.actions.items() if _same(versions.plain_name(named), uri))
 
     def of_version(self, uri: str, digits: str, *, newest: bool) -> list[str]:
-        """Who uses this version of the model with the plain name ``uri``: with ``newest`` also whoever names that."""
-        pins = (digits, "") if newest else (digits,)
-        named = {a for a in self.of_name(uri) if versions.pinned(self.actions[a]) in pins}
+        """Who uses this version of the model with the plain name ``uri``: with ``newest`` also whoever names that.  A
+        pin of the same digits counts with any name, because a store may have several addresses."""
+        named = {a for a, pin in self.actions.items() if versions.pinned(pin) == digits}
+        named |= {a for a in self.of_name(uri) if newest and not versions.pinned(self.actions[a])}
         runs = {a for a, version in self.running if versions.short(version) == digits}
         return sorted(named | {f"{a} (runs)" for a in runs - named})
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thaw.cli.context import err
-from thaw.errors import BadRequest, ThawError, Unauthorized, Unavailable, Unfit
-
-ELSEWHERE = ("ModelNotFound", "StoreUnavailable")
-"""The platform does not see what was pushed, which need not be meant for it."""
+from thaw.errors import BadRequest, ModelNotFound, ThawError, Unauthorized, Unavailable, Unfit
 
 
 def say_notes(found: object) -> None:
@@ -33,7 +30,7 @@ def check_pushed(uri: str) -> None:
     except ThawError as e:
         return _note(f"the engine is asked about this model when it is deployed: {e.message}")
     refusal = found.get("refusal") or {}
-    if refusal.get("code") in ELSEWHERE:
+    if refusal.get("code") == ModelNotFound.__name__:  # what was pushed need not be meant for this platform
         return _note("the engine is asked about this model when it is deployed: the platform does not see this store")
     if refusal:
         step = str(refusal.get("hint", ""))

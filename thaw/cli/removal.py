@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from thaw import checkpoint, versions
@@ -39,7 +40,7 @@ def versions_of(uri: str) -> list[Version]:
     newest, found = _newest(name), []
     for pin in name.versions():
         objects = open_store(pin).objects()
-        files = [o for n, o in objects.items() if n not in (guards.MARK, guards.STAMP)]
+        files = [o for n, o in objects.items() if not guards.is_mark(n) and not guards.is_stamp(n)]
         if not objects:
             continue  # some stores list an empty place for a while
         pushed_s = max((o.modified_s for o in files), default=0.0)
@@ -70,21 +71,54 @@ def delete(uri: str, ask: AskUses) -> list[Removed]:
     """Delete one version, or a name with all of its versions.  Raises Conflict, which names who uses it."""
     if versions.pinned(uri):
         return [_delete_version(uri, ask)]
-    name, before = open_store(uri), versions_of(uri)
+    name = open_store(uri)
+    before = sorted(versions_of(uri), key=lambda v: not v.newest)
     refuse_used(uri, ask().of_name(uri))
     for version in before:  # a name without its pointer must not be found with half of its versions
         refuse_used(version.uri, ask().of_version(uri, version.digits, newest=False))
-    data = pointer(name)
-    name.delete(versions.POINTER_NAME)  # from now on no start finds it
-    if data and (users := ask().of_name(uri)):
-        name.write(versions.POINTER_NAME, data)
-        refuse_used(uri, users)
-    removed = [_remove(version.uri, name, ask, 0.0) for version in before]
-    removed.append(Removed(uri, sum(name.objects()[n].n_bytes for n in _own_files(name))))
-    for file in _own_files(name):
+    with _nameless(name):  # from now on no start finds it
+        refuse_used(uri, ask().of_name(uri))
+        removed = [_remove(version.uri, name, ask, 0.0) for version in before]
+    objects = name.objects()
+    if versions.POINTER_NAME in objects:
+        raise Conflict(f"{uri} has been pushed again meanwhile, and stays", hint=f"thaw model versions {uri}")
+    own = _own_files(objects)
+    for file in own:
         name.delete(file)
     name.delete_place()
-    return removed
+    return [*removed, Removed(uri, sum(objects[n].n_bytes for n in own))]
+
+
+@contextmanager
+def _nameless(name: Store) -> Iterator[None]:
+    """The plain name means nothing while this lasts, and afterwards unless the body fails before what it meant has
+    gone.  The newest version must therefore go first."""
+    taken = {n: data for n in (versions.POINTER_NAME, INDEX_NAME) if (data := _content(name, n)) is not None}
+    try:
+        for file in taken:
+            name.delete(file)
+        yield
+    except BaseException:
+        if versions.POINTER_NAME in taken and _leads_nowhere(name.uri, taken[versions.POINTER_NAME]):
+            del taken[versions.POINTER_NAME]
+        for file in taken.keys() - name.objects().keys():  # a push may have written another one
+            name.write(file, taken[file])
+        raise
+
+
+def _content(name: Store, file: str) -> bytes | None:
+    try:
+        return b"".join(name.read(file))
+    except ModelNotFound:
+        return None
+
+
+def _leads_nowhere(uri: str, data: bytes) -> bool:
+    try:
+        pin = versions.pin(uri, versions.read_pointer(uri, data))
+    except (ModelCorrupt, ModelUnsupported):
+        return False  # nobody knows what the name means
+    return open_store(pin).size(INDEX_NAME) is None
 
 
 def _delete_version(uri: str, ask: AskUses) -> Removed:
@@ -101,7 +135,8 @@ def _remove(pin: str, name: Store, ask: AskUses, grace_s: float, *, dry_run: boo
     def used_by() -> list[str]:
         return ask().of_version(name.uri, versions.pinned(pin), newest=False)
 
-    return guards.remove(open_store(pin), name, used_by, grace_s, dry_run=dry_run)
+    do = guards.would_remove if dry_run else guards.remove
+    return do(open_store(pin), name, used_by, grace_s)
 
 
 def refuse_used(uri: str, users: list[str]) -> None:
@@ -109,7 +144,8 @@ def refuse_used(uri: str, users: list[str]) -> None:
         raise Conflict(f"{uri} is used by {', '.join(users)}", hint="delete or change these functions first")
 
 
-def _own_files(name: Store) -> list[str]:
-    """Of a model that was pushed without versions, or copied there.  Other files are somebody else's."""
-    known = {INDEX_NAME, checkpoint.SHARDS_NAME, versions.POINTER_NAME}
-    return [n for n in name.objects() if n in known or checkpoint.is_fetchable(n)]
+def _own_files(objects: Iterable[str]) -> list[str]:
+    """Of a model that was pushed without versions, or copied there: other files are somebody else's, and a pointer is
+    of a push that has come since."""
+    known = {INDEX_NAME, checkpoint.SHARDS_NAME}
+    return [n for n in objects if n in known or checkpoint.is_fetchable(n)]
