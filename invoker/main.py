@@ -31,6 +31,7 @@ from invoker.drivers.registry import make_driver
 from invoker.heartbeat import Reporter
 from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
+from relay.clients.fetch import FetchClient
 from relay.state import bus, credentials, redis_link
 from relay.state.bus import CommandReader
 from relay.state.clock import StateClock
@@ -80,7 +81,14 @@ class Agent:
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self._stopped = threading.Event()
-        preflights = Preflights(self.fleet, self.cells, HostId(settings.host_id), settings.device, self._log)
+        preflights = Preflights(
+            self.fleet,
+            self.cells,
+            FetchClient(settings.fetchd_socket),
+            HostId(settings.host_id),
+            settings.device,
+            self._log,
+        )
         self.port = DataPort(
             settings.bind, self.fleet, preflights, lambda: self._token, self._refresh_token, settings.metrics_token
         )

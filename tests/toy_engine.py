@@ -105,6 +105,8 @@ class ToyEngine:
             raise KeyError("a defect")
         if "exit" in stage_plan.config.engine.args:
             os._exit(int(str(stage_plan.config.engine.args["exit"])))
+        if "grow" in stage_plan.config.engine.args:
+            bytearray(int(str(stage_plan.config.engine.args["grow"])))
         if refusal := stage_plan.config.engine.args.get("refuse"):
             raise ModelUnsupported(str(refusal), hint="take another model")
         return Checked("toy 1.0", stage_plan.config.engine.max_model_len)

@@ -71,7 +71,7 @@ def _action_bytes(ns: str, name: str) -> int:
 @blueprint.put("/actions/<path:name>")
 @takes(_action_bytes)
 def put_action(ns: str, name: str) -> Response:
-    core, full_name = gateway(), action_name(ns, name)
+    core, own, full_name = gateway(), namespace(ns), action_name(ns, name)
     body = json_object(core.settings.action_bytes)
     overwrite = query_flag("overwrite")
     try:
@@ -85,17 +85,19 @@ def put_action(ns: str, name: str) -> Response:
         last = old.version
         action = changed_action(old, body, core.settings)
     core.models.check(action)
-    verdict = _preflight(action, body)
+    verdict = _preflight(action, body, own)
     core.actions.put(action, last=last)
+    if verdict is not None and action.config is not None:
+        verdict = core.preflight.look_again(action.config, own, verdict)
     return json_response(render.action(action) | ({} if verdict is None else {"preflight": render.preflight(verdict)}))
 
 
-def _preflight(action: Action, body: dict[str, Any]) -> Verdict | None:
+def _preflight(action: Action, body: dict[str, Any], own: str) -> Verdict | None:
     """None where the model and its settings stay what they were.  Raises Unfit unless the caller forces the deploy."""
     if action.config is None or not ("exec" in body or "config" in body):
         return None
     force = query_flag("force")
-    verdict = gateway().preflight.check(action.config)
+    verdict = gateway().preflight.check(action.config, own)
     if verdict.refusal is not None and not force:
         raise unfit(verdict.refusal)
     return verdict

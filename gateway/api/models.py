@@ -21,4 +21,4 @@ def preflight(ns: str) -> Response:
     config = parse_llm_config(plain)
     core.models.check_uri(own, config.model.uri)
     memory = isinstance(plain, dict) and "resources" in plain
-    return json_response(render.preflight(core.preflight.check(config, memory=memory)))
+    return json_response(render.preflight(core.preflight.check(config, own, memory=memory)))

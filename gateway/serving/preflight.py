@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.serving.hangup import Hangup
@@ -53,9 +53,9 @@ class Preflight:
     def __init__(self, registry: Registry, pool: InvokerPool, deadline_s: float) -> None:
         self._registry, self._pool, self._deadline_s = registry, pool, deadline_s
 
-    def check(self, config: LlmConfig, *, memory: bool = True) -> Verdict:
-        """Without ``memory``, resources.gpu_memory_mb is nobody's wish yet.  Raises nothing: a platform that is in
-        trouble deploys unchecked."""
+    def check(self, config: LlmConfig, namespace: str, *, memory: bool = True) -> Verdict:
+        """For a function of this namespace.  Without ``memory``, resources.gpu_memory_mb is nobody's wish yet.  Raises
+        nothing: a platform that is in trouble deploys unchecked."""
         if self._deadline_s <= 0:
             return Verdict(unchecked="the operator has turned the check off (THAW_PREFLIGHT_S)")
         ends_s = time.monotonic() + self._deadline_s
@@ -63,31 +63,39 @@ class Preflight:
             kinds = by_kind(self._registry.live_hosts())
         except PlatformError as e:
             return Verdict(unchecked=e.message)
-        answers = list(self._until_one_can(kinds, config, memory, ends_s))
+        wanted = PreflightWanted(config, 0, memory, namespace)
+        answers = list(self._until_one_can(kinds, wanted, ends_s))
         return merged(answers)
 
+    def look_again(self, config: LlmConfig, namespace: str, verdict: Verdict) -> Verdict:
+        """After a function was written: whether the model that was there is there still.  A removal asks who uses a
+        model, and does not see a function that is not written yet.  The engine's answer is known, so this is short."""
+        if verdict.found is None or verdict.unchecked:
+            return verdict
+        again = self.check(config, namespace)
+        gone = again.refusal is not None and again.refusal.code == ModelNotFound.__name__
+        return again if gone else verdict
+
     def _until_one_can(
-        self, kinds: Sequence[Sequence[HostReport]], config: LlmConfig, memory: bool, ends_s: float
+        self, kinds: Sequence[Sequence[HostReport]], wanted: PreflightWanted, ends_s: float
     ) -> Iterator[Verdict]:
         for hosts in kinds:
             verdict = Verdict(unchecked="no host was asked")
             for host in hosts[:_ASKED_OF_A_KIND]:
-                verdict = self._asked(host, config, memory, ends_s)
+                verdict = self._asked(host, wanted, ends_s)
                 if not verdict.unchecked:
                     break
             yield verdict
             if not verdict.unchecked and verdict.refusal is None:
                 return
 
-    def _asked(self, host: HostReport, config: LlmConfig, memory: bool, ends_s: float) -> Verdict:
+    def _asked(self, host: HostReport, wanted: PreflightWanted, ends_s: float) -> Verdict:
         left_ms = round(1000 * (ends_s - time.monotonic()))
         if left_ms <= 0:
             return Verdict(unchecked="the check took too long")
-        wanted = wire.dumps(PreflightWanted(config, left_ms, memory))
+        body = wire.dumps(replace(wanted, deadline_ms=left_ms))
         try:
-            reply = self._pool.post(
-                host.address, "/preflight", wanted, stream=False, deadline_s=ends_s, hangup=Hangup()
-            )
+            reply = self._pool.post(host.address, "/preflight", body, stream=False, deadline_s=ends_s, hangup=Hangup())
             reply.read_head()
             found = wire.from_plain(PreflightFound, reply.read_json(max_bytes=_MOST_BYTES))
         except TimeLimitExceeded:

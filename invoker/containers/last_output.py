@@ -7,7 +7,9 @@ bounded in size each and all together; the oldest go first.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +34,7 @@ _MOST_ANSWERED: Final = 20  # newest ones of an action: a bounded answer
 class LastOutput:
     def __init__(self, run_dir: Path, log: Log) -> None:
         self._root, self._log = run_dir / "ended", log
+        self._lock = threading.Lock()
 
     def keep(self, record: InstanceRecord, handle: Handle, reason: str) -> None:
         """Keep the end of the container's stderr.  A full disk costs the output and nothing else."""
@@ -42,23 +45,29 @@ class LastOutput:
             record.instance_id, record.action, record.host_id, record.stage, record.n_stages, wall_ms(), reason, text
         )
         try:
-            self._root.mkdir(mode=0o700, exist_ok=True)
-            (self._root / f"{output.ended_wall_ms:015d}-{record.instance_id}").write_bytes(wire.dumps(output))
-            self._prune()
+            with self._lock:
+                self._root.mkdir(mode=0o700, exist_ok=True)
+                whole = self._root / f"{output.ended_wall_ms:015d}-{record.instance_id}"
+                part = self._root / f".{whole.name}"
+                part.write_bytes(wire.dumps(output))
+                part.replace(whole)
+                self._prune()
         except OSError as e:
             self._log.event("last_output_lost", instance_id=record.instance_id, error=str(e))
 
     def of_action(self, action: ActionName) -> tuple[EndedOutput, ...]:
         """The newest ones, oldest first."""
-        return tuple([o for o in self._all() if o.action == action][-_MOST_ANSWERED:])
+        return tuple([o for o in self._read(self._paths()) if o.action == action][-_MOST_ANSWERED:])
 
     def of_instance(self, instance_id: InstanceId) -> EndedOutput | None:
-        return next((o for o in self._all() if o.instance_id == instance_id), None)
+        return next(self._read(p for p in self._paths() if p.name.partition("-")[2] == instance_id), None)
 
-    def _all(self) -> Iterator[EndedOutput]:
-        """Those that are not too old, oldest first."""
+    def _read(self, paths: Iterable[Path]) -> Iterator[EndedOutput]:
+        """Those that are not too old."""
         since_ms = wall_ms() - 1000 * KEPT_S
-        for path in self._paths():
+        for path in paths:
+            if path.name.startswith("."):
+                continue
             try:
                 output = wire.loads(EndedOutput, path.read_bytes())
             except (OSError, ProtocolError):
@@ -67,12 +76,14 @@ class LastOutput:
                 yield output
 
     def _paths(self) -> list[Path]:
+        """Oldest first; before all others, what a full disk or a power cut left half written."""
         return sorted(self._root.iterdir()) if self._root.is_dir() else []
 
     def _prune(self) -> None:
         oldest = f"{wall_ms() - 1000 * KEPT_S:015d}"
         left = 0
         for path in reversed(self._paths()):
-            left += path.stat().st_size
-            if left > MOST_BYTES_IN_ALL or path.name < oldest:
-                os.unlink(path)
+            with suppress(FileNotFoundError):
+                left += path.stat().st_size
+                if left > MOST_BYTES_IN_ALL or path.name < oldest:
+                    os.unlink(path)

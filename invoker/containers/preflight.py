@@ -23,6 +23,7 @@ from invoker.containers.call import ContainerCall
 from invoker.containers.fleet import Fleet
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.base import Handle, Spec
+from relay.clients.fetch import FetchClient
 from relay.protocol.messages import (
     FetchStart,
     LlmInit,
@@ -40,28 +41,44 @@ from thaw.model import FileRange, ModelFacts
 from thaw.plan import PlanModel, StageRole
 
 AT_ONCE: Final = 2
-"""Preflights that run at the same time.  Each takes a second of a core, which starts need, too."""
-FORK_BYTES: Final = 256 << 20
-"""What a fork of the zygote writes to while it builds a model without weights, measured and rounded up."""
+"""Preflights that run at the same time, at most one of a namespace.  Each takes a second of a core, which starts need,
+too."""
+WAIT_S: Final = 1.0
+"""How long a preflight waits for another one to end."""
+FORK_BYTES: Final = 1 << 30
+"""What a container may take while it looks: its two processes bound themselves to 896 MiB together, beside the model,
+which stays empty (thaw_runtime/engine/main.py, llm/container.py)."""
+MOST_FETCHED: Final = 128 << 20
+"""Of config, tokenizer and templates.  The largest tokenizers have 40 MiB."""
+SHARE: Final = 0.25
+"""Of the host's cores.  The check computes on one thread."""
 KEPT: Final = 256
 KEPT_S: Final = 3600.0
 """An answer holds for a version, settings, an engine and a device.  The engine's image may be replaced under its name
 while the invoker lives, so an answer is asked for again after this time."""
+SLOW_S: Final = 60.0
+"""That a check took too long holds for as long, so nobody keeps a host busy with one model."""
+_NO_END: Final = "the engine looked at the model for too long"
 _LABEL: Final = "preflight"  # a restarted invoker ends what it finds with another role than an instance's
 
 
 class Preflights:
-    def __init__(self, fleet: Fleet, cells: StemCells, host_id: HostId, device: str, log: Log) -> None:
-        self._fleet, self._cells, self._host_id, self._device, self._log = fleet, cells, host_id, device, log
-        self._free = threading.BoundedSemaphore(AT_ONCE)
+    def __init__(
+        self, fleet: Fleet, cells: StemCells, fetch: FetchClient, host_id: HostId, device: str, log: Log
+    ) -> None:
+        """``fetch`` gives up at its deadline, also while fetchd is away."""
+        self._fleet, self._cells, self._fetch, self._host_id = fleet, cells, fetch, host_id
+        self._device, self._log = device, log
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[float, PreflightFound | ErrorInfo]] = OrderedDict()
+        self._one_ended = threading.Condition(self._lock)
+        self._inside: set[str] = set()  # the namespaces whose preflights run
+        self._known: OrderedDict[str, tuple[float, PreflightFound | ErrorInfo]] = OrderedDict()  # until when it holds
 
     def check(self, wanted: PreflightWanted) -> PreflightFound:
         """Raises the DeveloperError with which a start would fail, and PlatformError when the store, fetchd or the
         stem cell does not answer in time."""
         ends_s = time.monotonic() + wanted.deadline_ms / 1000
-        facts = self._fleet.fetch.inspect(wanted.config.model.uri, deadline_s=_left_s(ends_s))
+        facts = self._fetch.inspect(wanted.config.model.uri, deadline_s=_left_s(ends_s))
         fitness.check_files(facts.files, facts.asked_for)
         key = _key(facts, wanted)
         answer = self._remembered(key)
@@ -74,7 +91,7 @@ class Preflights:
 
     def _ask(self, facts: ModelFacts, wanted: PreflightWanted, ends_s: float) -> PreflightFound | ErrorInfo:
         found = PreflightFound(facts.uri, facts.version)
-        if not self._free.acquire(blocking=False):
+        if not self._enter(wanted.namespace, ends_s):
             return replace(found, unchecked="the host is busy with other checks")
         try:
             reply = self._in_a_cell(facts, wanted, ends_s)
@@ -83,8 +100,23 @@ class Preflights:
         except Unavailable as e:
             return replace(found, unchecked=e.message)
         finally:
-            self._free.release()
+            self._leave(wanted.namespace)
         return replace(found, engine=reply.engine, max_model_len=reply.max_model_len, notes=reply.notes)
+
+    def _enter(self, namespace: str, ends_s: float) -> bool:
+        def has_room() -> bool:
+            return len(self._inside) < AT_ONCE and namespace not in self._inside
+
+        with self._one_ended:
+            if not self._one_ended.wait_for(has_room, min(WAIT_S, _left_s(ends_s))):
+                return False
+            self._inside.add(namespace)
+            return True
+
+    def _leave(self, namespace: str) -> None:
+        with self._one_ended:
+            self._inside.remove(namespace)
+            self._one_ended.notify_all()
 
     # one preflight -------------------------------------------------------------------------------------------------
 
@@ -97,8 +129,11 @@ class Preflights:
         try:
             if not cell.shared and taken is None:
                 raise Unavailable("a start has just taken the host's stem cell")
-            if not self._fleet.ledger.take(owner, FORK_BYTES if cell.shared else cell.n_bytes, spare=True):
+            n_bytes = FORK_BYTES if cell.shared else cell.n_bytes + FORK_BYTES
+            if not self._fleet.ledger.take(owner, n_bytes, spare=True):
                 raise Unavailable("the host has no memory to spare now")
+            if taken is not None:
+                self._fleet.driver.limit(taken, SHARE, n_bytes)
             return self._with_container(owner, taken, facts, wanted, ends_s)
         finally:
             if taken is not None:
@@ -110,12 +145,12 @@ class Preflights:
     def _with_container(
         self, owner: str, taken: Handle | None, facts: ModelFacts, wanted: PreflightWanted, ends_s: float
     ) -> PreflightReply:
-        group_id, fetch = GroupId(f"{_LABEL}-{random_hex_id()}"), self._fleet.fetch
+        group_id, fetch = GroupId(f"{_LABEL}-{random_hex_id()}"), self._fetch
         instance_id = InstanceId(taken.container_id if taken is not None else owner)
         forked: Handle | None = None
         try:
             door = "" if taken is not None else fetch.open_descriptor_socket(instance_id, deadline_s=_left_s(ends_s))
-            started = fetch.start(self._fetch(group_id, facts), deadline_s=_left_s(ends_s))
+            started = fetch.start(self._request(group_id, facts), deadline_s=_left_s(ends_s))
             fetch.grant_segment(instance_id, started.segment_id, group_id, 0, deadline_s=_left_s(ends_s))
             forked = None if taken is not None else self._fork(instance_id, door)
             handle = taken or forked
@@ -129,19 +164,29 @@ class Preflights:
                 self._quietly(lambda: fetch.close_descriptor_socket(instance_id))
             self._quietly(lambda: fetch.cancel(group_id, self._fleet.epoch))
 
-    def _fetch(self, group_id: GroupId, facts: ModelFacts) -> FetchStart:
+    def _request(self, group_id: GroupId, facts: ModelFacts) -> FetchStart:
         model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
         ranges = tuple(
             FileRange(name, 0, n_bytes)
             for name, n_bytes in facts.files.items()
             if name in checkpoint.SIDECAR_NAMES and n_bytes
         )
-        return FetchStart(group_id, 0, self._fleet.epoch, model, ranges)
+        if sum(r.n_bytes for r in ranges) > MOST_FETCHED:
+            raise Unavailable(f"the model's small files have more than {MOST_FETCHED >> 20} MiB")
+        return FetchStart(group_id, 0, self._fleet.epoch, model, ranges, spare=True)
 
     def _fork(self, instance_id: InstanceId, door: str) -> Handle:
         identity = {"THAW_INSTANCE_ID": instance_id, "THAW_HOST_ID": self._host_id}
         spec = Spec(
-            instance_id, KIND_LLM, identity, {"role": _LABEL}, fork=True, descriptor_socket=door, device=self._device
+            instance_id,
+            KIND_LLM,
+            identity,
+            {"role": _LABEL},
+            SHARE,
+            fork=True,
+            memory_bytes=FORK_BYTES,
+            descriptor_socket=door,
+            device=self._device,
         )
         handle = self._fleet.driver.create(spec)
         try:
@@ -169,14 +214,17 @@ class Preflights:
     def _remembered(self, key: str) -> PreflightFound | ErrorInfo | None:
         with self._lock:
             known = self._known.get(key)
-            return known[1] if known is not None and time.monotonic() - known[0] < KEPT_S else None
+            return known[1] if known is not None and time.monotonic() < known[0] else None
 
     def _remember(self, key: str, answer: PreflightFound | ErrorInfo) -> None:
         """Keep what the engine said.  That it could not be asked holds for this moment alone."""
+        holds_s = KEPT_S
         if isinstance(answer, PreflightFound) and answer.unchecked:
-            return
+            if answer.unchecked != _NO_END:
+                return
+            holds_s = SLOW_S
         with self._lock:
-            self._known[key] = time.monotonic(), answer
+            self._known[key] = time.monotonic() + holds_s, answer
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
 
@@ -203,7 +251,7 @@ def _asked(path: str, init: LlmInit, ends_s: float) -> PreflightReply:
             "POST", "/preflight", json.dumps({"value": wire.to_plain(init)}).encode()
         )
     except TimeoutError as e:
-        raise Unavailable("the check took too long") from e
+        raise Unavailable(_NO_END) from e
     except (OSError, ProtocolError) as e:
         raise Unavailable(f"the stem cell gave no answer: {e}") from e
     if status == 200:

@@ -203,13 +203,16 @@ class Handler(http11.Handler):
         """
         deadline = time.monotonic() + LATE_S
         found: list[tuple[str, ...] | None] = []
+        last: dict[InstanceId, tuple[str, ...] | None] = {}
         for run in wanted.runs:
             live = self.server.fleet.find(run.instance_id)
             lines = () if live is None or live.logs is None else tuple(live.logs.lines(run.activation_id, deadline))
             if lines or (live is not None and live.logs is not None and not live.exited.is_set()):
                 found.append(lines)
             else:
-                found.append(self._last_lines(run.instance_id, live, deadline))
+                if run.instance_id not in last:
+                    last[run.instance_id] = self._last_lines(run.instance_id, live, deadline)
+                found.append(last[run.instance_id])
         return LogsFound(tuple(found))
 
     def _last_lines(self, instance_id: InstanceId, live: Live | None, deadline: float) -> tuple[str, ...] | None:

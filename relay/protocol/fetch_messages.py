@@ -41,6 +41,9 @@ class FetchStart:
     background: bool = False
     later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
     weight: float = 1.0  # among fetches of the same rank
+    spare: bool = (
+        False  # take free slabs only, and give them back at once: nobody loses what is kept for the next start
+    )
 
 
 @dataclass(frozen=True, slots=True)

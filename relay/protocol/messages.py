@@ -314,6 +314,7 @@ class PreflightWanted:
     config: LlmConfig
     deadline_ms: int
     memory: bool = True
+    namespace: str = ""  # of which a host looks at one model at a time
 
 
 @dataclass(frozen=True, slots=True)

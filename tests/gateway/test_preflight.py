@@ -65,6 +65,16 @@ def test_a_model_that_would_start_is_deployed_with_what_the_engine_said(
     assert 0 < asked.preflights[0]["deadline_ms"] <= 5000
 
 
+def test_a_model_that_was_removed_while_it_was_deployed_is_told(gateway: GatewayProcess, asked: FakeInvoker) -> None:
+    gone = error(ModelNotFound("there is no such model", hint="push it"))
+    answers = [(200, FOUND), gone]
+    asked.preflight = lambda: answers.pop(0)
+    reply = put(gateway)
+    assert reply.status_code == 200, "it is written by then"
+    assert reply.json()["preflight"]["refusal"]["message"] == "there is no such model"
+    assert {p["namespace"] for p in asked.preflights} == {"guest"}
+
+
 def test_a_model_that_would_not_start_is_refused_unless_the_deploy_is_forced(
     gateway: GatewayProcess, asked: FakeInvoker
 ) -> None:
@@ -131,7 +141,7 @@ def test_without_a_host_or_where_the_operator_wants_none_a_deploy_is_not_checked
 def test_a_change_that_leaves_the_model_alone_asks_nobody(gateway: GatewayProcess, asked: FakeInvoker) -> None:
     put(gateway)
     changed = put(gateway, "?overwrite=true", annotations=[{"key": "a", "value": 1}])
-    assert (changed.status_code, "preflight" in changed.json(), len(asked.preflights)) == (200, False, 1)
+    assert (changed.status_code, "preflight" in changed.json(), len(asked.preflights)) == (200, False, 2)
 
 
 def test_a_model_is_checked_without_a_deploy_and_its_memory_only_if_it_is_named(

@@ -145,3 +145,29 @@ def test_the_run_in_which_a_container_dies_has_its_lines(host: Host) -> None:
     assert [line.partition(" ")[2] for line in lines] == ["stderr: about to"]
     (found,) = output(host)
     assert (found["stderr"], "the container ended" in found["reason"]) == ("about to", True)
+
+
+def test_an_output_is_found_by_its_name_and_a_half_written_one_is_none(
+    kept: LastOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(5):
+        keep(kept, tmp_path, f"i{k}", f"text {k}")
+    read: list[str] = []
+    whole = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), whole(path))[1])
+    assert (found := kept.of_instance(InstanceId("i3"))) is not None
+    assert (found.stderr, len(read)) == ("text 3", 1)
+    (tmp_path / "ended" / f".{read[0]}x").write_bytes(b"{")
+    assert len(kept.of_action(HELLO)) == 5
+    keep(kept, tmp_path, "i5", "text 5")
+    assert [p.name for p in files(tmp_path) if p.name.startswith(".")] == []
+
+
+def test_an_output_that_goes_while_others_are_looked_through_costs_none(
+    kept: LastOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(kept, tmp_path, "i1", "text")
+    paths = kept._paths
+    monkeypatch.setattr(kept, "_paths", lambda: [tmp_path / "ended" / "000000000000001-gone", *paths()])
+    monkeypatch.setattr(kept._log, "event", lambda *_, **__: pytest.fail("an output was lost"))
+    keep(kept, tmp_path, "i2", "text")

@@ -17,6 +17,7 @@ from relay.protocol.messages import LlmInit, PlacedRange, StageShape
 from tests.thaw_runtime.conftest import llm_init
 from thaw.errors import ThawError
 from thaw_runtime.engine.vllm import env
+from thaw_runtime.process.memory_bound import bound_memory
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -60,8 +61,11 @@ def init_of(case: Mapping[str, Any]) -> LlmInit:
 
 
 def answer(case: Mapping[str, Any]) -> dict[str, Any]:
+    from thaw_runtime.engine.main import CHECK_BYTES
     from thaw_runtime.engine.vllm.engine import VllmEngine
 
+    if "bound" in case:
+        bound_memory(CHECK_BYTES)
     config = {k: v for k, v in {**TINY, **case["config"]}.items() if v is not None}
     try:
         checked = VllmEngine(lambda _: None).check(init_of(case), Sidecars(config))  # type: ignore[arg-type]

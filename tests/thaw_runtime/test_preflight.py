@@ -32,11 +32,34 @@ COMPRESSED = {
 OWN_CODE = {"AutoConfig": "configuration_foo.FooConfig", "AutoModelForCausalLM": "modeling_foo.Foo"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
+LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 10, "num_attention_heads": 16}
+YARN = {"rope_type": "yarn", "factor": 40000.0, "original_max_position_embeddings": 512}
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an architecture that the engine does not have": (
         {"config": {"architectures": ["FooForCausalLM"]}},
         "ModelUnsupported",
         "the engine has no architecture FooForCausalLM",
+    ),
+    "a name that is no name": (
+        {"config": {"architectures": ["\x1b]0;hi\x07" + "A" * 500_000]}},
+        "ModelUnsupported",
+        "the engine has no architecture ?]0;hi?" + "A" * 192 + "…",
+    ),
+    "an architecture that is no text": (
+        {"config": {"architectures": [{}]}},
+        "ModelUnsupported",
+        "the model's config.json does not list its architectures by name",
+    ),
+    "architectures that are no list": (
+        {"config": {"architectures": "LlamaForCausalLM"}},
+        "ModelUnsupported",
+        "the model's config.json does not list its architectures by name",
+    ),
+    "a long text where a number belongs": (
+        {"config": {"hidden_size": "m" * 500_000}},
+        "InitFailed",
+        "config.json cannot be used: Field 'hidden_size' expected int, got str (value: '" + "m" * 220 + "…",
     ),
     "a model_type that Transformers does not know": (
         {"config": {"model_type": "foo"}},
@@ -109,7 +132,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "engine.args.foo cannot be set here",
     ),
     "more weights than memory": (
-        {"config": {}, "weight_bytes": 1 << 30},
+        {"config": LARGE, "weight_bytes": 1200 << 20},
+        "MemoryTooSmall",
+        "the model needs 1527 MiB (1147 weights, 377 intermediates, 4 for one request of 256 tokens) and the worker has "
+        "1024 MiB",
+    ),
+    "more weights than memory however they are stored": (
+        {"config": {}, "weight_bytes": 1 << 31},
         "MemoryTooSmall",
         "the model needs 1055 MiB (1025 weights, 30 intermediates, 1 for one request of 256 tokens) and the worker has "
         "1024 MiB",
@@ -125,6 +154,16 @@ ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         256,
         [],
     ),
+    "weights of four bytes of which config.json says that they have two": (
+        {"config": {"torch_dtype": "bfloat16"}, "weight_bytes": 1600 << 20},
+        256,
+        [],
+    ),
+    "a context whose tables of positions would fill the host": (
+        {"config": {"max_position_embeddings": 20_000_000}, "bound": 1},
+        256,
+        [],
+    ),
     "less context than asked for": (
         {"config": {"max_position_embeddings": 64}},
         64,
@@ -133,10 +172,19 @@ ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
 }
 
 
+UNCHECKED: dict[str, dict[str, Any]] = {
+    "tables of positions beyond the bound of memory": {"config": {"rope_scaling": YARN}, "bound": 1},
+    "a quantised model beyond the bound of memory": {
+        "config": {**LARGE, "num_hidden_layers": 60, "quantization_config": GPTQ},
+        "bound": 1,
+    },
+}
+
+
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
     """The answers to all cases, from one process that imports the engine once."""
-    cases = {name: case for name, (case, *_) in {**REFUSED, **ACCEPTED}.items()}
+    cases = {name: case for name, (case, *_) in {**REFUSED, **ACCEPTED}.items()} | UNCHECKED
     command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "preflight_probe.py")]
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     done = subprocess.run(
@@ -162,4 +210,12 @@ def test_what_runs_is_accepted_with_what_will_be_different(name: str, said: Any)
     found = said[name]
     assert (found["code"], found.get("max_model_len"), found.get("notes")) == ("", max_model_len, notes), found
     assert found["engine"].startswith("vLLM ")
+    assert found["left"] == []
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_memory_that_a_check_may_not_take_refuses_nothing(name: str, said: Any) -> None:
+    found = said[name]
+    assert found["code"] == "PlatformError", found
+    assert found["message"] == "the model, built empty, takes more memory than a check may"
     assert found["left"] == []

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -352,7 +353,10 @@ def test_a_preflight_gives_the_engines_refusal_and_its_next_step(container: Cont
     assert (reply["error"], reply["info"]["hint"]) == ("no such architecture", "take another model")
 
 
-@pytest.mark.parametrize(("args", "code"), [({"raise": 1}, "PlatformError"), ({"exit": 3}, "InitFailed")])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [({"raise": 1}, "PlatformError"), ({"exit": 3}, "InitFailed"), ({"grow": 1 << 30}, "PlatformError")],
+)
 def test_a_preflight_in_which_the_engine_breaks_is_answered(
     container: Container, args: dict[str, int], code: str
 ) -> None:
@@ -378,14 +382,33 @@ def test_a_preflight_says_that_chat_will_not_work(tmp_path: Path, template: str 
         assert preflight(made)[1]["notes"] == [note]
 
 
+def _with_template(model: Path, template: str | None) -> None:
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
 @pytest.mark.parametrize(
     ("spoil", "code", "message"),
     [
         (lambda m: (m / "tokenizer.json").unlink(), "ModelUnsupported", "the checkpoint has no tokenizer.json"),
         (
-            lambda m: (m / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% if %}"})),
+            partial(_with_template, template="{% if %}"),
             "ModelUnsupported",
             "the chat template does not compile: Expected an expression, got 'end of statement block'",
+        ),
+        *(
+            (
+                partial(_with_template, template=template),
+                "ModelUnsupported",
+                f"the chat template does not compile: {why}",
+            )
+            for template, why in (
+                ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "maximum recursion depth exceeded"),
+                ("{% if 1 %}" * 200 + "{% endif %}" * 200, "too many levels of indentation"),
+            )
+        ),
+        *(
+            (partial(_with_template, template=template), "PlatformError", "the chat template takes more memory than a")
+            for template in ("{{ ('a' * 2000000000)|length }}", "{{ (messages[0].content * 400000000)|length }}")
         ),
     ],
 )
@@ -395,7 +418,8 @@ def test_a_preflight_refuses_a_text_side_that_does_not_load(
     spoil(model := write_tiny_model(tmp_path / "model"))
     with container_of(model, tmp_path) as made:
         status, reply = preflight(made)
-        assert (status, reply["info"]["code"], reply["error"]) == (502, code, message)
+        assert (reply["info"]["code"], reply["error"][: len(message)]) == (code, message)
+        assert status == (500 if code == "PlatformError" else 502)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DescriptorClient
@@ -48,12 +48,17 @@ from thaw_runtime.engine.wire import (
     decode,
     encode,
 )
+from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights import parameter_manager
 from thaw_runtime.weights.segment import Segment
 
 log = Log("runtime-engine")
 
+CHECK_BYTES: Final = 512 << 20
+"""What a check may allocate beside the model, which stays empty (invoker/containers/preflight.py books it)."""
+_MOST_GROWN: Final = 2
+"""Weights may take four bytes a number where two are stored."""
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
 
@@ -166,7 +171,9 @@ class _Start:
     def _check(self, command: EngineCheck) -> None:
         try:
             engine = self._libraries.result(StartTrace())(lambda _: None)
-            checked = engine.check(command.init, self._segment(command.door))
+            segment = self._segment(command.door)
+            bound_memory(CHECK_BYTES + _MOST_GROWN * sum(s.weight_bytes for s in command.init.stages))
+            checked = engine.check(command.init, segment)
         except ThawError as e:
             _tell(self._channel, EngineChecked(None, e.info()))
         except Exception as e:  # noqa: BLE001  the edge of a thread: otherwise the proxy would wait forever

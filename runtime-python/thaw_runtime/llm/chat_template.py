@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from thaw.errors import BadRequest, ModelUnsupported
+from thaw_runtime.shown import shown
 
 
 class _Generation(Extension):
@@ -48,8 +49,9 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         try:
             self._template = environment.from_string(source)
-        except TemplateError as e:
-            raise ModelUnsupported(f"the chat template does not compile: {e}") from e
+        except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as e:  # Python's compiler, too
+            reason = shown(str(e) or type(e).__name__)
+            raise ModelUnsupported(f"the chat template does not compile: {reason}") from e
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:

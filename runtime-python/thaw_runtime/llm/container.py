@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
 from relay.protocol.messages import InitReply, LlmInit, LlmRun, PreflightReply
@@ -19,7 +19,11 @@ from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
 from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
+
+CHECK_BYTES: Final = 384 << 20
+"""What the tokenizer and the chat template of a model that is checked may take."""
 
 
 class LlmContainer:
@@ -40,6 +44,7 @@ class LlmContainer:
         the error with which it would fail."""
         self._begin("checking")
         self._link.begin_check(init, self._door)
+        bound_memory(CHECK_BYTES)
         with (
             closing(DescriptorClient.connect(self._door)) as door,
             closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,

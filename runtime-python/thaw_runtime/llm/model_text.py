@@ -10,9 +10,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from thaw import fitness
-from thaw.errors import BadRequest, ModelCorrupt
+from thaw.errors import BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
+from thaw_runtime.shown import shown
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
@@ -94,7 +95,9 @@ def notes_on(text: ModelText) -> tuple[str, ...]:
     try:
         text.template.render([{"role": "user", "content": "Hello"}], {})
     except BadRequest as e:
-        return (f"the chat template refuses a plain question ({e.message[:200]}), so chat requests will fail",)
+        if isinstance(e.__cause__, MemoryError):
+            raise PlatformError("the chat template takes more memory than a check may") from e
+        return (f"the chat template refuses a plain question ({shown(e.message)}), so chat requests will fail",)
     return ()
 
 

@@ -9,6 +9,7 @@ from vllm.model_executor.models import ModelRegistry
 
 from thaw.errors import ModelUnsupported
 from thaw_runtime.engine.vllm.errors import brings_code
+from thaw_runtime.shown import shown
 
 _FOR_OTHER_INPUTS = frozenset({"torchvision", "torchaudio", "torchcodec", "cv2", "PIL", "soundfile", "librosa"})
 """Packages that only models of pictures and sound import, and that the engine's image need not have."""
@@ -33,13 +34,19 @@ def _known(config: Mapping[str, Any]) -> str:
     """The first architecture that the engine has.  No code of a checkpoint is ever fetched, so one that only that code
     describes runs nowhere."""
     names = config.get("architectures") or ["(none)"]
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ModelUnsupported(
+            "the model's config.json does not list its architectures by name",
+            hint='it needs "architectures": ["…ForCausalLM"], as save_pretrained writes it',
+        )
     name = next((n for n in names if n in ModelRegistry.get_supported_archs()), None)
     if name is not None:
         return str(name)
     if config.get("auto_map"):
-        raise brings_code(f"The architecture {names[0]}")
+        raise brings_code(f"The architecture {shown(names[0])}")
     raise ModelUnsupported(
-        f"the engine has no architecture {names[0]}", hint="see vLLM's list of supported models, and docs/models.md"
+        f"the engine has no architecture {shown(names[0])}",
+        hint="see vLLM's list of supported models, and docs/models.md",
     )
 
 

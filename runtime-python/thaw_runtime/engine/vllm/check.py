@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,18 +24,21 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from relay.protocol.messages import LlmInit
-from thaw.errors import ModelUnsupported, ThawError
-from thaw_runtime.engine.kv_memory import StageMemory, geometry, held_bytes, layer_count, plan_stage
+from thaw.errors import DeveloperError, ModelUnsupported, PlatformError, ThawError
+from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count, plan_stage
 from thaw_runtime.engine.protocol import Checked
 from thaw_runtime.engine.vllm.configuration import batch_limits, engine_config, forget_surroundings
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.world_of_one import world_of_one
 from thaw_runtime.pipeline.stage_parts import StagePart
+from thaw_runtime.shown import shown
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import materialised, model_config
 
-_MOST_TRIED: Final = 1 << 30
-"""Bytes of the largest layer that is computed."""
+_MOST_TRIED: Final = 128 << 20
+"""Bytes of the largest layer that is computed, for which those that are bounded in memory have room."""
+_LONGEST_BUILT: Final = 128 * 1024
+"""Tokens of context for which the model is built: tables of positions are the only memory of it that is written to."""
 _KERNEL: Final = re.compile(r"_C::(\w+)")
 _NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
 
@@ -48,15 +51,17 @@ def check(init: LlmInit, segment: Segment) -> Checked:
         config, began_to_build = None, False
         try:
             config = engine_config(init, segment, StagePart.of(init), str(directory))
-            _check_memory(init, segment, config)
+            _check_memory(init, segment, config, None)
             if began_to_build := current_platform.is_cpu():
-                _build(config, meeting)
+                _check_memory(init, segment, config, _build(config, meeting))
         except ThawError:
             raise
         except Exception as e:  # the edge to vLLM
+            said = translated(e)
+            if not isinstance(said, DeveloperError):
+                raise PlatformError("the model, built empty, takes more memory than a check may") from e
             if method and (began_to_build or "quantization" in str(e)):
                 raise _unsupported_quantisation(method, e) from e
-            said = translated(e)
             said.hint = said.hint or _NEXT_STEP
             raise said from e
     length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
@@ -75,35 +80,43 @@ def _shorter(length: int, asked: int) -> str:
     return f"the model's context is {length} tokens, so engine.max_model_len is {length} and not {asked}"
 
 
-def _check_memory(init: LlmInit, segment: Segment, config: Any) -> None:
+def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int | None) -> None:
     """One worker must hold the whole model, also in a pipeline, whose stages have the same parts of both.  Raises
-    MemoryTooSmall."""
+    MemoryTooSmall.
+
+    config.json may be wrong on how many bytes a number is stored in.  So ``built_bytes``, the weights of the model as
+    it was built, count if they are fewer; before it is built, weights count as if they were stored in four bytes."""
     if not init.reserve_bytes:
         return
     plain, limits = model_config(segment), batch_limits(init, config)
-    weights = _at_least(init.stages[0].weight_bytes, plain, limits.dtype)
+    stored_bytes = init.stages[0].weight_bytes
+    if built_bytes is None:
+        weights = stored_bytes * DTYPE_BYTES[limits.dtype] // 4
+    else:
+        weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
     plan_stage(0, [StageMemory(init.reserve_bytes, weights, geometry(plain, layer_count(plain)))], limits)
 
 
-def _at_least(stored_bytes: int, plain: Mapping[str, Any], dtype: str) -> int:
-    """The weights in the engine's dtype.  A config.json that does not say how they are stored may mean four bytes a
-    number, and then the model takes half of what :func:`held_bytes` supposes."""
-    text = plain.get("text_config", plain)
-    is_told = "quantization_config" in plain or any(k in c for k in ("dtype", "torch_dtype") for c in (plain, text))
-    return held_bytes(stored_bytes, plain, dtype) // (1 if is_told else 2)
-
-
-def _build(config: Any, meeting: str) -> None:
-    """Build the model without weights.  ``meeting`` is an empty directory."""
+def _build(config: Any, meeting: str) -> int:
+    """Build the model without weights; return the bytes that they take.  ``meeting`` is an empty directory."""
     method, wanted = f"file://{Path(meeting) / 'world'}", config.model_config
     with world_of_one(), set_current_vllm_config(config):
         parallel_state.init_distributed_environment(1, 0, method, 0, "gloo")
         parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
         with set_default_torch_dtype(wanted.dtype), torch.device("cpu"):
+            _shorten(wanted.hf_config, wanted.hf_text_config)
             model = initialize_model(vllm_config=config)
+            n_bytes = _n_bytes(model)
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):
                     _try(layer)
+    return n_bytes
+
+
+def _shorten(*configs: Any) -> None:
+    for config in configs:
+        if (getattr(config, "max_position_embeddings", None) or 0) > _LONGEST_BUILT:
+            config.update({"max_position_embeddings": _LONGEST_BUILT})
 
 
 def _smallest_of_each_kind(model: torch.nn.Module) -> Iterator[LinearBase]:
@@ -132,8 +145,8 @@ def _try(layer: LinearBase) -> None:
 def _unsupported_quantisation(method: str, error: Exception) -> ModelUnsupported:
     device = "a CPU" if current_platform.is_cpu() else current_platform.device_name
     missing = _KERNEL.search(str(error))
-    reason = f"it has no kernel {missing[1]} for it" if missing else translated(error).message[:300].rstrip(". ")
+    reason = f"it has no kernel {missing[1]:.60} for it" if missing else translated(error).message.rstrip(". ")
     return ModelUnsupported(
-        f"the engine cannot compute {method:.40} weights on {device}: {reason}",
+        f"the engine cannot compute {shown(method, 40)} weights on {device}: {reason}",
         hint="push the model without quantisation, or quantised by another method (docs/models.md)",
     )

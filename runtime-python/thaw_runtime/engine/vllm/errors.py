@@ -8,13 +8,17 @@ import traceback
 from typing import Final
 
 from thaw.errors import InitFailed, MemoryTooSmall, ModelUnsupported, PlatformError, ThawError
+from thaw_runtime.shown import shown
 
 _LISTED: Final = re.compile(r" Must be one of \[.*?\]\.?| Supported architectures: .*")
 _ADVICE: Final = re.compile(r" To allow overriding this maximum.*| This could be because of an issue with the check.*")
 """Parts of vLLM's and Transformers' sentences that are long, or advise what a user of Thaw cannot do."""
 _OWN_CODE: Final = re.compile(r"execute the (configuration|model) file|trust_remote_code|contains custom code")
+_MOST_SHOWN: Final = 300
+"""Characters of the engine's sentence, which may repeat whatever a config.json says."""
 _NO_MEMORY: Final = re.compile(
     r"out of memory|(can.?t|cannot|could not) allocate memory"  # CUDA's driver, torch's allocators, the kernel
+    r"|can't start new thread"
     r"|^(available|free) memory on (node|device) ",  # vLLM, which checks the machine before it takes its part
     re.IGNORECASE,
 )
@@ -29,7 +33,8 @@ _GRANT_TOO_SMALL: Final = re.compile(
 def translated(error: Exception) -> ThawError:
     """The error of a start.  Memory that is missing now is missing on the host, which had promised it: before vLLM
     takes any, the memory plan refuses a function that needs more than it asked for."""
-    text = _sentence(error)
+    sentence = _sentence(error)
+    text = shown(sentence, _MOST_SHOWN)
     if _is_memory_missing(error):
         return PlatformError(
             f"the host has less memory than it promised this start: {text}",
@@ -37,9 +42,9 @@ def translated(error: Exception) -> ThawError:
         )
     if _GRANT_TOO_SMALL.search(str(error)):
         return MemoryTooSmall(text)
-    if _OWN_CODE.search(text):
+    if _OWN_CODE.search(sentence):
         return brings_code("The configuration of this model")
-    if "not supported" in text or "architecture" in text:
+    if "not supported" in sentence or "architecture" in sentence:
         return ModelUnsupported(text)
     return InitFailed(text)
 
