@@ -140,7 +140,7 @@ class FetchTable:
         model = request.model
         key = SegmentKey(model.uri, model.version, request.ranges, request.later_ranges, stamp)
         try:
-            return self._known(key, holder) or self._new(key, holder)
+            return self._known(key, holder) or self._new(key, holder, spare=request.spare)
         except (MemoryTooSmall, PoolFull):
             if not key.later:
                 raise
@@ -153,8 +153,8 @@ class FetchTable:
             return None
         return self._running.get(segment.segment_id) or Fetch(segment, self._machinery)
 
-    def _new(self, key: SegmentKey, holder: str) -> Fetch:
-        return Fetch(self._store.create(key, holder), self._machinery, self._first_part_came)
+    def _new(self, key: SegmentKey, holder: str, *, spare: bool = False) -> Fetch:
+        return Fetch(self._store.create(key, holder, spare=spare), self._machinery, self._first_part_came)
 
     def _launch(self, fetch: Fetch) -> None:
         segment = fetch.segment

@@ -74,6 +74,7 @@ class Segment:
     lock: threading.Lock = field(default_factory=threading.Lock)
     holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
     pins: int = 0  # copies out of it that are running
+    spare: bool = False  # it goes with its last holder
     tensors: tuple[TensorInfo, ...] = ()
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a container be offered it."""
@@ -191,8 +192,9 @@ class SegmentStore:
                     return segment
         return None
 
-    def create(self, key: SegmentKey, holder: str) -> Segment:
-        """Return a new segment held by ``holder``; evict segments without a holder to make room.
+    def create(self, key: SegmentKey, holder: str, *, spare: bool = False) -> Segment:
+        """Return a new segment held by ``holder``; evict segments without a holder to make room.  With ``spare`` it
+        evicts none, and is not kept itself.
 
         Raises MemoryTooSmall when it can never fit, and PoolFull when it does not fit now, before any byte is fetched.
         """
@@ -200,11 +202,14 @@ class SegmentStore:
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
         count = n_slabs((*key.ranges, *key.later), self._pool.slab_bytes)
         with self._lock:
-            self._make_room(count, n_bytes)
+            if not spare:
+                self._make_room(count, n_bytes)
+            elif self._pool.free_slabs < count:
+                raise PoolFull(f"no {n_bytes} bytes of the pool are free without taking what is kept for a start")
             slabs = self._pool.take(count)
             page, control_fd = _control_page(n_bytes)
             segment = Segment(random_hex_id(), key, layout, n_bytes, first_bytes, slabs, page, control_fd, self._pool)
-            segment.holders[holder] = None
+            segment.holders[holder], segment.spare = None, spare
             self._by_id[segment.segment_id] = segment
         return segment
 
@@ -240,7 +245,7 @@ class SegmentStore:
             segment.holders.pop(holder, None)
             if segment.holders or segment.segment_id not in self._by_id:
                 return
-            if self._retain and segment.complete:
+            if self._retain and segment.complete and not segment.spare:
                 self._by_id[segment.segment_id] = self._by_id.pop(segment.segment_id)  # now the most recent
             else:
                 self._remove(segment)

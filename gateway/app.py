@@ -10,6 +10,8 @@ from gateway.api import (
     host,
     http,
     invoke,
+    last_output,
+    models,
     openai,
     openapi,
     operator,
@@ -26,6 +28,9 @@ def create_app(core: Gateway) -> Flask:
     app.url_map.strict_slashes = False
     app.extensions["thaw"] = core
     http.install(app)
-    for module in (host, openapi, operator, openai, actions, packages, triggers, rules, invoke, activations, web):
+    for module in (
+        *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
+        *(activations, last_output, web),
+    ):
         app.register_blueprint(module.blueprint)
     return app

@@ -24,6 +24,7 @@ from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
 from gateway.serving.packages import Packages
+from gateway.serving.preflight import Preflight
 from gateway.serving.quotas import QuotaBook
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
@@ -116,6 +117,7 @@ class Gateway:
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
         self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
+        self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes

@@ -71,6 +71,9 @@ class GatewaySettings:
     entities_bytes: int = setting("THAW_ENTITIES_BYTES", "a namespace's packages, triggers and rules", 8 * MIB)
     sequence_length: int = setting("THAW_SEQUENCE_LENGTH", "the most actions that one sequence runs", 50)
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
+    preflight_s: float = setting(
+        "THAW_PREFLIGHT_S", "seconds that a deploy waits for a host to say whether its model would start; 0: none", 5.0
+    )
     reconnect_s: float = setting(
         "THAW_RECONNECT_S", "seconds that a resumable stream goes on for a client that hung up; 0: none does", 60.0
     )

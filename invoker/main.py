@@ -17,9 +17,11 @@ from invoker.commands import Commands
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
+from invoker.containers.last_output import LastOutput
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.patient_fetch import PatientFetchClient
 from invoker.containers.placing import Placing
+from invoker.containers.preflight import Preflights
 from invoker.containers.publish import Publisher
 from invoker.containers.recovery import recover
 from invoker.containers.start import Deps
@@ -29,6 +31,7 @@ from invoker.drivers.registry import make_driver
 from invoker.heartbeat import Reporter
 from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
+from relay.clients.fetch import FetchClient
 from relay.state import bus, credentials, redis_link
 from relay.state.bus import CommandReader
 from relay.state.clock import StateClock
@@ -70,15 +73,24 @@ class Agent:
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = PatientFetchClient(settings.fetchd_socket)
-        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
+        last_output = LastOutput(run_dir, self._log)
+        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, last_output, self._log)
         self.cells = StemCells(
             self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log, device=settings.device
         )
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self._stopped = threading.Event()
+        preflights = Preflights(
+            self.fleet,
+            self.cells,
+            FetchClient(settings.fetchd_socket),
+            HostId(settings.host_id),
+            settings.device,
+            self._log,
+        )
         self.port = DataPort(
-            settings.bind, self.fleet, lambda: self._token, self._refresh_token, settings.metrics_token
+            settings.bind, self.fleet, preflights, lambda: self._token, self._refresh_token, settings.metrics_token
         )
         self.address = settings.advertise or self.port.address
         deps = Deps(

@@ -25,6 +25,7 @@ from thaw.plan import StageRole
 from thaw.trace import Phase
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import (
+    Checked,
     Consolidated,
     ConsolidationEnded,
     Emit,
@@ -98,6 +99,17 @@ class ToyEngine:
         self._thread = threading.Thread(target=work, name="toy-engine", daemon=True)
         self._thread.start()
         return EngineStarted(trace.events, self.memory(), stage_plan.config.engine.max_model_len)
+
+    def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
+        if "raise" in stage_plan.config.engine.args:
+            raise KeyError("a defect")
+        if "exit" in stage_plan.config.engine.args:
+            os._exit(int(str(stage_plan.config.engine.args["exit"])))
+        if "grow" in stage_plan.config.engine.args:
+            bytearray(int(str(stage_plan.config.engine.args["grow"])))
+        if refusal := stage_plan.config.engine.args.get("refuse"):
+            raise ModelUnsupported(str(refusal), hint="take another model")
+        return Checked("toy 1.0", stage_plan.config.engine.max_model_len)
 
     def submit(self, request: EngineRequest) -> None:
         with self._changed:

@@ -6,7 +6,8 @@
     ├── RequestError                     the platform cannot do what the caller asked for
     │   ├── BadRequest            400    malformed body, bad parameter
     │   │   ├── ConfigError       400    a function config: names the JSON path, the value and the fix
-    │   │   └── BadParameter      400    a request's parameter, by name: OpenAI's clients read it as ``param``
+    │   │   ├── BadParameter      400    a request's parameter, by name: OpenAI's clients read it as ``param``
+    │   │   └── Unfit             400    no start of this function would succeed; it may be deployed anyway
     │   ├── Unauthorized          401
     │   ├── Forbidden             403
     │   ├── NotFound              404
@@ -96,6 +97,10 @@ class ConfigError(BadRequest):
     def __init__(self, path: str, value: object, problem: str, fix: str) -> None:
         super().__init__(f"{path}: {problem} (got {value!r})", hint=fix)
         self.path = path
+
+
+class Unfit(BadRequest):
+    """The model that a function names would not start."""
 
 
 class Unauthorized(RequestError):

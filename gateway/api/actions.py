@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from flask import Blueprint, Response, request
@@ -28,6 +30,7 @@ from gateway.api.http import (
 from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.action_cache import namespace_of
+from gateway.serving.preflight import Verdict, unfit
 from gateway.settings import COPIES
 from relay.state.code import Upload
 from thaw.action import Action
@@ -83,22 +86,25 @@ def _take_memory(memory: ExitStack, name: ActionName, taken: int = 0) -> int:
     return taken + more
 
 
-def _changed(action: Action, memory: ExitStack, taken: int = 0) -> Response:
-    """The answer to a change that is made: it is no error when the code cannot be told."""
+def _changed(
+    action: Action, memory: ExitStack, taken: int = 0, more: Mapping[str, Any] = MappingProxyType({})
+) -> Response:
+    """The answer to a change that is made, with ``more``: it is no error when the code cannot be told."""
     try:
         _take_memory(memory, action.name, taken)
-        return _with_code(action, memory)
+        return _with_code(action, memory, more)
     except ThawError:
-        return json_response(render.action(action, code=False, serving=gateway().room.serving(action.name)))
+        without = render.action(action, code=False, serving=gateway().room.serving(action.name))
+        return json_response({**without, **more})
 
 
-def _with_code(found: Action, memory: ExitStack) -> Response:
+def _with_code(found: Action, memory: ExitStack, more: Mapping[str, Any] = MappingProxyType({})) -> Response:
     """Stored code is read a piece at a time, when the client has read the piece before.  The answer gives the memory
     back."""
     core = gateway()
     serving = core.room.serving(found.name)
     if found.exec.stored is None:
-        response = json_response(render.action(found, serving=serving))
+        response = json_response({**render.action(found, serving=serving), **more})
         response.call_on_close(memory.pop_all().close)
         return response
     mark = random_hex_id()
@@ -108,7 +114,7 @@ def _with_code(found: Action, memory: ExitStack) -> Response:
     visit: Visit | None = request.environ.get(VISIT)
     if visit is not None:
         visit.as_read = True
-    answer = spliced(render.action(marked, serving=serving), mark, pieces, (", ", ": "))
+    answer = spliced({**render.action(marked, serving=serving), **more}, mark, pieces, (", ", ": "))
     response = Response(answer, content_type="application/json")
     response.call_on_close(memory.pop_all().close)
     return response
@@ -125,10 +131,12 @@ def put_action(ns: str, name: str) -> Response:
     full_name = action_name(ns, name)
     with ExitStack() as memory:
         taken = _take_memory(memory, full_name)
-        return _changed(_put(ns, full_name), memory, taken)
+        action, verdict = _put(ns, full_name)
+        more = {} if verdict is None else {"preflight": render.preflight(verdict)}
+        return _changed(action, memory, taken, more)
 
 
-def _put(ns: str, full_name: ActionName) -> Action:
+def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
     core = gateway()
     core.packages.writable(full_name)
     own, overwrite = namespace(ns), query_flag("overwrite")
@@ -151,11 +159,14 @@ def _put(ns: str, full_name: ActionName) -> Action:
         core.models.check(action)
         if action.is_sequence:
             core.sequences.check(action)
+        verdict = _preflight(action, body, own)
         core.actions.put(action, last=last, old=old)
         _keep_package(core, action)
     finally:
         upload.discard()  # unless the action has it
-    return action
+    if verdict is not None and action.config is not None:
+        verdict = core.preflight.look_again(action.config, own, verdict)
+    return action, verdict
 
 
 def _body(upload: Upload) -> dict[str, Any]:
@@ -175,6 +186,17 @@ def _keep_package(core: Gateway, action: Action) -> None:
     except NotFound:
         core.actions.delete(action.name)
         raise
+
+
+def _preflight(action: Action, body: dict[str, Any], own: str) -> Verdict | None:
+    """None where the model and its settings stay what they were.  Raises Unfit unless the caller forces the deploy."""
+    if action.config is None or not ("exec" in body or "config" in body):
+        return None
+    force = query_flag("force")
+    verdict = gateway().preflight.check(action.config, own)
+    if verdict.refusal is not None and not force:
+        raise unfit(verdict.refusal)
+    return verdict
 
 
 @blueprint.delete("/actions/<path:name>")

@@ -28,6 +28,7 @@ from thaw.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    Unfit,
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
@@ -261,7 +262,9 @@ def error_body(error: ThawError) -> dict[str, Any]:
         message = f"{message}: {error.hint}"
     body = {"error": message, "code": g.transaction_id}
     return (
-        {**body, "hint": error.hint} if isinstance(error, Unauthorized | Forbidden | Conflict) and error.hint else body
+        {**body, "hint": error.hint}
+        if isinstance(error, Unauthorized | Forbidden | Conflict | Unfit) and error.hint
+        else body
     )
 
 

@@ -69,6 +69,7 @@ _ACTION: Final = {
         "version": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,9}){2}$"},
     },
 }
+_CONFIG: Final = {"type": "object", "required": ["config"], "properties": {"config": {"type": "object"}}}
 _SAMPLING: Final = {
     "model": _TEXT,
     "stream": _FLAG,
@@ -197,7 +198,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", f"{_OF_NS}/limits", "limits and sizes", [_NS], None),
     ("get", f"{_OF_NS}/actions", "list actions", [_NS, *_query(**_PAGE)], None),
     ("get", _ACTION_PATH[0], "an action", [*_ACTION_PATH[1], *_query(code=_FLAG)], None),
-    ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG)], _ACTION),
+    ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG, force=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
     ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
     *(
@@ -213,6 +214,8 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
         (method, _WEB_PATH[0], "call a web action", _WEB_PATH[1], {"type": "object"})
         for method in ("post", "put", "patch")
     ),
+    ("get", f"{_OF_NS}/logs/{{name}}", "the last output of ended containers", _ACTION_PATH[1], None),
+    ("post", f"{_OF_NS}/preflight", "would this model start?", [_NS], _CONFIG),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)
@@ -231,6 +234,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/thaw/keys", "list keys", _query(namespace=_TEXT), None),
     ("post", "/api/v1/thaw/keys", "make a key", [], _KEY),
     ("delete", "/api/v1/thaw/keys/{key_id}", "revoke a key", [_path("key_id")], None),
+    ("get", "/api/v1/thaw/models", "who uses which model", [], None),
     ("get", "/api/v1/thaw/namespaces", "what each namespace uses", [], None),
     ("get", _MODELS_OF, "what a namespace may run", [_NS], None),
     ("put", _MODELS_OF, "allow prefixes of models", [_NS], _PREFIXES),

@@ -135,6 +135,22 @@ def usage() -> Response:
     return json_response({"namespaces": found})
 
 
+@blueprint.get("/models")
+def model_uses() -> Response:
+    """Which model each function names, and which version each instance and each start has."""
+    core = gateway()
+    actions = [
+        {"action": a.name, "version": a.version, "uri": a.config.model.uri}
+        for a in core.records.all_actions()
+        if a.config is not None
+    ]
+    running = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
+    running |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}
+    return json_response(
+        {"actions": actions, "running": [{"action": a, "modelVersion": v} for a, v in sorted(running)]}
+    )
+
+
 @blueprint.route("/namespaces/<ns>/models", methods=["GET", "PUT", "DELETE"])
 def models(ns: str) -> Response:
     """What the namespace may run: the prefixes for all (THAW_MODELS), and its own.  PUT adds to its own, DELETE takes

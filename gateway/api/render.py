@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.serving.action_cache import simple_name
+from gateway.serving.preflight import Verdict
 from gateway.serving.routes import Serving
 from thaw import wire
 from thaw.action import KIND_SEQUENCE, Action
@@ -41,6 +42,22 @@ def _instance(serving: Serving) -> Json:
     becoming = {"becoming": serving.n_workers} if record.is_consolidating else {}
     where = {"host": record.host_id, "groupId": record.group_id, "modelVersion": record.model_version}
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
+
+
+def preflight(verdict: Verdict) -> Json:
+    """Thaw's addition.  ``checked``: the engine has looked.  A refusal is here where the deploy was forced, or where
+    nothing is deployed."""
+    refusal, found = verdict.refusal, verdict.found
+    rendered: Json = {"checked": not verdict.unchecked}
+    if verdict.unchecked:
+        rendered["reason"] = verdict.unchecked
+    if refusal is not None:
+        rendered["refusal"] = {"code": refusal.code, "message": refusal.message, "hint": refusal.hint}
+    if found is not None:
+        rendered |= {"model": found.uri, "modelVersion": found.model_version, "notes": list(found.notes)}
+    if found is not None and found.engine:
+        rendered |= {"engine": found.engine, "maxModelLen": found.max_model_len}
+    return rendered
 
 
 def action_summary(entity: Action) -> Json:

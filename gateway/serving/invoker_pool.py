@@ -19,7 +19,7 @@ from gateway.serving.hangup import Hangup
 from gateway.serving.run_keys import RunKeys
 from relay.clients.http11 import Connection
 from relay.protocol import messages
-from relay.protocol.messages import LogsFound, LogsWanted
+from relay.protocol.messages import LogsFound, LogsWanted, OutputFound, OutputWanted
 from thaw import wire
 from thaw.errors import (
     DeveloperError,
@@ -41,6 +41,8 @@ _TIMEOUT_SLACK_S: Final = 0.5
 _MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 _MAX_LOGS_BYTES: Final = 1 << 30
 """The limit of an invoker's own answer.  The invoker limits the lines of each run (limits.logs)."""
+_MAX_OUTPUT_BYTES: Final = 16 << 20
+"""More than an invoker's longest answer, of 20 containers with 64 KiB each."""
 
 
 class Unreachable(PlatformError):
@@ -79,6 +81,13 @@ class InvokerPool:
         reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
         reply.read_head()
         return wire.from_plain(LogsFound, reply.read_json(max_bytes=_MAX_LOGS_BYTES))
+
+    def output(self, address: str, wanted: OutputWanted, *, timeout_s: float) -> OutputFound:
+        """Return what containers that ended there wrote last.  Raises as post() and read_head() do."""
+        deadline_s = time.monotonic() + timeout_s
+        reply = self.post(address, "/output", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
+        reply.read_head()
+        return wire.from_plain(OutputFound, reply.read_json(max_bytes=_MAX_OUTPUT_BYTES))
 
     def give_back(self, address: str, connection: Connection) -> None:
         with self._lock:

@@ -26,7 +26,7 @@ from relay.protocol.messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records
 from thaw import wire
 from thaw.activation import ActivationStatus
-from thaw.errors import PlatformError, ThawError
+from thaw.errors import PlatformError, ThawError, WorkerLost
 from thaw.ids import Namespace
 from thaw.lasting import LastingThread
 from thaw.logs import Log
@@ -123,12 +123,13 @@ class Recorder:
 
     def _logs(self, items: Sequence[_Item]) -> list[tuple[str, ...]]:
         """Return the lines that ordinary functions printed.  An LLM container's lines are the host's own, but for
-        those of a start that failed, which come with its error."""
+        those of a start that failed, which come with its error, and the last ones of a container that ended."""
         lines = [_of_failed_start(item.outcome) for item in items]
         calls = [item.call for item in items]
         asked: dict[str, list[tuple[int, RunRef]]] = {}
         for i, call in enumerate(calls):
-            if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
+            has_lines = not call.action.is_llm or isinstance(items[i].outcome.error, WorkerLost)
+            if has_lines and call.instance is not None and call.dispatched_ms is not None:
                 ref = RunRef(call.instance.instance_id, call.activation_id)
                 asked.setdefault(call.instance.address, []).append((i, ref))
         # mostly there is one host, and this thread asks it; several are asked at once, so none waits for another

@@ -9,6 +9,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.containers.instance import Effect, Event, State
+from invoker.containers.last_output import LastOutput
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
@@ -42,8 +43,17 @@ _EARLY_EXITS_KEPT: Final = 64
 
 
 class Fleet:
-    def __init__(self, driver: Driver, fetch: FetchClient, publisher: Publisher, ledger: Ledger, log: Log) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        fetch: FetchClient,
+        publisher: Publisher,
+        ledger: Ledger,
+        last_output: LastOutput,
+        log: Log,
+    ) -> None:
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
+        self.last_output = last_output
         self.epoch = 0
         self.on_buried: Callable[[], None] = lambda: None
         self.pool_users = PoolUsers()
@@ -254,6 +264,7 @@ class Fleet:
         live.drop_connections()
         self.close_fetches(live)
         if live.handle is not None:
+            self.last_output.keep(record, live.handle, record.error.message if record.error else "")
             self.driver.remove(live.handle)
         with self._lock:
             self._instances.pop(record.instance_id, None)

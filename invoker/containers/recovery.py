@@ -38,6 +38,7 @@ def recover(
     for owned in fleet.driver.list_owned():
         live = _revived(owned, known, records, address)
         if live is None:
+            _keep_output(fleet, owned, log)
             fleet.driver.end(owned)
             continue
         _adopt(fleet, owned, live)
@@ -51,6 +52,17 @@ def recover(
     for instance_id, record in known.items():
         if instance_id not in adopted:
             fleet.publisher.put(replace(record, state=InstanceState.GONE, error=lost, inflight=0))
+
+
+def _keep_output(fleet: Fleet, owned: Owned, log: Log) -> None:
+    if owned.labels.get("role") != "instance":
+        return
+    try:
+        record = wire.loads(InstanceRecord, owned.labels["record"])
+    except (ProtocolError, KeyError) as e:
+        log.event("last_output_lost", container_id=owned.handle.container_id, error=str(e))
+        return
+    fleet.last_output.keep(record, owned.handle, "its host's invoker was restarted")
 
 
 def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Records, address: str) -> Live | None:

@@ -84,6 +84,16 @@ class InitReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PreflightReply:
+    """The answer to ``POST /preflight`` for a model that would start.  ``engine`` is a name and a version, and
+    ``max_model_len`` the tokens of a request that it would take."""
+
+    engine: str
+    max_model_len: int
+    notes: tuple[str, ...] = ()  # sentences on what is different from what was asked for
+
+
+@dataclass(frozen=True, slots=True)
 class ConsolidateReply:
     """The answer to ``POST /consolidate``, and to ``GET /consolidate`` later: the stage has become a worker.
 

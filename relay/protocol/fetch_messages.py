@@ -45,6 +45,8 @@ class FetchStart:
     later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
     weight: float = 1.0  # among fetches of the same rank
     namespace: str = ""  # of the action; each may have so many fetches at once
+    spare: bool = False
+    """Take free slabs only, and give them back at once: nobody loses what is kept for the next start."""
 
 
 @dataclass(frozen=True, slots=True)

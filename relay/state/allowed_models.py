@@ -64,7 +64,11 @@ class ModelLeave:
     def check(self, action: Action) -> None:
         """Raises Forbidden, BadRequest, and PlatformError when the state server does not answer."""
         if action.config is not None:
-            self.check_among(action, self.allowed.of(action.namespace))
+            self.check_uri(action.namespace, action.config.model.uri)
+
+    def check_uri(self, namespace: Namespace, uri: str) -> None:
+        """As :meth:`check`, for a model that no action names yet."""
+        self.policy.check(namespace, uri, self.allowed.of(namespace))
 
     def check_among(self, action: Action, more: Sequence[str]) -> None:
         """As :meth:`check`, with the prefixes that were read before.  Raises Forbidden, BadRequest."""

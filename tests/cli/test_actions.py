@@ -212,3 +212,34 @@ def test_help_is_there_before_anything_heavy_is_imported(thaw: Run) -> None:
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_last_output_of_ended_containers_is_printed_with_why_they_ended(at: Run, gateway: FakeGateway) -> None:
+    one = {"instance_id": "a" * 32, "host_id": "h0", "stage": 1, "n_stages": 2, "ended_wall_ms": 0}
+    found = {"outputs": [{**one, "reason": "it [broke]", "stderr": "Traceback\n[x]"}], "unanswered": ["h1"]}
+    gateway.answers["GET /api/v1/namespaces/_/logs/chat"] = (200, found)
+    done = at("action", "logs", "chat")
+    assert "aaaaaaaaaaaa on h0, stage 1 of 2, ended " in done.stdout
+    assert done.stdout.endswith("it [broke]\nTraceback\n[x]\n")
+    assert "h1 did not answer" in done.stderr
+    gateway.answers["GET /api/v1/namespaces/_/logs/chat"] = (200, {"outputs": [], "unanswered": []})
+    assert "no container of it has ended" in at("action", "logs", "chat").stderr
+
+
+def test_notes_of_a_deploy_go_to_stderr_and_force_to_the_api(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    config = tmp_path / "c.json"
+    config.write_text('{"kind": "llm:vllm", "model": {"uri": "s3://models/m"}}')
+    made = {"name": "chat", "version": "0.0.1"}
+    path = "PUT /api/v1/namespaces/_/actions/chat"
+    gateway.answers[path] = (200, {**made, "preflight": {"checked": True, "notes": ["the context is short"]}})
+    done = at("action", "create", "chat", "--config", str(config))
+    assert (done.returncode, done.stderr) == (0, "note: the context is short\n")
+    assert "force" not in gateway.asked[-1].query
+    refusal = {"code": "ModelUnsupported", "message": "no", "hint": ""}
+    gateway.answers[path] = (200, {**made, "preflight": {"checked": True, "refusal": refusal}})
+    done = at("action", "create", "chat", "--config", str(config), "--force")
+    assert done.stderr == "note: deployed although it would not start: no\n"
+    assert gateway.asked[-1].query["force"] == "true"
+    gateway.answers[path] = (200, {**made, "preflight": {"checked": False, "reason": "no host", "notes": []}})
+    done = at("action", "update", "chat", "--config", str(config))
+    assert done.stderr == "note: the engine was not asked whether it can run this model: no host\n"

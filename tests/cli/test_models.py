@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import KEY, Run
+from tests.cli.fake_gateway import FakeGateway
 from thaw import checkpoint, versions, wire
 from thaw.cli import checkpoints, models
 from thaw.cli.stores import DirectoryStore, open_store
@@ -263,7 +264,8 @@ def test_models_are_listed_by_name_with_their_newest_version(
     rows = [
         line.split() for line in thaw("model", "list", env={"COLUMNS": "300"}).stdout.splitlines() if "file://" in line
     ]
-    assert [(r[0], r[-2:]) for r in rows if "store/m" in r[0]] == [(f"file://{store}/m", [index.sha256[:16], "2"])]
+    listed = [(r[0], r[-3:]) for r in rows if "store/m" in r[0]]
+    assert listed == [(f"file://{store}/m", [index.sha256[:16], "2", "?"])], "no platform says who uses it"
     assert [r[0] for r in rows] == [f"file://{store}/copied", f"file://{store}/m"]
 
 
@@ -364,3 +366,57 @@ def test_a_uri_without_a_store_is_refused_with_the_forms_there_are(thaw: Run, mo
         "error: 'models/x' is not the URI of a model\n"
         "hint: s3://bucket/prefix, file:///absolute/path or http://host/path\n"
     )
+
+
+# ── what the engine says ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_platform_a_push_says_that_the_deploy_will_ask(thaw: Run, model: Path, tmp_path: Path) -> None:
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri())
+    assert "note: the engine is asked about this model when it is deployed (no platform is set in" in done.stderr
+
+
+def test_a_missing_tokenizer_is_told_before_anything_is_read_or_sent(thaw: Run, model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "vocab.json").write_text("{}")
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri())
+    assert f"{model} has no tokenizer.json, only the files of a slow tokenizer" in done.stderr
+    assert not (tmp_path / "m").exists()
+    assert thaw("model", "push", str(model), (tmp_path / "m").as_uri(), "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (200, {"checked": True, "notes": ["short"]}, "note: short"),
+        (
+            200,
+            {"checked": False, "reason": "busy"},
+            "note: the engine was not asked whether it can run this model: busy",
+        ),
+        (200, {"checked": True, "refusal": {"code": "ModelNotFound", "message": "no"}}, "does not see this store"),
+        (403, {"error": "not allowed", "code": "c"}, "is asked about this model when it is deployed: not allowed"),
+    ],
+)
+def test_a_push_asks_the_platform_and_goes_on_unless_it_refuses(
+    thaw: Run, gateway: FakeGateway, model: Path, tmp_path: Path, status: int, answer: object, said: str
+) -> None:
+    gateway.answers["POST /api/v1/namespaces/_/preflight"] = (status, answer)
+    uri = (tmp_path / "m").as_uri()
+    done = thaw("model", "push", str(model), uri, "--apihost", gateway.url, "--auth", KEY)
+    assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+    assert gateway.asked[0].body["config"]["model"]["uri"] == f"file://{place_of(tmp_path / 'm')}"
+
+
+def test_a_push_that_is_refused_leaves_the_name_and_no_stamp(
+    thaw: Run, gateway: FakeGateway, model: Path, tmp_path: Path
+) -> None:
+    refusal = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another"}
+    gateway.answers["POST /api/v1/namespaces/_/preflight"] = (200, {"checked": True, "refusal": refusal})
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri(), "--apihost", gateway.url, "--auth", KEY)
+    assert done.returncode == 144
+    assert "would not start, so the name means what it meant: no such architecture" in done.stderr
+    assert "hint: take another; to let the name mean it anyway, push again with --force" in done.stderr
+    assert not (tmp_path / "m" / versions.POINTER_NAME).exists()
+    (place,) = tmp_path.glob("m@*")
+    assert "thaw-push.stamp" not in {p.name for p in place.iterdir()}

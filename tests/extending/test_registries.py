@@ -54,7 +54,7 @@ def test_every_transport_of_a_plan_is_in_the_registry() -> None:
 @pytest.mark.parametrize("title", on_page())
 def test_the_page_installs_one_short_part_of_each_kind(title: str, installed: Path) -> None:
     package = on_page()[title]
-    assert package.n_lines <= 32  # an engine has ten methods
+    assert package.n_lines <= 34  # an engine has eleven methods
     ((group, points),) = package.entry_points.items()
     (name,) = points
     assert REGISTRIES[group].find(name) is not None

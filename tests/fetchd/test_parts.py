@@ -95,6 +95,23 @@ def test_room_is_made_by_what_was_released_first(pool: SlabPool) -> None:
     assert left == ["a", "b"], "two segments of two slabs made room for three slabs: c and d, released first"
 
 
+def test_who_takes_what_is_spare_evicts_nothing_and_leaves_nothing(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=True)
+    kept, key = (SegmentKey("u", name, (FileRange("f", 0, SLAB),)) for name in ("kept", "looked-at"))
+    for _ in range(2):
+        segment = store.create(key, "look", spare=True)
+        segment.finish()
+        store.drop(segment, "look")
+        assert (pool.free_slabs, store.find(key, "look")) == (N_SLABS, None)
+    while pool.free_slabs:
+        segment = store.create(kept._replace(version=str(pool.free_slabs)), "h")
+        segment.finish()
+        store.drop(segment, "h")
+    with pytest.raises(PoolFull, match="without taking what is kept"):
+        store.create(key, "look", spare=True)
+    assert len(store.statuses()) == N_SLABS
+
+
 def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: SlabPool) -> None:
     store = SegmentStore(pool, retain=False)
     segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")

@@ -42,6 +42,9 @@ class FakeInvoker:
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
+        self.outputs: list[dict[str, Any]] = []  # of its containers that ended
+        self.preflights: list[dict[str, Any]] = []  # the bodies that it got
+        self.preflight: Callable[[], tuple[int, Any]] = lambda: (404, {"error": "no /preflight"})
         self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
         self.entered = threading.Semaphore(0)  # released once for each run that arrived
         self.running = 0
@@ -186,6 +189,13 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 return
             if self.path == "/logs":
                 self._json(200, {"logs": [fake.log_lines for _ in body["runs"]]})
+                return
+            if self.path == "/output":
+                self._json(200, {"outputs": [o for o in fake.outputs if o["action"] == body["action"]]})
+                return
+            if self.path == "/preflight":
+                fake.preflights.append(body)
+                self._json(*fake.preflight())
                 return
             instance = self.path.split("/")[2]
             if fake.refusals:

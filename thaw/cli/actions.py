@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_aside, say_ok
+from thaw.cli.context import client, err, out, print_json, say_aside, say_ok
 
 app = typer.Typer(no_args_is_help=True, help="Deploy and call functions.")
 
@@ -51,6 +51,7 @@ Docker = Annotated[str | None, typer.Option(help="An image of your own (absent i
 Native = Annotated[bool, typer.Option("--native", help="A native program (absent in this version).")]
 _COPIED = ("exec", "parameters", "annotations", "limits", "config")
 Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
+Force = Annotated[bool, typer.Option("--force", help="Deploy it even if a check says that its model would not start.")]
 
 
 @app.command()
@@ -76,6 +77,7 @@ def create(
     copy: Copy = False,
     docker: Docker = None,
     native: Native = False,
+    force: Force = False,
 ) -> None:
     """Deploy a new function."""
     from thaw.cli.deploy import Deployment, action_body
@@ -108,7 +110,7 @@ def create(
         )
     )
     body = _copied(file, body) if copy else body
-    _put(name, body, overwrite=False, done="created")
+    _put(name, body, overwrite=False, force=force, done="created")
 
 
 @app.command()
@@ -134,6 +136,7 @@ def update(
     copy: Copy = False,
     docker: Docker = None,
     native: Native = False,
+    force: Force = False,
 ) -> None:
     """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
     from thaw.cli.deploy import Deployment, action_body
@@ -161,7 +164,7 @@ def update(
         )
     )
     body = _copied(file, body) if copy else body
-    _put(name, body, overwrite=True, done="updated")
+    _put(name, body, overwrite=True, force=force, done="updated")
 
 
 def _refuse_images(docker: str | None, native: bool) -> None:
@@ -187,10 +190,12 @@ def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
     return {**body, **changes, "annotations": list(merged.values()), "limits": limits}
 
 
-def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None:
+def _put(name: str, body: dict[str, Any], *, overwrite: bool, force: bool, done: str) -> None:
     from thaw.cli.client import action_path
+    from thaw.cli.preflight import say_notes
 
-    made = client().put(action_path(name), body, overwrite=overwrite)
+    made = client().put(action_path(name), body, overwrite=overwrite, force=True if force else None)
+    say_notes(made.get("preflight"))
     say_ok(f"{done} action {made.get('name', name)} {made.get('version', '')}".rstrip())
 
 
@@ -294,6 +299,30 @@ def delete(name: Name) -> None:
 
     client().delete(action_path(name))
     say_ok(f"deleted action {name}")
+
+
+@app.command()
+def logs(name: Name) -> None:
+    """Print what its containers wrote to stderr before they ended, within the last hour."""
+    from thaw.cli.client import action_path
+    from thaw.cli.tables import moment
+
+    found = client().get(action_path(name).replace("actions/", "logs/", 1))
+    for output in found["outputs"]:
+        stage = f", stage {output['stage']} of {output['n_stages']}" if output["n_stages"] > 1 else ""
+        why = output["reason"] or "released"
+        out().print(
+            f"[bold]{output['instance_id'][:12]}[/bold] on {output['host_id']}{stage}, ended "
+            f"{moment(output['ended_wall_ms'])}:",
+            end=" ",
+            soft_wrap=True,
+        )
+        out().print(why, markup=False, soft_wrap=True)
+        print(output["stderr"])
+    if found["unanswered"]:
+        err().print(f"note: {', '.join(found['unanswered'])} did not answer and may have more", markup=False)
+    if not found["outputs"]:
+        err().print("no container of it has ended within the last hour with anything on stderr", markup=False)
 
 
 @app.command()

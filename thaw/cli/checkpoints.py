@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thaw import checkpoint, hash_tree, versions
-from thaw.cli import near_misses
+from thaw.cli import guards, near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
@@ -139,8 +139,15 @@ def check_pushable(store: Store) -> None:
     store.check_writable()
 
 
-def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None = None) -> Pushed:
+def upload(
+    hashed: Hashed,
+    store: Store,
+    advance: Advance,
+    before: bytes | None = None,
+    approve: Callable[[str], None] = lambda uri: None,
+) -> Pushed:
     """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
+    ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
 
     Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
     meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
@@ -154,6 +161,7 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
         pushed.sent_bytes += n_bytes
         advance(n_bytes)
 
+    stamp = guards.begin_push(version)
     for file in index.files:
         if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
             advance(file.n_bytes)
@@ -163,13 +171,17 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
     version.write(INDEX_NAME, checkpoint.write_index(index))
-    ours = versions.write_pointer(index.sha256)
-    if pointer(store) not in (before, ours):
-        raise Conflict(
-            f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
-            hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
-        )
-    store.write(versions.POINTER_NAME, ours)
+    try:
+        approve(version.uri)
+        ours = versions.write_pointer(index.sha256)
+        if pointer(store) not in (before, ours):
+            raise Conflict(
+                f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
+                hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
+            )
+        store.write(versions.POINTER_NAME, ours)
+    finally:  # an unfinished version keeps its stamp, which keeps it for a day
+        guards.end_push(version, stamp)
     return pushed
 
 

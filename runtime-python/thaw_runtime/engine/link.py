@@ -16,6 +16,7 @@ from thaw.errors import (
     ErrorInfo,
     InitFailed,
     InstanceGone,
+    PlatformError,
     ProtocolError,
     ThawError,
     TimeLimitExceeded,
@@ -25,6 +26,7 @@ from thaw.errors import (
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw_runtime.engine.protocol import (
+    Checked,
     Consolidated,
     ConsolidationEnded,
     EngineRequest,
@@ -39,6 +41,8 @@ from thaw_runtime.engine.wire import (
     Abort,
     Consolidate,
     ConsolidationDone,
+    EngineCheck,
+    EngineChecked,
     EngineReady,
     EngineStart,
     EngineStartFailed,
@@ -81,6 +85,7 @@ class EngineLink:
         self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
+        self._checked: queue.SimpleQueue[Checked | ThawError] = queue.SimpleQueue()
         self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
         self._lost: ErrorInfo | None = None
         self.stops = StopWatch(pid, "engine")
@@ -100,6 +105,16 @@ class EngineLink:
         that a start that makes progress is never interrupted.
         """
         outcome = self._outcome.get()
+        if isinstance(outcome, ThawError):
+            raise outcome
+        return outcome
+
+    def begin_check(self, init: LlmInit, door: str) -> None:
+        self._send(EngineCheck(init, door))
+
+    def wait_checked(self) -> Checked:
+        """Wait for the engine's answer.  Raises the error with which the start would fail."""
+        outcome = self._checked.get()
         if isinstance(outcome, ThawError):
             raise outcome
         return outcome
@@ -168,6 +183,9 @@ class EngineLink:
             self._outcome.put(message.started)
         elif isinstance(message, EngineStartFailed):
             self._outcome.put(from_info(message.error))
+        elif isinstance(message, EngineChecked):
+            error = from_info(message.error) if message.error is not None else PlatformError("an empty answer")
+            self._checked.put(message.checked or error)
         elif isinstance(message, ConsolidationDone):
             self._end_consolidation(message.outcome)
         else:
@@ -198,6 +216,7 @@ class EngineLink:
         for answer in answers.values():
             answer.events.put(Failed(error))
         self._outcome.put(_start_error(how, signal_number))
+        self._checked.put(_start_error(how, signal_number))
         self._end_consolidation(error)
         return signal_number
 

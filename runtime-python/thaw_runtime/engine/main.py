@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DescriptorClient
@@ -37,6 +37,8 @@ from thaw_runtime.engine.wire import (
     Abort,
     Consolidate,
     ConsolidationDone,
+    EngineCheck,
+    EngineChecked,
     EngineReady,
     EngineStart,
     EngineStartFailed,
@@ -46,11 +48,17 @@ from thaw_runtime.engine.wire import (
     decode,
     encode,
 )
+from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights import parameter_manager
+from thaw_runtime.weights.segment import Segment
 
 log = Log("runtime-engine")
 
+CHECK_BYTES: Final = 512 << 20
+"""What a check may allocate beside the model, which stays empty (invoker/containers/preflight.py books it)."""
+_MOST_GROWN: Final = 2
+"""Weights may take four bytes a number where two are stored."""
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
 
@@ -73,6 +81,8 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
             message = decode(channel.receive()[0])
             if isinstance(message, EngineStart):
                 start.begin(message)
+            elif isinstance(message, EngineCheck):
+                start.check(message)
             elif start.engine is None:
                 raise PlatformError(f"{type(message).__name__} before the engine was started")
             elif isinstance(message, Submit):
@@ -155,6 +165,29 @@ class _Start:
     def begin(self, command: EngineStart) -> None:
         threading.Thread(target=self._run, args=(command,), name="start", daemon=True).start()
 
+    def check(self, command: EngineCheck) -> None:
+        threading.Thread(target=self._check, args=(command,), name="check", daemon=True).start()
+
+    def _check(self, command: EngineCheck) -> None:
+        try:
+            engine = self._libraries.result(StartTrace())(lambda _: None)
+            segment = self._segment(command.door)
+            bound_memory(CHECK_BYTES + _MOST_GROWN * sum(s.weight_bytes for s in command.init.stages))
+            checked = engine.check(command.init, segment)
+        except ThawError as e:
+            _tell(self._channel, EngineChecked(None, e.info()))
+        except Exception as e:  # noqa: BLE001  the edge of a thread: otherwise the proxy would wait forever
+            print_traceback()
+            error = PlatformError(f"the check failed on a bug: {type(e).__name__}: {e}")
+            _tell(self._channel, EngineChecked(None, error.info()))
+        else:
+            _tell(self._channel, EngineChecked(checked))
+
+    def _segment(self, door: str) -> Segment:
+        # the connection stays open as long as the process maps the segment: until the process ends
+        self._door = DescriptorClient.connect(door)
+        return parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+
     def _run(self, command: EngineStart) -> None:
         trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
         try:
@@ -176,9 +209,7 @@ class _Start:
             _tell(self._channel, Events(tuple(events)))
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            # the connection stays open as long as the process maps the segment: until the process ends
-            self._door = DescriptorClient.connect(command.door)
-            segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+            segment = self._segment(command.door)
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 

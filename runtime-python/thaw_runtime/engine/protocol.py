@@ -152,6 +152,16 @@ class EngineStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """The engine can run the model on this device.  ``engine`` is its name and version, and ``notes`` are sentences on
+    what will be different from what the function asks for."""
+
+    engine: str = ""
+    max_model_len: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Consolidated:
     """How stage 0 of a group became a worker, or a later stage another one."""
 
@@ -169,6 +179,15 @@ ConsolidationEnded = Consolidated | ErrorInfo
 
 
 class Engine(Protocol):
+    def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
+        """Say whether a start would succeed here, from the sidecars alone: ``segment`` holds no weights, and the only
+        entry of ``stage_plan.stages`` says how many bytes they have.  A ``reserve_bytes`` of 0 leaves the memory out.
+
+        Called instead of :meth:`start`, in a process that ends afterwards.  Raises ModelUnsupported, ModelCorrupt,
+        MemoryTooSmall, InitFailed.
+        """
+        ...
+
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         """Build the model, follow the watermark, and return when the engine accepts requests.
 

@@ -15,6 +15,7 @@ from thaw import wire
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
 from thaw_runtime.engine.protocol import (
+    Checked,
     Consolidated,
     ConsolidationEnded,
     EngineRequest,
@@ -34,6 +35,22 @@ class EngineStart:
 
     init: LlmInit
     door: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """Proxy → engine, instead of EngineStart: say whether that start would succeed."""
+
+    init: LlmInit
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChecked:
+    """Without ``checked`` the start would fail with ``error``."""
+
+    checked: Checked | None
+    error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +90,21 @@ class ConsolidationDone:
     outcome: ConsolidationEnded
 
 
-Message = EngineStart | Submit | Abort | Consolidate | EngineReady | EngineStartFailed | Events | ConsolidationDone
+Message = (
+    EngineStart
+    | EngineCheck
+    | EngineChecked
+    | Submit
+    | Abort
+    | Consolidate
+    | EngineReady
+    | EngineStartFailed
+    | Events
+    | ConsolidationDone
+)
 _PLAIN: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (EngineStart, Abort, Consolidate, EngineReady, EngineStartFailed)
+    cls.__name__: cls
+    for cls in (EngineStart, EngineCheck, EngineChecked, Abort, Consolidate, EngineReady, EngineStartFailed)
 }
 _OUTCOMES: dict[str, type[ConsolidationEnded]] = {cls.__name__: cls for cls in (Consolidated, ErrorInfo)}
 

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from thaw.errors import BadParameter, BadRequest, ModelUnsupported
 from thaw_runtime.llm.tools import HERMES, LLAMA3_JSON, ToolFormat, told_in_words
+from thaw_runtime.shown import shown
 
 
 class _Generation(Extension):
@@ -50,8 +51,9 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         try:
             self._template = environment.from_string(source)
-        except TemplateError as e:
-            raise ModelUnsupported(f"the chat template does not compile: {e}") from e
+        except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as e:  # Python's compiler, too
+            reason = shown(str(e) or type(e).__name__)
+            raise ModelUnsupported(f"the chat template does not compile: {reason}") from e
         self._special_tokens = dict(special_tokens)
         self._knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         self._knows_developers = "developer" in source

@@ -7,20 +7,24 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
-from relay.protocol.messages import InitReply, LlmInit, LlmRun
+from relay.protocol.messages import InitReply, LlmInit, LlmRun, PreflightReply
 from thaw import versions, wire
 from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
 from thaw_runtime.llm.consolidation import Consolidation
-from thaw_runtime.llm.model_text import ModelText, load_model_text
+from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
 from thaw_runtime.llm.text_answers import TEXT_ENDPOINTS, TextAnswer
+from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
+
+CHECK_BYTES: Final = 384 << 20
+"""What the tokenizer and the chat template of a model that is checked may take."""
 
 
 class LlmContainer:
@@ -36,12 +40,30 @@ class LlmContainer:
         self._consolidation: Consolidation | None = None
         self._max_model_len = 0
 
-    def init(self, init: LlmInit) -> InitReply:
-        """Block until the engine accepts requests.  The tokenizer loads while the weights arrive.  Raises ThawError."""
+    def preflight(self, init: LlmInit) -> PreflightReply:
+        """Say whether :meth:`init` would succeed, from the sidecars alone.  The container is of no further use.  Raises
+        the error with which it would fail."""
+        self._begin("checking")
+        self._link.begin_check(init, self._door)
+        bound_memory(CHECK_BYTES)
+        with (
+            closing(DescriptorClient.connect(self._door)) as door,
+            closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
+        ):
+            notes = notes_on(load_model_text(segment))
+        checked = self._link.wait_checked()
+        return PreflightReply(checked.engine, checked.max_model_len, (*checked.notes, *notes))
+
+    def _begin(self, state: str) -> None:
         with self._lock:
             if self._state != "new":
                 raise Conflict("Cannot initialize the action more than once.")
-            self._state = "starting"
+            self._state = state
+
+    def init(self, init: LlmInit) -> InitReply:
+        """Block until the engine accepts requests.  The tokenizer loads while the weights arrive.  Raises ThawError."""
+        self._begin("starting")
+        with self._lock:
             self._init = init
             self._consolidation = Consolidation(init, self._become_worker)
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)

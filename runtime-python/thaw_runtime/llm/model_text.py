@@ -9,10 +9,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
+from thaw import fitness
+from thaw.errors import BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
+from thaw_runtime.shown import shown
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
@@ -89,9 +91,7 @@ def load_model_text(segment: Segment, tool_parser: str = "") -> ModelText:
 def _load(segment: Segment, tool_parser: str) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
-        raise ModelUnsupported(
-            "the checkpoint has no tokenizer.json", hint="save the tokenizer with transformers' fast tokenizer"
-        )
+        raise fitness.no_tokenizer("the checkpoint")
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as e:  # tokenizers raises bare Exception
@@ -109,6 +109,19 @@ def _load(segment: Segment, tool_parser: str) -> ModelText:
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
         tool_parser=tool_parser,
     )
+
+
+def notes_on(text: ModelText) -> tuple[str, ...]:
+    """What a user should know of a model that answers all the same."""
+    if text.template is None:
+        return ("the model has no chat template, so it answers /v1/completions and no chat",)
+    try:
+        text.template.render([{"role": "user", "content": "Hello"}], {})
+    except BadRequest as e:
+        if isinstance(e.__cause__, MemoryError):
+            raise PlatformError("the chat template takes more memory than a check may") from e
+        return (f"the chat template refuses a plain question ({shown(e.message)}), so chat requests will fail",)
+    return ()
 
 
 def _is_number(value: object) -> bool:

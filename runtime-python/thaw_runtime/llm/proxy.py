@@ -1,10 +1,10 @@
 """The container's main process.  It serves HTTP/1.1 on a unix socket and handles text; the engine process computes.
 
-``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for
-a stage of a pipeline ``POST /consolidate`` (become a worker) and ``GET`` of the same (wait for it again).  The answer
-to a run is a chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format
-that the client asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads
-them.
+``POST /init`` {"value": LlmInit}, ``POST /preflight`` of the same value (would that /init succeed?), ``POST /run``
+{"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for a stage of a pipeline ``POST /consolidate``
+(become a worker) and ``GET`` of the same (wait for it again).  The answer to a run is a chunked stream of frames
+(u32-LE length + one JSON message); the gateway turns them into the format that the client asked for.  This process
+imports neither torch nor vLLM, so it answers while the engine process loads them.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Handler(http11.Handler):
     def _post(self, body: dict[str, Any]) -> None:
         if self.path == "/init":
             self._init(body)
+        elif self.path == "/preflight":
+            self._reply(200, self.server.container.preflight(_init_of(body)))
         elif self.path == "/run":
             self._run(body)
         elif self.path == "/consolidate":
@@ -97,11 +99,7 @@ class Handler(http11.Handler):
         return body
 
     def _init(self, body: dict[str, Any]) -> None:
-        try:
-            init = wire.from_plain(LlmInit, body.get("value"), "$.value")
-        except ProtocolError as e:
-            raise BadRequest(e.message) from e
-        self._reply(200, self.server.container.init(init))
+        self._reply(200, self.server.container.init(_init_of(body)))
 
     def _run(self, body: dict[str, Any]) -> None:
         stream, deadline = self.server.container.run(body)
@@ -141,6 +139,13 @@ class Handler(http11.Handler):
 
     def _reply(self, status: int, value: object) -> None:
         self.reply(status, wire.dumps(value))
+
+
+def _init_of(body: dict[str, Any]) -> LlmInit:
+    try:
+        return wire.from_plain(LlmInit, body.get("value"), "$.value")
+    except ProtocolError as e:
+        raise BadRequest(e.message) from e
 
 
 def _chunk(data: bytes, *, last: bool) -> bytes:

@@ -28,6 +28,7 @@ from thaw.logs import Log, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.kv_memory import MemoryPlan
 from thaw_runtime.engine.protocol import (
+    Checked,
     Consolidated,
     ConsolidationEnded,
     Emit,
@@ -40,6 +41,7 @@ from thaw_runtime.engine.protocol import (
     Token,
 )
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
+from thaw_runtime.engine.vllm.check import check
 from thaw_runtime.engine.vllm.configuration import engine_config, forget_surroundings, memory_plan
 from thaw_runtime.engine.vllm.current_start import load_postponed, starting_from
 from thaw_runtime.engine.vllm.errors import translated
@@ -100,6 +102,9 @@ class VllmEngine:
         self._whole = False  # one worker computes everything, from the start or since its group was consolidated
 
     # ── the protocol ──
+
+    def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
+        return check(stage_plan, segment)
 
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         outcome: list[EngineStarted | BaseException] = []

@@ -63,6 +63,21 @@ _STRUCTURED: Final = "vllm.v1.structured_output"
 _FORM: Final = "hold an answer to a grammar"
 
 NAMES: Final = (
+    # ── architectures.py, check.py ──
+    _names(f"{_MODELS}.registry:_LazyRegisteredModel", "inspect_model_cls", "refuse models that Thaw cannot serve"),
+    _names(
+        f"{_MODELS}.registry:_ModelInfo",
+        "is_text_generation_model supports_multimodal is_attention_free is_hybrid",
+        "refuse models that Thaw cannot serve",
+        Kind.FIELD,
+    ),
+    _names("vllm.engine.arg_utils:EngineArgs", "create_model_config", "find out how long a model's context is"),
+    _names("vllm.config", "set_current_vllm_config", "build a model without weights"),
+    _names(_LOADER_UTILS, "initialize_model", "build a model without weights"),
+    _names(_LINEAR, "LinearBase", "try a quantised layer on this device"),
+    _names(f"{_LINEAR}:LinearBase", "input_size", "try a quantised layer on this device", Kind.FIELD),
+    _names(f"{_LINEAR}:UnquantizedLinearMethod", "apply", "try a quantised layer on this device"),
+    _names("vllm.platforms:current_platform", "device_name", "name the device"),
     # ── env.py, configuration.py ──
     _names(
         "vllm.envs",
