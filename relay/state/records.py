@@ -19,7 +19,7 @@ from relay.state.record_scripts import ACCEPT, END, PUT_ACTION, TAKE_BACK
 from relay.state.storage import RECORD_TTL_S, Storage
 from thaw import wire
 from thaw.action import Action
-from thaw.activation import Activation
+from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
 from thaw.errors import (
     Conflict,
@@ -43,7 +43,10 @@ _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMA
 """One phase of a start each from gateway, scheduler and invoker."""
 _LONG: Final = 4096
 """A record above this many bytes is kept without its result where its namespace has no room."""
-_NOT_KEPT: Final = "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+_NOT_KEPT: Final = {
+    "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+}
+_NO_LOGS: Final = ("The logs were not kept: the namespace has no room for them.",)
 _PART_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -84,22 +87,22 @@ class Records:
         """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted.  Raises
         Conflict when another version was written meanwhile: a version stands for one code and one model; Forbidden,
         TooLarge and StorageFull when the namespace may have no more."""
-        data, most, limit = wire.dumps(action), "", ""
+        data, limits = wire.dumps(action), _texts("", "", "", "")
         if self._storage is not None:
-            most = str(self._storage.quotas_of(action.namespace).actions)
-            limit = str(self._storage.code_limit(action.namespace))
+            quotas = self._storage.quotas_of(action.namespace)
+            limits = _texts(quotas.actions, quotas.code_bytes, *self._storage.code_share())
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 PUT_ACTION,
-                2,
+                3,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
+                keys.used(action.namespace),
                 action.name,
                 data,
                 action.version,
                 last or "",
-                most,
-                limit,
+                *limits,
             )
         if self._storage is not None and written[0] < 0:
             raise _too_many(action.namespace, written[0] == -1, written[1], self._storage)
@@ -172,6 +175,8 @@ class Records:
             pipe.set(keys.last_version(name), action.version, nx=True)  # for actions older than this key
             pipe.expire(keys.last_version(name), RECORD_TTL_S)
             pipe.execute()
+        if self._storage is not None:
+            self._storage.usage(namespace)  # which notes the sum of its code
         return action
 
     # activations ---------------------------------------------------------------------------------------------------
@@ -180,10 +185,10 @@ class Records:
         """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError, and
         Throttled or StorageFull when the namespace may have no more; then there is no 202.  ``owner`` is the gateway
         that already runs it: others do not claim it while that one lives, and no quota refuses it."""
-        limits = "", ""
+        limits = _texts("", "", "", "")
         if self._storage is not None and not owner:
             most = self._storage.quotas_of(pending.namespace).accepted
-            limits = str(most), str(self._storage.limit(pending.namespace))
+            limits = _texts(most, *self._storage.room(pending.namespace))
         used = keys.used(pending.namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
@@ -258,14 +263,18 @@ class Records:
                 self._storage.learn(one.record.namespace, int(used))
             if asks:
                 self._storage.learn_memory(answers[-1])
-        return [bool(written) for written, _ in answers[: len(ended)]]
+        written = [int(answer) for answer, _ in answers[: len(ended)]]
+        if too_long := [i for i, answer in enumerate(written) if answer < 0]:
+            less = [_with_less(ended[i]) for i in too_long]
+            again = self._end_together(less, [wire.dumps(one.record) for one in less])
+            for i, was_written in zip(too_long, again, strict=True):
+                written[i] = int(was_written)
+        return list(map(bool, written))
 
     def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
-        record, room, without = ended.record, "", b""
-        if self._storage is not None:
-            room = str(self._storage.limit(record.namespace))
-            if len(encoded) > _LONG:
-                without = wire.dumps(replace(record, result={"error": _NOT_KEPT}, logs=()))
+        record, room = ended.record, _texts("", "", "")
+        if self._storage is not None and len(encoded) > _LONG and record.result != _NOT_KEPT:
+            room = _texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
         pipe.eval(
             END,
             5,
@@ -281,8 +290,7 @@ class Records:
             TRACE_TTL_S,
             keys.PENDING_GROUP,
             ended.pending_entry or b"",
-            room,
-            without,
+            *room,
             *self._trace_rows(ended.events),
         )
 
@@ -345,6 +353,20 @@ class Records:
                 rows: Any = self._redis.lrange(keys.trace(trace_id), 0, -1)
                 events += [wire.loads(TraceEvent, row) for row in rows]
         return sorted(events, key=lambda e: e.wall_ns)
+
+
+def _with_less(ended: Ended) -> Ended:
+    """Return a record that was too long without its logs; if it had none, without its result.  Then it is no success,
+    so that nobody takes the sentence for the result."""
+    record = ended.record
+    if record.logs not in ((), _NO_LOGS):
+        return replace(ended, record=replace(record, logs=_NO_LOGS))
+    status = ActivationStatus.INTERNAL_ERROR if record.status is ActivationStatus.SUCCESS else record.status
+    return replace(ended, record=replace(record, status=status, result=_NOT_KEPT, logs=()))
+
+
+def _texts(*numbers: object) -> tuple[str, ...]:
+    return tuple(map(str, numbers))
 
 
 def _too_many(namespace: Namespace, too_many: bool, n: int, storage: Storage) -> ThawError:
