@@ -62,7 +62,7 @@ def invoke(ns: str, name: str) -> Response:
     try:
         call = _call(core, action, hangup)
         core.storage.check(call.subject.namespace)
-        core.caps.check(action.name)
+        core.caps.check(action.name, is_held=blocking)
         with ExitStack() as counted:
             counted.enter_context(core.throttle.counted(call.subject.namespace))
             return _blocking(core, call, wait_ms / 1000, counted, only_result) if blocking else _accept(core, call)

@@ -187,7 +187,7 @@ class AsyncRunner:
         pending = waiting.entry.pending
         try:
             ahead = self._call(pending)
-            self._demand.add(ahead)
+            self._demand.add(ahead, ahead=True)
             waiting.ahead = ahead
         except (PlatformError, NotFound) as e:  # the thread of the run meets the same error and deals with it
             self._log.event("entry_unprepared", activation_id=pending.activation_id, error=e.message)

@@ -117,14 +117,14 @@ class QueueCaps:
         self._room, self._expected = room, expected
         self._n_held, self._most_held = n_held, most_held
 
-    def check(self, action: ActionName) -> None:
-        """A request that finds a free instance costs no question to the state server.  Raises Throttled,
-        Unavailable."""
+    def check(self, action: ActionName, *, is_held: bool = True) -> None:
+        """A request that finds a free instance costs no question to the state server.  ``is_held``: False for a 202,
+        which has a quota of its own.  Raises Throttled, Unavailable."""
         queue = self._room.queue(action)
         full = queue.n_waiting >= self._per_action
         at_once = bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
         if not full and (queue.n_in_namespace < self._per_namespace or at_once):
-            if not at_once:
+            if is_held and not at_once:
                 self._check_all_gateways(action, queue)
             return
         of, n, allowed = (

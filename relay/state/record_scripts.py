@@ -84,7 +84,7 @@ if ARGV[4] ~= '' then
     if n > tonumber(ARGV[4]) then return {'count', n} end
     if not has_room(KEYS[2], n_bytes, ARGV[5], ARGV[6], ARGV[7]) then return {'bytes', all_bytes(KEYS[2])} end
 end
-local id = redis.call('XADD', KEYS[1], '*', 'p', ARGV[1], 'id', ARGV[2], 'o', ARGV[3], 'n', n_bytes)
+local id = redis.call('XADD', KEYS[1], '*', 'p', ARGV[1], 'id', ARGV[2], 'o', ARGV[3], 'n', n_bytes, 'u', KEYS[2])
 redis.call('HINCRBY', KEYS[2], 'accepted', 1)
 redis.call('HINCRBY', KEYS[2], 'accepted_bytes', n_bytes)
 return {'', id}

@@ -97,6 +97,7 @@ def test_requests_that_wait_have_a_quota_at_all_gateways_together(
     put = two.call("PUT", HELLO, json=code(10), auth=(user, password))
     other = two.call("POST", wait, json={}, auth=(user, password))
     assert (put.status_code, other.status_code) == (200, 202)
+    assert one.call("POST", HELLO, json={}).status_code == 202, "which has a quota of its own"
     invoker.ready("guest/hello")
     invoker.wait_for_demand(1)  # the other namespace's
     assert two.call("POST", wait, json={}).status_code == 200

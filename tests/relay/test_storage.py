@@ -15,6 +15,7 @@ from relay.protocol.messages import DemandAdded
 from relay.state import keys, redis_link
 from relay.state.pending import create_group
 from relay.state.records import Pending, Records
+from relay.state.recount import recount
 from relay.state.registry import Registry
 from relay.state.storage import Storage
 from tests.conftest import ValkeyServer
@@ -325,3 +326,45 @@ def test_waiting_requests_are_counted_once_and_given_back_once(client: redis.Red
     assert registry.n_held(GUEST) == 1
     registry.drop_demand(ActivationId("b"), name, ours)
     assert client.hkeys(keys.HELD) == [b"other"]
+
+
+def test_a_202_whose_demand_is_announced_ahead_does_not_count_as_waiting_until_it_waits(client: redis.Redis) -> None:
+    registry, name, ours = Registry(client), ActionName("guest/f"), GatewayId("ours")
+    waits = DemandAdded(ActivationId("a"), name, GUEST, ours, 1)
+    ahead = replace(waits, ahead=True)
+    counts = []
+    for demand in (ahead, waits, ahead, ahead, waits, waits):
+        registry.add_demand(demand)
+        counts.append(registry.n_held(GUEST))
+    assert counts == [0, 1, 0, 0, 1, 1]
+    registry.add_demand(replace(ahead, activation_id=ActivationId("b")))
+    registry.drop_demand(ActivationId("b"), name, ours)
+    assert registry.n_held(GUEST) == 1
+
+
+def test_counts_that_versions_without_quotas_left_wrong_are_put_right(client: redis.Redis) -> None:
+    records, storage = with_quotas(client)
+    registry = Registry(client)
+    kept = records.accept(pending("a", payload="z" * 1_000))
+    counted = storage.usage(GUEST)
+    records.accept(pending("x", OTHER))
+    for name in "bcd":
+        entry = records.accept(pending(name, payload="z" * 1_000))
+        client.xdel(keys.PENDING, entry)  # as a gateway without quotas ends it
+    client.xadd(keys.PENDING, {"p": wire.dumps(pending("e")), "id": "e", "o": ""})
+    client.hset(keys.used("gone"), mapping={"accepted": 7, "accepted_bytes": 7_000})
+    for i in range(5):
+        demand = DemandAdded(ActivationId(f"{i}"), ActionName("guest/f"), GUEST, GatewayId("g"), 1, ahead=i == 4)
+        if i == 3:
+            client.hset(keys.DEMAND, demand.activation_id, wire.dumps(demand))  # added by one without quotas
+        else:
+            registry.add_demand(demand)
+    client.hdel(keys.DEMAND, "0", "1")  # dropped by one
+    client.hset(keys.HELD, "gone", 3)
+    recount(client)
+    assert storage.usage(GUEST) == replace(counted, held=2)
+    assert storage.usage(OTHER).accepted == 1
+    assert storage.usage(Namespace("gone")).accepted == 0
+    assert client.hgetall(keys.HELD) == {b"guest": b"2"}
+    records.end(record("a"), pending_entry=kept)
+    assert storage.usage(GUEST).accepted == 0
