@@ -106,7 +106,7 @@ class Gateway:
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
-        self.recorder = Recorder(self.records, self.pool, self.log)
+        self.recorder = Recorder(self.records, self.pool, self.log, self.quotas.weight_of)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
         self.reconnects = Reconnects(
@@ -166,6 +166,8 @@ class Gateway:
         self.room.reload(self.registry.instances())
         self.quotas.reload()
         self.storage.look()
+        if not self.storage.is_limited:
+            self.log.event("state_memory_unlimited", advice="set the state server's maxmemory, or tenants may fill it")
         self._events.start()
         self.hangups.start()
         self.recorder.start()

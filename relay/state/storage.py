@@ -140,6 +140,11 @@ class Storage:
         self._for_tenants = int(_FOR_TENANTS * most) if most else _NO_LIMIT
         self._free = max(0, self._for_tenants - used) if most else _NO_LIMIT
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the state server has a limit of memory, as far as it was asked."""
+        return self._for_tenants < _NO_LIMIT
+
     def is_look_due(self, n_bytes: int) -> bool:
         """``n_bytes`` are about to be written.  True when the answer is to bring INFO memory, too."""
         self._written += n_bytes
