@@ -12,6 +12,7 @@ from gateway.serving.run_keys import RunKeys
 from relay.state.api_keys import ApiKeys, Subject, digest_of
 from thaw.clock import wall_ms
 from thaw.errors import Unauthorized
+from thaw.ids import Namespace
 
 CACHE_S: Final = 60.0
 """For this long a known key costs no round trip, and a key that another gateway revoked still works, except where an
@@ -31,12 +32,20 @@ class Authenticator:
     def knows(self, authorization: str) -> bool:
         """Whether the header's key is answered without the state server."""
         try:
-            digest = _digest(authorization)
+            _digest(authorization)
         except Unauthorized:
             return True
+        return self.known_namespace(authorization) is not None
+
+    def known_namespace(self, authorization: str) -> Namespace | None:
+        """The namespace of the header's key, if that is known without the state server."""
+        try:
+            digest = _digest(authorization)
+        except Unauthorized:
+            return None
         with self._lock:
             known = self._known.get(digest)
-        return known is not None and known[0] > self._now_s()
+        return known[1].namespace if known is not None and known[0] > self._now_s() else None
 
     def subject(self, authorization: str | None, *, anew: bool = False) -> Subject:
         """Return the subject that the header belongs to.  ``anew``: ask the state server, whatever is remembered.

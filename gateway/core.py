@@ -124,7 +124,7 @@ class Gateway:
         )
         self.sequences = Sequences(self.dispatcher, self.packages, make_call, self.ended, settings.sequence_length)
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
-        self.recorder = Recorder(self.records, self.pool, self.log)
+        self.recorder = Recorder(self.records, self.pool, self.log, self.quotas.weight_of)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
         self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
         self.reconnects = Reconnects(
@@ -161,10 +161,11 @@ class Gateway:
         self._missed = ""  # why the last heartbeat was not written
         self._heartbeat = LastingThread(self._beat, "heartbeat")
 
-    def admit(self, call: Call) -> None:
-        """Refuse a call whose record has no room, or that would only add to a full queue.  Raises ThawError."""
+    def admit(self, call: Call, *, is_held: bool = True) -> None:
+        """Refuse a call whose record has no room, or that would only add to a full queue.  ``is_held``: False for a
+        202.  Raises ThawError."""
         self.storage.check(call.subject.namespace)
-        self.caps.check(call.action.name)
+        self.caps.check(call.action.name, is_held=is_held)
 
     def steps(self, call: Call) -> Steps:
         return self.sequences.steps(call)
@@ -190,6 +191,8 @@ class Gateway:
         self.room.reload(self.registry.instances())
         self.quotas.reload()
         self.storage.look()
+        if not self.storage.is_limited:
+            self.log.event("state_memory_unlimited", advice="set the state server's maxmemory, or tenants may fill it")
         self._events.start()
         self.hangups.start()
         self.recorder.start()

@@ -23,6 +23,7 @@ from gateway.worker import Worker
 from thaw import descriptors, lasting
 from thaw.ending import end_within
 from thaw.errors import ThawError
+from thaw.ids import Namespace
 from thaw.logs import Log
 from thaw.model_uri import policy_of
 from thaw.settings import SettingError, load
@@ -88,6 +89,10 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def knows(self, authorization: str) -> bool:
         """Runs in the worker: whether the header's key is answered without the state server."""
         return self._gateway is not None and self._gateway.auth.knows(authorization)
+
+    def known_namespace(self, authorization: str) -> Namespace | None:
+        """Runs in the worker: whose the header's key is, if it was asked for lately."""
+        return None if self._gateway is None else self._gateway.auth.known_namespace(authorization)
 
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
         if self._gateway is not None:

@@ -212,7 +212,7 @@ class Worker(ConnectionWorker):
                 self._hold(connection, n_read)
             return
         connection.state, connection.turns = State.QUEUED, turns
-        turns.join(connection)
+        turns.join(connection, connection.namespace or self.app.known_namespace(request.authorization))
         self._waiting.set(connection)
         self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
         if connection.reserved is None:

@@ -63,7 +63,7 @@ def invoke(ns: str, name: str) -> Response:
     try:
         body = json_object(payload_bytes(target.action), optional=True)
         call = make_call(target, caller(), body, hangup)
-        core.admit(call)
+        core.admit(call, is_held=blocking)
         with ExitStack() as counted:
             counted.enter_context(core.throttle.counted(call.subject.namespace))
             return _blocking(core, call, wait_ms / 1000, counted, only_result) if blocking else _accept(core, call)

@@ -1,6 +1,6 @@
 """The connections that wait for one of a pool's threads.  They wait here and not in the pool, where nothing could be
-taken out again that holds memory or has waited too long.  Namespaces take turns; all whose keys are not known are
-one."""
+taken out again that holds memory or has waited too long.  Namespaces take turns, without weights; all whose keys
+were not asked for lately are one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Turns:
         self._free -= 1
         return True
 
-    def join(self, connection: Connection) -> None:
-        self._owners[connection] = connection.namespace
-        self._line.put(connection.namespace, connection)
+    def join(self, connection: Connection, owner: Owner) -> None:
+        self._owners[connection] = owner
+        self._line.put(owner, connection)
 
     def leave(self, connection: Connection) -> None:
         if connection in self._owners:

@@ -195,7 +195,7 @@ class AsyncRunner:
         call = self._call(pending)
         if call.action.is_sequence or call.action.is_conductor:
             return None
-        self._demand.add(call)
+        self._demand.add(call, ahead=True)
         return call
 
     def _hand_to_owner(self, entry: Entry) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -60,9 +60,16 @@ class _Item:
 
 
 class Recorder:
-    def __init__(self, records: Records, pool: InvokerPool, log: Log) -> None:
+    def __init__(
+        self,
+        records: Records,
+        pool: InvokerPool,
+        log: Log,
+        weight_of: Callable[[Namespace], float] = lambda _: 1.0,
+    ) -> None:
+        """``weight_of``: a namespace's share of the turns, of those whose records wait to be written."""
         self._records, self._pool, self._log = records, pool, log
-        self._queue = FairQueue[Namespace, _Item]()
+        self._queue = FairQueue[Namespace, _Item](weight_of)
         self._droppable: Counter[Namespace] = Counter()  # of those in the queue
         self._unwritten = 0
         self._lock = threading.Lock()

@@ -53,11 +53,16 @@ class Throttle:
         """Count an invocation in; leave() counts it out.  Raises Throttled."""
         with self._lock:
             use = self._use_now(namespace)
-            has_place = self._free is None or may_have_more(use.concurrent, self._free)
-            if use.concurrent >= self._concurrent or not has_place:
+            if use.concurrent >= self._concurrent:
                 raise Throttled(
                     f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
-                    f"allowed: {min(self._concurrent, use.concurrent)}).",
+                    f"allowed: {self._concurrent}).",
+                )
+            if self._free is not None and not may_have_more(use.concurrent, self._free):
+                raise Throttled(
+                    f"Too many concurrent requests in flight (count: {use.concurrent + 1}, allowed now: "
+                    f"{use.concurrent}): {self._free} of this gateway's threads are free, and are for namespaces that "
+                    "have fewer. An operator gives it more with THAW_GATEWAY_THREADS.",
                 )
             use.count += 1
             self._hold(use, 1)

@@ -73,6 +73,7 @@ class DemandAdded:
 
     ``waited_ms`` is the request's age by its gateway's own clock when the message was made; a request that was served
     and lost its worker is not new.  ``queued_wall_ms`` is when it came, for a reader of the hash long afterwards.
+    ``ahead``: a 202 that does not wait yet but for a thread, so it counts for no quota of requests that wait.
     """
 
     activation_id: ActivationId
@@ -81,6 +82,7 @@ class DemandAdded:
     gateway: GatewayId
     queued_wall_ms: int
     waited_ms: int = 0
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,15 @@ local function release(code, released, seconds, most)
 end
 """
 PUT_ACTION: Final = (
-    CODE_BYTES
+    COUNTING
+    + CODE_BYTES
     + _RELEASE
     + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
     return {redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0}  -- a repeat, after an answer that was lost
 end
-if ARGV[8] == '1' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+if ARGV[10] == '1' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return {0}  -- deleted after it was read
 end
 if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
@@ -35,17 +36,20 @@ if ARGV[5] ~= '' then
     local n = redis.call('HLEN', KEYS[1]) + 1
     if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and n > tonumber(ARGV[5]) then return {-1, n} end
     local of_old = redis.call('HSTRLEN', KEYS[1], ARGV[1]) + (tonumber(redis.call('HGET', KEYS[6], ARGV[1])) or 0)
-    local more = #ARGV[2] + ARGV[10] - of_old
+    local more = #ARGV[2] + ARGV[12] - of_old
     local n_bytes = more + code_bytes(KEYS[1], KEYS[6])
-    if more > 0 and n_bytes > tonumber(ARGV[6]) then return {-2, n_bytes} end
+    local all = n_bytes + all_bytes(KEYS[7])
+    local is_over = n_bytes > tonumber(ARGV[6]) or all > tonumber(ARGV[7]) or more > tonumber(ARGV[8])
+    if more > 0 and is_over then return {-2, n_bytes} end
+    redis.call('HSET', KEYS[7], 'code', n_bytes)
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
-if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[7], ARGV[9]) end
+if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[9], ARGV[11]) end
 if KEYS[3] ~= '' then
     redis.call('PERSIST', KEYS[3])
     redis.call('LREM', KEYS[5], 0, KEYS[3])
-    redis.call('HSET', KEYS[6], ARGV[1], ARGV[10])
+    redis.call('HSET', KEYS[6], ARGV[1], ARGV[12])
 else
     redis.call('HDEL', KEYS[6], ARGV[1])
 end
@@ -67,14 +71,17 @@ return 1
 )
 """Delete the action unless another version was written after this one was read: its code would stay for ever."""
 _ENDED: Final = """
+local function less(used, field, n)
+    if redis.call('HINCRBY', used, field, -n) < 0 then redis.call('HSET', used, field, 0) end
+end
 local function ended(pending, used, group, id)
     local entry = redis.call('XRANGE', pending, id, id)[1]
     redis.call('XACK', pending, group, id)
     if redis.call('XDEL', pending, id) == 0 then return end
     for i = 1, #entry[2], 2 do
         if entry[2][i] == 'n' then  -- else a version without quotas accepted it
-            redis.call('HINCRBY', used, 'accepted', -1)
-            redis.call('HINCRBY', used, 'accepted_bytes', '-' .. entry[2][i + 1])
+            less(used, 'accepted', 1)
+            less(used, 'accepted_bytes', tonumber(entry[2][i + 1]))
         end
     end
 end
@@ -84,15 +91,18 @@ END: Final = (
     + _ENDED
     + """
 local written, data = 1, ARGV[1]
-if ARGV[9] ~= '' and all_bytes(KEYS[5]) + #data > tonumber(ARGV[8]) then data = ARGV[9] end
+local has_limits = ARGV[8] ~= '' and redis.call('EXISTS', KEYS[1]) == 0
+if has_limits and not has_room(KEYS[5], #data, ARGV[8], ARGV[9], ARGV[10]) then
+    return {-1, all_bytes(KEYS[5])}
+end
 if redis.call('SET', KEYS[1], data, 'NX', 'EX', ARGV[2]) then
     redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
     local n_bytes = #data + OVERHEAD
-    for i = 10, #ARGV do
+    for i = 11, #ARGV do
         redis.call('RPUSH', KEYS[3], ARGV[i])
         n_bytes = n_bytes + #ARGV[i]
     end
-    if #ARGV >= 10 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
+    if #ARGV >= 11 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
     add(KEYS[5], n_bytes)
 else
     written = 0
@@ -102,7 +112,7 @@ return {written, all_bytes(KEYS[5])}
 """
 )
 """Write a record, its place in the index and its trace, unless the activation has a record; its 202 has ended in either
-case.  A long record (ARGV[9] is the one without its result) is written whole only if there is room.  All this is one
+case.  With limits (ARGV[8] to ARGV[10]) nothing is done, and the answer is -1, if there is no room.  All this is one
 script, which stops at the first write that the server refuses, so the 202 stays then."""
 ACCEPT: Final = (
     COUNTING
@@ -111,10 +121,9 @@ local n_bytes = #ARGV[1] + OVERHEAD
 if ARGV[4] ~= '' then
     local n = (tonumber(redis.call('HGET', KEYS[2], 'accepted')) or 0) + 1
     if n > tonumber(ARGV[4]) then return {'count', n} end
-    local all = all_bytes(KEYS[2])
-    if all + n_bytes > tonumber(ARGV[5]) then return {'bytes', all} end
+    if not has_room(KEYS[2], n_bytes, ARGV[5], ARGV[6], ARGV[7]) then return {'bytes', all_bytes(KEYS[2])} end
 end
-local id = redis.call('XADD', KEYS[1], '*', 'p', ARGV[1], 'id', ARGV[2], 'o', ARGV[3], 'n', n_bytes)
+local id = redis.call('XADD', KEYS[1], '*', 'p', ARGV[1], 'id', ARGV[2], 'o', ARGV[3], 'n', n_bytes, 'u', KEYS[2])
 redis.call('HINCRBY', KEYS[2], 'accepted', 1)
 redis.call('HINCRBY', KEYS[2], 'accepted_bytes', n_bytes)
 return {'', id}

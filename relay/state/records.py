@@ -20,7 +20,7 @@ from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, T
 from relay.state.storage import RECORD_TTL_S, Storage
 from thaw import wire
 from thaw.action import Action
-from thaw.activation import Activation
+from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
 from thaw.errors import (
     Conflict,
@@ -45,7 +45,10 @@ _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMA
 """One phase of a start each from gateway, scheduler and invoker."""
 _LONG: Final = 4096
 """A record above this many bytes is kept without its result where its namespace has no room."""
-_NOT_KEPT: Final = "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+_NOT_KEPT: Final = {
+    "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+}
+_NO_LOGS: Final = ("The logs were not kept: the namespace has no room for them.",)
 RELEASED_CODES: Final = 4
 """So much code of a namespace stays for a while when no action names it any more: a host or a client may be reading it,
 but updates without end must not fill the server."""
@@ -95,26 +98,26 @@ class Records:
         version stands for one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and
         StorageFull when the namespace may have no more."""
         code, before = _code_key(action), "" if old is None else _code_key(old)
-        data, most, limit = wire.dumps(action), "", ""
+        data, limits = wire.dumps(action), _texts("", "", "", "")
         if self._storage is not None:
-            most = str(self._storage.quotas_of(action.namespace).actions)
-            limit = str(self._storage.code_limit(action.namespace))
+            quotas = self._storage.quotas_of(action.namespace)
+            limits = _texts(quotas.actions, quotas.code_bytes, *self._storage.code_share())
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 PUT_ACTION,
-                6,
+                7,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
                 code,
                 before if before != code else "",
                 keys.released_code(action.namespace),
                 keys.code_sizes(action.namespace),
+                keys.used(action.namespace),
                 action.name,
                 data,
                 action.version,
                 last or "",
-                most,
-                limit,
+                *limits,
                 UNNAMED_TTL_S,
                 "" if old is None else "1",
                 RELEASED_CODES,
@@ -209,6 +212,8 @@ class Records:
                     RELEASED_CODES,
                 )
             if deleted:
+                if self._storage is not None:
+                    self._storage.usage(namespace)  # which notes the sum of its code
                 return action
         raise Conflict("Concurrent modification to resource detected", hint="try again")
 
@@ -218,10 +223,10 @@ class Records:
         """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError, and
         Throttled or StorageFull when the namespace may have no more; then there is no 202.  ``owner`` is the gateway
         that already runs it: others do not claim it while that one lives, and no quota refuses it."""
-        limits = "", ""
+        limits = _texts("", "", "", "")
         if self._storage is not None and not owner:
             most = self._storage.quotas_of(pending.namespace).accepted
-            limits = str(most), str(self._storage.limit(pending.namespace))
+            limits = _texts(most, *self._storage.room(pending.namespace))
         used = keys.used(pending.namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
@@ -296,14 +301,18 @@ class Records:
                 self._storage.learn(one.record.namespace, int(used))
             if asks:
                 self._storage.learn_memory(answers[-1])
-        return [bool(written) for written, _ in answers[: len(ended)]]
+        written = [int(answer) for answer, _ in answers[: len(ended)]]
+        if too_long := [i for i, answer in enumerate(written) if answer < 0]:
+            less = [_with_less(ended[i]) for i in too_long]
+            again = self._end_together(less, [wire.dumps(one.record) for one in less])
+            for i, was_written in zip(too_long, again, strict=True):
+                written[i] = int(was_written)
+        return list(map(bool, written))
 
     def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
-        record, room, without = ended.record, "", b""
-        if self._storage is not None:
-            room = str(self._storage.limit(record.namespace))
-            if len(encoded) > _LONG:
-                without = wire.dumps(replace(record, result={"error": _NOT_KEPT}, logs=()))
+        record, room = ended.record, _texts("", "", "")
+        if self._storage is not None and len(encoded) > _LONG and record.result != _NOT_KEPT:
+            room = _texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
         pipe.eval(
             END,
             5,
@@ -319,8 +328,7 @@ class Records:
             TRACE_TTL_S,
             keys.PENDING_GROUP,
             ended.pending_entry or b"",
-            room,
-            without,
+            *room,
             *self._trace_rows(ended.events),
         )
 
@@ -383,6 +391,20 @@ class Records:
                 rows: Any = self._redis.lrange(keys.trace(trace_id), 0, -1)
                 events += [wire.loads(TraceEvent, row) for row in rows]
         return sorted(events, key=lambda e: e.wall_ns)
+
+
+def _with_less(ended: Ended) -> Ended:
+    """Return a record that was too long without its logs; if it had none, without its result.  Then it is no success,
+    so that nobody takes the sentence for the result."""
+    record = ended.record
+    if record.logs not in ((), _NO_LOGS):
+        return replace(ended, record=replace(record, logs=_NO_LOGS))
+    status = ActivationStatus.INTERNAL_ERROR if record.status is ActivationStatus.SUCCESS else record.status
+    return replace(ended, record=replace(record, status=status, result=_NOT_KEPT, logs=()))
+
+
+def _texts(*numbers: object) -> tuple[str, ...]:
+    return tuple(map(str, numbers))
 
 
 def _too_many(namespace: Namespace, too_many: bool, n: int, storage: Storage) -> ThawError:

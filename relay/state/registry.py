@@ -28,7 +28,10 @@ T = TypeVar("T")
 LEASE_MS: Final = 10_000
 """A host or gateway silent for this long is dropped and its work requeued."""
 _ADD_DEMAND: Final = """
-if redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) == 1 then redis.call('HINCRBY', KEYS[3], ARGV[3], 1) end
+local function counts(row) return row and not cjson.decode(row).ahead and 1 or 0 end
+local more = counts(ARGV[2]) - counts(redis.call('HGET', KEYS[1], ARGV[1]))
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if more ~= 0 and redis.call('HINCRBY', KEYS[3], ARGV[3], more) <= 0 then redis.call('HDEL', KEYS[3], ARGV[3]) end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'f', ARGV[5])
 """
 _DROP_DEMAND: Final = """
@@ -37,7 +40,9 @@ if not held then return 0 end
 held = cjson.decode(held)
 if held.gateway ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
-if redis.call('HINCRBY', KEYS[3], held.namespace, -1) <= 0 then redis.call('HDEL', KEYS[3], held.namespace) end
+if not held.ahead and redis.call('HINCRBY', KEYS[3], held.namespace, -1) <= 0 then
+    redis.call('HDEL', KEYS[3], held.namespace)
+end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'f', ARGV[4])
 return 1
 """

@@ -2,17 +2,22 @@
 
 ::
 
-    thaw:used:NS     records  h491011  h491012 …     accepted  accepted_bytes
-                     bytes of all records   of each hour         202s that have not ended, and their bytes
+    thaw:used:NS     records  h491011  h491012 …     accepted  accepted_bytes    code
+                     bytes of all records   of each hour         202s that have not ended, and their bytes    of actions
 
 The scripts that write a record or a 202, and end one, count it in the same step, so a gateway that is killed leaves no
 count behind.  Records expire by themselves after a week, so their bytes are counted by the hour, and an hour is
-subtracted when all of it has expired.  Actions and their code are counted where they are, when one is written.
+subtracted when all of it has expired.  Actions and their code are counted where they are, when one is written, and
+their sum is noted for those who write records.
 
 The server's memory has a limit and it evicts nothing, so a full server would refuse everything, the platform's own
-state included.  A namespace may therefore have as much as is still free, and at most its quota (the dynamic threshold
-of Choudhury and Hahne, 1998): alone it gets half, and however many fill what they may have, the next one still gets
-something.  A tenth of the memory is the platform's own.
+state included.  A namespace may therefore have as much as is still free, code and records together, and at most its
+quotas (the dynamic threshold of Choudhury and Hahne, 1998): alone it gets half, and however many fill what they may
+have, the next one still gets something.  An eighth of the memory is what a namespace may have whatever others have, as
+long as anything is free.  A tenth of the memory is the platform's own.
+
+That threshold refuses 202s and actions, and leaves the results out of long records.  Calls whose answer goes to their
+client are refused when a namespace has its quota, or when little is left for all.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ RECORD_TTL_S: Final = 7 * 24 * 3600
 _OVERHEAD: Final = 512
 """What the state server needs for a record or a 202 beside its bytes: keys, and its place in the index."""
 _FOR_TENANTS: Final = 0.9
+_FLOOR, _RESERVE = 1 / 8, 1 / 16
+"""Parts of the tenants' memory: what a namespace may have however little is free, and what is little for all."""
 _NO_LIMIT: Final = 2**53
 _MUCH_BYTES: Final = 256 * 1024
 """After having written so much, a gateway asks with its next write how much memory is left."""
@@ -56,12 +63,17 @@ local function add(used, n)
     redis.call('HINCRBY', used, 'records', n)
     if redis.call('HINCRBY', used, 'h' .. hour, n) == n then
         sweep(used, hour)
-        redis.call('EXPIRE', used, {RECORD_TTL_S + 7200})
     end
 end
 local function all_bytes(used)
     local found = redis.call('HMGET', used, 'records', 'accepted_bytes')
     return (tonumber(found[1]) or 0) + (tonumber(found[2]) or 0)
+end
+-- quota: of records and 202s; share: with the code; free: for all
+local function has_room(used, n, quota, share, free)
+    local all = all_bytes(used)
+    local with_code = all + (tonumber(redis.call('HGET', used, 'code')) or 0)
+    return n <= tonumber(free) and all + n <= tonumber(quota) and with_code + n <= tonumber(share)
 end
 """
 """Lua that other scripts begin with.  ``used`` is the key of a namespace."""
@@ -84,6 +96,7 @@ _USAGE: Final = (
     + """
 sweep(KEYS[1], hour_now())
 local n_bytes = code_bytes(KEYS[2], KEYS[4])
+if n_bytes > 0 or redis.call('HEXISTS', KEYS[1], 'code') == 1 then redis.call('HSET', KEYS[1], 'code', n_bytes) end
 local accepted = tonumber(redis.call('HGET', KEYS[1], 'accepted')) or 0
 local held = tonumber(redis.call('HGET', KEYS[3], ARGV[1])) or 0
 return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted}
@@ -110,7 +123,7 @@ class Storage:
         self, client: redis.Redis, quotas_of: Callable[[Namespace], Quotas], now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._redis, self.quotas_of, self._now_s = client, quotas_of, now_s
-        self._free = _NO_LIMIT
+        self._free = self._for_tenants = _NO_LIMIT
         self._written = 0  # since it was known how much is free
         self._used: dict[Namespace, int] = {}
         self._asked_s: dict[Namespace, float] = {}
@@ -140,7 +153,13 @@ class Storage:
         """``info``: the answer to INFO memory.  A server without a limit has room."""
         self._written = 0
         most, used = int(info["maxmemory"]), int(info["used_memory"])
-        self._free = max(0, int(_FOR_TENANTS * most) - used) if most else _NO_LIMIT
+        self._for_tenants = int(_FOR_TENANTS * most) if most else _NO_LIMIT
+        self._free = max(0, self._for_tenants - used) if most else _NO_LIMIT
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the state server has a limit of memory, as far as it was asked."""
+        return self._for_tenants < _NO_LIMIT
 
     def is_look_due(self, n_bytes: int) -> bool:
         """``n_bytes`` are about to be written.  True when the answer is to bring INFO memory, too."""
@@ -150,31 +169,45 @@ class Storage:
     def learn(self, namespace: Namespace, used: int) -> None:
         self._used[namespace] = used
 
-    def limit(self, namespace: Namespace) -> int:
-        """The bytes of records and 202s that a namespace may have now."""
-        return min(self.quotas_of(namespace).record_bytes, self._free)
+    def room(self, namespace: Namespace, *, promised: bool = False) -> tuple[int, int, int]:
+        """Return the quota of records and 202s, what a namespace may have now of these and code together, and what is
+        free for all.  ``promised``: of a result that a 202 has promised; others' greed does not take its place."""
+        share = _NO_LIMIT if promised else self._share()
+        return self.quotas_of(namespace).record_bytes, share, self._free
+
+    def _share(self) -> int:
+        return max(self._free, int(_FLOOR * self._for_tenants))
 
     def check(self, namespace: Namespace) -> None:
         """Called before an invocation whose record would be kept; costs nothing while there is room.  Raises
         StorageFull."""
         used = self._used.get(namespace, 0)
-        if used < self.limit(namespace):
+        if self._may_run(namespace, used):
             return
         now_s = self._now_s()
         if now_s - self._asked_s.get(namespace, -_ASK_AGAIN_S) >= _ASK_AGAIN_S:
             self._asked_s[namespace] = now_s
             self.look()
             used = self.usage(namespace).record_bytes
-        if used >= self.limit(namespace):
+        if not self._may_run(namespace, used):
             raise self.full(namespace, used)
 
+    def _may_run(self, namespace: Namespace, used: int) -> bool:
+        has_little = used < _FLOOR * self._for_tenants and self._free > 0
+        is_enough_left = self._free >= _RESERVE * self._for_tenants
+        return used < self.quotas_of(namespace).record_bytes and (has_little or is_enough_left)
+
     def code_limit(self, namespace: Namespace) -> int:
-        """The bytes of actions with their code that a namespace may have now, if they are to become more."""
-        return min(self.quotas_of(namespace).code_bytes, self._free)
+        """The bytes of actions with their code that a namespace may have, if they are to become more."""
+        return self.quotas_of(namespace).code_bytes
+
+    def code_share(self) -> tuple[int, int]:
+        """Return what a namespace may have now of code and records together, and what is free for all."""
+        return self._share(), self._free
 
     def too_much_code(self, namespace: Namespace, n_bytes: int) -> ThawError:
         allowed = self.quotas_of(namespace).code_bytes
-        if self._free < allowed:
+        if n_bytes <= allowed:
             return StorageFull(
                 f"The state server has no room for so many actions of the namespace ({n_bytes} bytes, and {self._free} "
                 "are free for all); an operator raises its maxmemory."

@@ -39,6 +39,17 @@ def test_a_key_that_was_revoked_works_no_longer_than_the_cache_remembers_it(clie
         authenticator.subject(f"Bearer {KEY}")
 
 
+def test_whose_a_key_is_is_known_while_it_is_remembered_and_of_no_made_up_one(client: redis.Redis) -> None:
+    clock = Clock()
+    authenticator = Authenticator(ApiKeys(client), clock)
+    found = [authenticator.known_namespace(f"Bearer {KEY}")]
+    authenticator.subject(f"Bearer {KEY}")
+    found += [authenticator.known_namespace(header) for header in (f"Bearer {KEY}", "Bearer made:up", "")]
+    clock.now_s += CACHE_S + 1.0
+    found.append(authenticator.known_namespace(f"Bearer {KEY}"))
+    assert found == [None, GUEST.namespace, None, None, None]
+
+
 def test_a_key_that_was_unknown_works_as_soon_as_it_is_made(client: redis.Redis) -> None:
     authenticator = Authenticator(ApiKeys(client), Clock())
     with pytest.raises(Unauthorized):

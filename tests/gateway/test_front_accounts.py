@@ -107,8 +107,8 @@ def test_who_waits_for_a_thread_can_leave(make: Make) -> None:
     one, two = make(), make()
     assert turns.take()
     assert not turns.take()
-    turns.join(one)
-    turns.join(two)
+    turns.join(one, one.namespace)
+    turns.join(two, two.namespace)
     turns.leave(one)
     assert turns.pass_on() is two
     assert not turns.take()
@@ -121,13 +121,17 @@ def test_who_waits_for_a_thread_waits_for_one_request_of_each_other_namespace(ma
     assert turns.take()
     crowd = [make(A) for _ in range(20)]
     for connection in crowd:
-        turns.join(connection)
+        turns.join(connection, connection.namespace)
     strangers, honest = [make() for _ in range(20)], make(B)
     for connection in (*strangers, honest):
-        turns.join(connection)
+        turns.join(connection, connection.namespace)
+    first_request = make()  # of a connection whose key is B's
+    turns.join(first_request, B)
+    turns.leave(honest)
+    turns.join(honest, B)
     crowd[1].namespace = B  # it was A's when it came
     turns.leave(crowd[1])
-    assert [turns.pass_on() for _ in range(4)] == [crowd[0], strangers[0], honest, crowd[2]]
+    assert [turns.pass_on() for _ in range(4)] == [crowd[0], strangers[0], first_request, crowd[2]]
 
 
 @pytest.mark.parametrize(

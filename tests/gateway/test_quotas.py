@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import requests
 
+from gateway.serving.quotas import QuotaBook
+from relay.state import redis_link
+from relay.state.quotas import NamespaceQuotas
+from tests.conftest import ValkeyServer
 from tests.gateway.conftest import OPERATOR_KEY, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.ids import Namespace
+from thaw.quotas import OwnQuotas, Quotas
 from thaw.settings import SettingError, load
 
 Start = Callable[..., GatewayProcess]
@@ -97,6 +104,7 @@ def test_requests_that_wait_have_a_quota_at_all_gateways_together(
     put = two.call("PUT", HELLO, json=code(10), auth=(user, password))
     other = two.call("POST", wait, json={}, auth=(user, password))
     assert (put.status_code, other.status_code) == (200, 202)
+    assert one.call("POST", HELLO, json={}).status_code == 202, "which has a quota of its own"
     invoker.ready("guest/hello")
     invoker.wait_for_demand(1)  # the other namespace's
     assert two.call("POST", wait, json={}).status_code == 200
@@ -107,3 +115,34 @@ def test_a_quota_below_zero_stops_the_start() -> None:
 
     with pytest.raises(SettingError, match="THAW_QUOTA_HELD is below 0"):
         load(GatewaySettings, {"THAW_QUOTA_HELD": "-1"})
+
+
+def test_a_change_that_comes_while_all_quotas_are_read_is_not_lost() -> None:
+    guest = Namespace("guest")
+
+    class Stored:
+        def all(self) -> dict[Namespace, OwnQuotas]:
+            found = {guest: OwnQuotas(held=1)}
+            changing.start()  # with what was read on its way
+            changing.join(0.2)
+            return found
+
+        def of(self, _: Namespace) -> OwnQuotas:
+            return OwnQuotas(held=2)
+
+    book = QuotaBook(Quotas(1, 1, 1, 1, 1, 1), cast(NamespaceQuotas, Stored()))
+    changing = threading.Thread(target=book.changed, args=(guest,))
+    book.reload()
+    changing.join(10)
+    assert book.of(guest).held == 2
+
+
+def test_a_gateway_says_at_its_start_that_the_state_servers_memory_has_no_limit(own_valkey: ValkeyServer) -> None:
+    told = []
+    with redis_link.connect(own_valkey.url) as client:
+        for maxmemory in ("0", "64mb"):
+            client.config_set("maxmemory", maxmemory)
+            gateway = GatewayProcess(own_valkey.url)
+            gateway.end()
+            told.append("state_memory_unlimited" in "".join(gateway.lines))
+    assert told == [True, False]

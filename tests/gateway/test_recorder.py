@@ -120,8 +120,9 @@ def test_a_namespace_with_many_records_keeps_no_others_back(monkeypatch: pytest.
     monkeypatch.setattr(recorder, "_BACKLOG", 80)
     records = Away()
     records.failures = 0
-    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"))
-    for name, n in (("flood", 500), ("honest", 2)):
+    weights = {"flood": 1.0, "honest": 2.0}
+    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"), weights.__getitem__)
+    for name, n in (("flood", 500), ("honest", 4)):
         action = Action(ActionName(f"{name}/f"), Namespace(name), "0.0.1", Exec(KIND_PYTHON), Limits())
         for i in range(n):
             call = Call(ActivationId(f"{name}{i}"), action, Subject(Namespace(name), "x"), {}, Hangup())
@@ -129,8 +130,8 @@ def test_a_namespace_with_many_records_keeps_no_others_back(monkeypatch: pytest.
     writing.start()
     writing.settle(20.0)
     writing.stop(1.0)
-    assert records.written[:4] == ["flood0", "honest0", "flood1", "honest1"]
-    assert len(records.written) == 70 + 2
+    assert records.written[:6] == ["flood0", "honest0", "honest1", "flood1", "honest2", "honest3"]
+    assert len(records.written) == 70 + 4
 
 
 def test_what_a_container_printed_before_its_start_failed_is_in_the_logs_and_not_in_the_answer() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -61,3 +62,21 @@ def test_the_policy_learns_of_quotas_when_they_change_and_when_it_begins(client:
     seen = QuotasSeen(guest, OwnQuotas(starts=2, weight=3.0))
     assert list(reading.events_of(told, view)) == [seen, seen]
     assert reading.rebuilt().quotas == (seen,)
+
+
+def test_who_schedules_puts_counts_right_when_it_begins_and_now_and_then(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
+    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+
+    def is_right_after(step: Callable[[], object]) -> bool:
+        client.hset(keys.HELD, "guest", 5)
+        step()
+        return not client.exists(keys.HELD)
+
+    assert is_right_after(reading.rebuilt)
+    assert not is_right_after(lambda: list(reading.heartbeats(view)))
+    later_s = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert is_right_after(lambda: list(reading.heartbeats(view)))

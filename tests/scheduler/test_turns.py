@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.decisions import StartGroup
+from gateway.scheduler.decisions import FailDemand, StartGroup
 from gateway.scheduler.events import ActionSeen, QuotasSeen
 from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandAdded, DemandRemoved
@@ -298,7 +298,29 @@ def test_a_namespace_has_no_more_starts_in_progress_than_its_quota() -> None:
     assert len(running) == 2
     assert len(of(w.ask(ActionName("other/f")), StartGroup)) == 1, "another namespace has its own"
     assert of(w.later(2.0), StartGroup) == []
-    w.ready(running[0])
-    assert len(of(w.later(2.0), StartGroup)) == 1, "one of the two is ready now"
-    w.said(running[1], InstanceState.GONE)
-    assert len(of(w.later(60.0), StartGroup)) == 1, "one has failed"
+    assert len(of(w.ready(running[0]), StartGroup)) == 1, "one of the two is ready now"
+    assert of(w.said(running[1], InstanceState.GONE), StartGroup) == []
+    assert len(of(w.later(1.0), StartGroup)) == 1, "one has failed, and its action has paused"
+
+
+def test_a_quota_of_starts_that_is_raised_is_used_at_once_in_the_order_of_the_line() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=0)))
+    for i in range(4):
+        w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{i}"))))
+        assert of(w.ask(ActionName(f"guest/f{i}")), StartGroup) == []
+    assert [wake.key for wake in w.timers if wake.at_s < w.now + 60] == [], "nobody looks every second"
+    assert of(w.ask(ActionName("guest/f0")), StartGroup) == []  # which keeps its place
+    started = of(w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2))), StartGroup)
+    assert [s.plan.action for s in started] == ["guest/f0", "guest/f0"]
+    assert [s.plan.action for s in of(w.ready(started[0]), StartGroup)] == ["guest/f1"]
+
+
+def test_a_request_that_waited_for_its_namespaces_starts_is_told_so_before_its_time_limit() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=0)), ActionSeen(replace(hello(), timeout_s=30.0)))
+    w.ask()
+    assert of(w.later(27.0), FailDemand) == []
+    (told,) = of(w.later(2.0), FailDemand)
+    assert "as many in progress as allowed (0). THAW_QUOTA_STARTS is" in told.error.message
+    assert of(w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=1))), StartGroup) == []

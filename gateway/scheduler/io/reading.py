@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -40,6 +41,7 @@ from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.clock import StateClock
 from relay.state.quotas import NamespaceQuotas
 from relay.state.records import Records
+from relay.state.recount import recount
 from relay.state.registry import LEASE_MS, Registry
 from thaw.action import Action
 from thaw.clock import wall_ms
@@ -47,6 +49,9 @@ from thaw.errors import NotFound, ProtocolError, RequestError
 from thaw.ids import ActionName, Namespace
 from thaw.logs import Log
 from thaw.model_uri import ModelPolicy
+
+_RECOUNT_S: Final = 60.0
+"""A rolling upgrade leaves wrong counts for so long."""
 
 _FOR_POLICY: Final = (
     DemandAdded,
@@ -67,12 +72,14 @@ class Reading:
         self, client: redis.Redis, credentials: GroupCredentials, log: Log, clock: StateClock, models: ModelPolicy
     ) -> None:
         self._registry, self._records, self._credentials = Registry(client, clock), Records(client), credentials
-        self._log = log
+        self._client, self._log = client, log
+        self._recounted_s = 0.0
         self._quotas = NamespaceQuotas(client)
         self._models = ModelLeave(models, AllowedModels(client))
 
     def rebuilt(self) -> Rebuilt:
         allowed = self._models.allowed.all()
+        self._recount()
         # instances before demand: a request served in between is seen as waiting, and its removal is an event
         return Rebuilt(
             hosts=tuple(self._registry.live_hosts()),
@@ -93,12 +100,19 @@ class Reading:
 
     def heartbeats(self, view: ClusterView) -> Iterator[Event]:
         yield HostsSeen(tuple(self._registry.live_hosts()))
+        if time.monotonic() - self._recounted_s > _RECOUNT_S:
+            self._recount()
         now_ms = wall_ms()
         # a gateway's first heartbeat may come after its first request
         holders = {d.demand.gateway for d in view.demand.values() if now_ms - d.demand.queued_wall_ms > LEASE_MS}
         lost = frozenset(g for g in holders if not self._registry.is_gateway_alive(g))
         if lost:
             yield GatewaysLost(lost)
+
+    def _recount(self) -> None:
+        """Put the namespaces' counts right, which an older gateway or scheduler may not have kept."""
+        recount(self._client)
+        self._recounted_s = time.monotonic()
 
     def events_of(self, items: Iterable[object], view: ClusterView) -> Iterator[Event]:
         """Yield what messages mean to the policy.  An action that the policy does not know yet is read first, once for

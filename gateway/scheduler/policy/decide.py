@@ -79,6 +79,10 @@ def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list
         found = _meet_demand(view, name, activation_ids, now_s)
         stem_cells.note_starts(view, found, now_s)
         decided += found
+    for name in view.shares.woken():
+        found = rescale(view, name, now_s)
+        stem_cells.note_starts(view, found, now_s)
+        decided += found
     return decided
 
 

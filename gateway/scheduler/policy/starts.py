@@ -7,7 +7,6 @@ from typing import Final
 
 from gateway.scheduler.decisions import (
     Decision,
-    FailDemand,
     InspectModelOn,
     ReleaseInstance,
     StageStart,
@@ -21,6 +20,7 @@ from gateway.scheduler.placement.stages import Stages
 from gateway.scheduler.placement.window import Lacking, new_workers
 from gateway.scheduler.policy import pools
 from gateway.scheduler.policy.evictions import evictions
+from gateway.scheduler.policy.failing import fail, fail_all, too_many_starts
 from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.policy.place import in_time_without_idle, most_stages, place
 from gateway.scheduler.policy.transports import transport_of
@@ -29,7 +29,7 @@ from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, In
 from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError, from_info
+from thaw.errors import MemoryTooSmall, NotFound, ThawError, from_info
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 from thaw.model import ModelFacts
@@ -273,8 +273,8 @@ def _start_many(
     sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
     n_started = 0
     while sizes and n_started < lacks.room:
-        if not view.shares.may_start(facts.name):  # the end of one of its namespace's starts frees a place
-            return [*decided, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+        if not view.shares.may_start(facts.name):
+            return [*decided, *_wait_for_an_end(view, action, facts.name, now_s)]
         n_workers = sizes.pop()
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
@@ -290,6 +290,18 @@ def _start_many(
         if choice.n_stages < n_workers:
             sizes.append(n_workers - choice.n_stages)
     return decided
+
+
+def _wait_for_an_end(view: ClusterView, action: ActionView, name: ActionName, now_s: float) -> list[Decision]:
+    """The namespace has as many starts in progress as it may have: the end of one of them wakes the action.  Requests
+    whose time is over are told so."""
+    view.shares.wait(name)
+    late = tuple(d.demand.activation_id for d in view.waiting(name) if due_s(view, d) <= now_s and d.group_id is None)
+    told = fail(view, name, late, too_many_starts(view, name).info(), GroupId(""))
+    at_s = now_s + view.settings.start_deadline_s
+    if (first := next((d for d in view.waiting(name) if d.group_id is None), None)) is not None:
+        at_s = min(at_s, due_s(view, first))
+    return [*told, *wake(action, name, at_s, now_s)]
 
 
 def _wait_for_room(
@@ -431,16 +443,3 @@ def release(
         ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason, drained),
         Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id),
     ]
-
-
-def fail_all(view: ClusterView, name: ActionName, error: ThawError) -> list[Decision]:
-    return fail(view, name, tuple(view.action(name).waiting), error.info(), GroupId(""))
-
-
-def fail(
-    view: ClusterView, name: ActionName, activation_ids: tuple[ActivationId, ...], error: ErrorInfo, group_id: GroupId
-) -> list[Decision]:
-    """End these requests with ``error``.  The view forgets them at once, so that each is told only once."""
-    for activation_id in activation_ids:
-        view.drop_demand(activation_id)
-    return [FailDemand(name, activation_ids, error, group_id)] if activation_ids else []
