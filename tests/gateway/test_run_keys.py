@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import replace
+
 import pytest
 import requests
 
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.run_keys import RunKeys
+from gateway.serving.sending import run_body
 from relay.state.api_keys import Role, Subject
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -64,3 +69,22 @@ def test_a_function_that_asks_for_a_key_gets_one_that_works_and_no_other_does(
         assert (reply.status_code, reply.json()) == (200, ["guest"])
     refused = requests.get(f"{gateway.url}/api/v1/thaw/keys", auth=(user, secret), timeout=30)
     assert refused.status_code == 403
+
+
+def test_a_function_whose_runs_share_their_variables_gets_no_key(gateway: GatewayProcess) -> None:
+    wanted = {"annotations": pairs(**{"provide-api-key": True}), "limits": {"concurrency": 2}}
+    body = {"exec": {"kind": "python:3.11", "code": "def main(a): return a"}, **wanted}
+    refused = gateway.call("PUT", f"{HERE}/actions/shared", json=body)
+    assert (refused.status_code, "provide-api-key needs limits.concurrency 1" in refused.text) == (400, True)
+    gateway.put_python("asks", annotations=wanted["annotations"])
+    again = gateway.call("PUT", f"{HERE}/actions/asks?overwrite=true", json={"limits": wanted["limits"]})
+    assert again.status_code == 400
+
+
+def test_a_run_of_an_earlier_versions_action_that_shares_its_variables_gets_no_key() -> None:
+    notes = {"provide-api-key": True}
+    for concurrency, gets in ((1, True), (2, False)):
+        action = replace(CALL.action, annotations=notes, limits=Limits(concurrency=concurrency))
+        call = Call(CALL.activation_id, action, CALL.subject, {}, Hangup())
+        body = run_body(call, time.monotonic() + 1, (), run_keys=RunKeys("token"))
+        assert ("api_key" in json.loads(body)) is gets
