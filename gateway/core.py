@@ -84,6 +84,7 @@ class Gateway:
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
+        self.web_calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.code_answers = SharedMemory(settings.code_answer_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()

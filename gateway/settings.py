@@ -39,7 +39,7 @@ class GatewaySettings:
         "THAW_INVOCATIONS_CONCURRENT", "per namespace, at most 7/8 of the threads; OpenWhisk's is 30", 2_000
     )
     calls_per_minute: int = setting(
-        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace", 200_000
+        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace, and as many web requests", 200_000
     )
     calls_concurrent: int = setting(
         "THAW_CALLS_CONCURRENT", "requests of a namespace at once that are no invocations", 128
