@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from gateway.serving.action_cache import Actions
@@ -196,7 +197,10 @@ class AsyncRunner:
 
     def _call(self, pending: Pending) -> Call:
         """The call as it was accepted.  Raises Unavailable, NotFound (deleted since)."""
-        call = _make_call(pending, self._actions.get(pending.action))
+        action = self._actions.get(pending.action)
+        if pending.parameters:
+            action = replace(action, parameters=pending.parameters)
+        call = _make_call(pending, action)
         if not call.action.idempotent:
             call.claim = lambda: self._may_start(pending.activation_id)
         return call

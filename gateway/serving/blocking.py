@@ -135,4 +135,5 @@ def pending_of(call: Call) -> Pending:
         call.endpoint,
         call.cause,
         call.binding,
+        call.action.parameters if call.action.is_conductor else {},
     )

@@ -7,8 +7,8 @@ pending entry away in the same transaction).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import redis
@@ -19,7 +19,7 @@ from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation
 from thaw.clocks import event_of
-from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError
+from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.trace import Phase, TraceEvent
 
@@ -38,6 +38,13 @@ end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
 return 1
+"""
+_ACCEPT: Final = """
+local entries = {}
+for i = 2, #ARGV, 2 do
+    entries[#entries + 1] = redis.call('XADD', KEYS[1], '*', 'p', ARGV[i], 'id', ARGV[i + 1], 'o', ARGV[1])
+end
+return entries
 """
 _PART_BYTES: Final = 4 * 1024 * 1024
 _END: Final = """
@@ -74,6 +81,7 @@ class Pending:
     endpoint: str = ""  # llm kinds: "chat" | "completions"
     cause: str = ""  # the trigger's activation
     binding: str = ""
+    parameters: Mapping[str, object] = field(default_factory=dict)  # a conductor's, which each of its runs gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +191,35 @@ class Records:
     def accept(self, pending: Pending, owner: str = "") -> bytes:
         """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError; then
         there is no 202.  ``owner`` is the gateway that already runs it; others do not claim it while that one lives."""
+        return self._accept([wire.dumps(pending), pending.activation_id], owner)[0]
+
+    def accept_all(self, some: Iterable[Pending]) -> None:
+        """Make several 202s durable in one step, or none of them.  Raises TooLarge, and what accept() raises."""
+        rows: list[bytes | str] = []
+        n_bytes = 0
+        for pending in some:
+            data = wire.dumps(pending)
+            n_bytes += len(data)
+            if n_bytes > _TRANSACTION_BYTES and rows:
+                raise TooLarge(f"Calls accepted together are larger than allowed: {_TRANSACTION_BYTES} bytes.")
+            rows += [data, pending.activation_id]
+        self._accept(rows, "")
+
+    def _accept(self, rows: Sequence[bytes | str], owner: str) -> list[bytes]:
+        """``rows``: each 202 and its activation's id."""
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
             pipe = self._redis.pipeline(transaction=False)
-            pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id, "o": owner})
+            pipe.eval(_ACCEPT, 1, keys.PENDING, owner, *rows)
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
-            entry, synced = pipe.execute(raise_on_error=False)
-        if isinstance(entry, redis.ResponseError):
-            raise PlatformError(f"the state server refused an activation: {entry}", hint="is its memory full?")
+            entries, synced = pipe.execute(raise_on_error=False)
+        if isinstance(entries, redis.ResponseError):
+            raise PlatformError(f"the state server refused an activation: {entries}", hint="is its memory full?")
         if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
-            return bytes(entry)
+            return [bytes(entry) for entry in entries]
         with redis_link.translated("take an activation back"):
             pipe = self._redis.pipeline(transaction=True)
-            _take_away(pipe, [bytes(entry)])
+            _take_away(pipe, entries)
             pipe.execute()
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(

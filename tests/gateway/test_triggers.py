@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import redis
 
+from relay.state import keys
 from relay.state.entities import Change, Entities
-from tests.gateway.conftest import GatewayProcess, wait_for_record
+from tests.conftest import ValkeyServer
+from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_packages import HERE, pairs, put, values
 from tests.gateway.test_sequences import sequence
@@ -167,6 +169,55 @@ def test_a_rule_is_not_written_when_its_trigger_changed_meanwhile(joined: Gatewa
         entities.swap(Change(None, new), Change(now, None))
         entities.swap(Change(None, new), Change(now, None))  # the answer was lost, and the client asked again
         assert entities.find(Trigger, Namespace("guest"), "t") is None
+
+
+def test_a_firing_that_the_state_server_does_not_keep_is_an_error_and_starts_nothing(
+    own_valkey: ValkeyServer,
+) -> None:
+    add_key(own_valkey.url, KEY, "guest")
+    gateway = GatewayProcess(own_valkey.url)
+    try:
+        gateway.put_python()
+        put(gateway, "triggers/t")
+        for name in ("r", "s"):
+            rule(gateway, name, "/_/hello")
+        with redis.Redis.from_url(own_valkey.url) as client:
+            client.config_set("appendonly", "no")
+            refused = fire(gateway, x=1)
+            assert (refused.status_code, client.xlen(keys.PENDING)) == (500, 0)
+            client.config_set("appendonly", "yes")
+            assert (fire(gateway, x=1).status_code, client.xlen(keys.PENDING)) == (202, 2)
+    finally:
+        gateway.end()
+
+
+def test_each_rule_that_a_firing_starts_counts_as_an_invocation(
+    start_gateway: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    gateway = start_gateway(THAW_INVOCATIONS_PER_MINUTE="5")
+    gateway.put_python()
+    put(gateway, "triggers/t")
+    for i in range(3):
+        rule(gateway, f"r{i}", "/_/hello")
+    assert [fire(gateway).status_code for _ in range(2)] == [202, 429]
+    with redis.Redis.from_url(valkey_url) as client:
+        assert client.xlen(keys.PENDING) == 3
+
+
+def test_a_trigger_has_so_many_rules_and_a_firing_so_many_bytes_and_no_more(
+    gateway: GatewayProcess, valkey_url: str
+) -> None:
+    gateway.put_python()
+    put(gateway, "triggers/t")
+    for i in range(64):
+        rule(gateway, f"r{i}", "/_/hello")
+    full = put(gateway, "rules/more", 413, trigger="/_/t", action="/_/hello")
+    assert full["error"] == "The trigger has 64 rules, and 64 are allowed."
+    put(gateway, "rules/r0?overwrite=true", annotations=pairs(note=1))
+    large = fire(gateway, x="x" * 900_000)
+    assert (large.status_code, "are larger than allowed" in large.text) == (413, True)
+    with redis.Redis.from_url(valkey_url) as client:
+        assert client.xlen(keys.PENDING) == 0
 
 
 def test_nothing_that_a_firing_accepted_is_lost_with_its_gateway(
