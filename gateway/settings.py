@@ -56,7 +56,9 @@ class GatewaySettings:
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
     entities_bytes: int = setting("THAW_ENTITIES_BYTES", "a namespace's packages, triggers and rules", 8 * MIB)
-    sequence_length: int = setting("THAW_SEQUENCE_LENGTH", "the most actions that one sequence runs", 50)
+    sequence_length: int = setting(
+        "THAW_SEQUENCE_LENGTH", "the most actions, and sequences, that one sequence runs", 50
+    )
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
     reconnect_s: float = setting(
         "THAW_RECONNECT_S", "seconds that a resumable stream goes on for a client that hung up; 0: none does", 60.0
