@@ -221,7 +221,7 @@ class AsyncRunner:
 
 
 def _make_call(pending: Pending, action: Action) -> Call:
-    subject = Subject(pending.namespace, pending.subject)
+    subject = Subject(pending.namespace, pending.subject, digest=pending.key_digest, until_ms=pending.key_until_ms)
     call = Call(pending.activation_id, action, subject, pending.payload, Hangup(), pending.endpoint, pending.seed)
     call.received_ms, call.cause, call.binding = pending.accepted_ms, pending.cause, pending.binding
     return call

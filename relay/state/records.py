@@ -81,6 +81,8 @@ class Pending:
     endpoint: str = ""  # llm kinds: "chat" | "completions"
     cause: str = ""  # the trigger's activation
     binding: str = ""
+    key_digest: str = ""  # of the key that it was called with
+    key_until_ms: int = 0
     parameters: Mapping[str, object] = field(default_factory=dict)  # a conductor's, which each of its runs gets
 
 

@@ -14,7 +14,7 @@ from gateway.serving.hangup import Hangup
 from gateway.serving.run_keys import RunKeys
 from gateway.serving.sending import run_body
 from relay.state.api_keys import Role, Subject
-from tests.gateway.conftest import GatewayProcess
+from tests.gateway.conftest import KEY, OPERATOR_KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_packages import HERE, pairs
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
@@ -69,6 +69,35 @@ def test_a_function_that_asks_for_a_key_gets_one_that_works_and_no_other_does(
         assert (reply.status_code, reply.json()) == (200, ["guest"])
     refused = requests.get(f"{gateway.url}/api/v1/thaw/keys", auth=(user, secret), timeout=30)
     assert refused.status_code == 403
+
+
+def test_a_revoked_key_takes_those_of_the_202s_along_that_it_called(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway.put_python("asks", annotations=pairs(**{"provide-api-key": True}))
+    invoker.ready("guest/asks")
+    gateway.wait_for_routes()
+    add_key(valkey_url, "left:behind", "guest")
+
+    def call(key: str) -> str:
+        reply = requests.post(f"{gateway.url}{HERE}/actions/asks", headers=bearer(key), timeout=30)
+        assert reply.status_code == 202
+        wait_for_record(valkey_url, reply.json()["activationId"])
+        return str(invoker.runs[-1]["api_key"])
+
+    first = call(KEY)
+    second = call(first)
+    names = f"{gateway.url}/api/v1/namespaces"
+    assert [requests.get(names, headers=bearer(key), timeout=30).status_code for key in (first, second)] == [200, 200]
+    ended = requests.delete(
+        f"{gateway.url}/api/v1/thaw/keys/{KEY.partition(':')[0]}", headers=bearer(OPERATOR_KEY), timeout=30
+    )
+    assert ended.status_code == 200, ended.text
+    assert [requests.get(names, headers=bearer(key), timeout=30).status_code for key in (first, second)] == [401, 401]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 def test_a_function_whose_runs_share_their_variables_gets_no_key(gateway: GatewayProcess) -> None:
