@@ -43,6 +43,11 @@ def entities(kind: str, namespace: str) -> str:
     return f"thaw:{kind}:{namespace}"
 
 
+def entities_used(namespace: str) -> str:
+    """A hash: ``bytes`` of all of them, and their number by kind."""
+    return f"thaw:entities:{namespace}"
+
+
 def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 
