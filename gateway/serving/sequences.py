@@ -30,7 +30,7 @@ from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import ActivationStatus
 from thaw.clock import wall_ms
 from thaw.errors import BadRequest, DeveloperError, Forbidden, NotFound, PlatformError, ThawError
-from thaw.ids import ActionName, Namespace
+from thaw.ids import ActionName, ActivationId, Namespace
 
 _TOO_LONG = "Too many actions in the sequence."
 
@@ -69,11 +69,12 @@ class Sequences:
         packages: Packages,
         make_call: CallMaker,
         ended: Callable[[Call, Outcome], None],
+        caused: Callable[[Call], list[ActivationId]],
         most_actions: int,
     ) -> None:
-        """``ended`` has the record of a component written."""
+        """``ended`` has the record of a component written; ``caused`` finds those that have one."""
         self._dispatcher, self._packages, self._make_call = dispatcher, packages, make_call
-        self._ended, self._most_actions = ended, most_actions
+        self._ended, self._caused, self._most_actions = ended, caused, most_actions
 
     def check(self, action: Action) -> None:
         """Look at a sequence before it is written.  Raises BadRequest for one whose components are not there, that
@@ -127,6 +128,7 @@ class Sequences:
     def _begin(self, call: Call) -> None:
         """Take the one right to run the call, before any part of it runs."""
         if call.claim is not None and not call.claim():
+            call.lines += self._caused(call)
             raise PlatformError("A gateway was lost while this sequence ran; it is not run twice.")
         call.claim, call.dispatched_ms = None, call.dispatched_ms or wall_ms()
 

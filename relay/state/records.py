@@ -26,6 +26,9 @@ from thaw.trace import Phase, TraceEvent
 RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
+_SEARCHED: Final = 1_000
+_SEARCHED_AT_ONCE: Final = 8
+"""A record may have megabytes."""
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
@@ -308,6 +311,22 @@ class Records:
             ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
             rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
         return [wire.loads(Activation, row) for row in rows if row is not None]
+
+    def caused_by(self, cause: ActivationId, namespace: Namespace, since_ms: int) -> list[ActivationId]:
+        """The activations whose records name ``cause``, the oldest first, among the newest of the namespace's since
+        then."""
+        with redis_link.translated("list records"):
+            ids: Any = self._redis.zrevrangebyscore(
+                keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
+            )
+        found: list[ActivationId] = []
+        for i in range(0, len(ids), _SEARCHED_AT_ONCE):
+            part = [keys.activation(redis_link.text(one)) for one in ids[i : i + _SEARCHED_AT_ONCE]]
+            with redis_link.translated("read records"):
+                rows: Any = self._redis.mget(part)
+            records = (wire.loads(Activation, row) for row in rows if row is not None)
+            found += [record.activation_id for record in records if record.cause == cause]
+        return found[::-1]
 
     def count_activations(
         self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None

@@ -223,28 +223,33 @@ def test_a_trigger_has_so_many_rules_and_a_firing_so_many_bytes_and_no_more(
 def test_nothing_that_a_firing_accepted_is_lost_with_its_gateway(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """An idempotent action is run again.  A sequence that had begun is not, and its record says so."""
+    """An idempotent action is run again.  A sequence that had begun is not, and its record says so, and names the
+    components that ended."""
     first = start_gateway()
     first.put_python("hello", annotations=pairs(idempotent=True))
-    first.put_python("a")
-    invoker.ready("guest/hello")
-    invoker.ready("guest/a", instance="i1")
-    first.wait_for_routes(2)
-    put(first, "actions/seq", **sequence("a", "a"))
+    first.put_python("a", parameters=pairs(quick=True))
+    first.put_python("b")
+    for i, name in enumerate(("hello", "a", "b")):
+        invoker.ready(f"guest/{name}", instance=f"i{i}")
+    first.wait_for_routes(3)
+    put(first, "actions/seq", **sequence("a", "b"))
     put(first, "triggers/t")
     rule(first, "r", "/_/hello")
     rule(first, "s", "/_/seq")
-    invoker.pace = threading.Semaphore(0)
+    held = threading.Event()
+    invoker.function = lambda value: (200, {"x": 1} if "quick" in value or held.wait(60) else {})
     lines = [json.loads(line) for line in first.record(fire(first, x=1).json()["activationId"])["logs"]]
-    for _ in lines:
+    for _ in range(3):
         assert invoker.entered.acquire(timeout=10)
+    (done,) = (run["activation_id"] for run in invoker.runs if run["action_name"] == "/guest/a")
+    wait_for_record(valkey_url, done)
     first.kill()
+    held.set()
     start_gateway(THAW_GATEWAY_HEARTBEAT_S="0.3")
-    for _ in range(8):
-        invoker.pace.release()
-    results = {line["rule"]: wait_for_record(valkey_url, line["activationId"], timeout_s=60).result for line in lines}
-    assert results == {
+    ended = {line["rule"]: wait_for_record(valkey_url, line["activationId"], timeout_s=60) for line in lines}
+    assert {name: record.result for name, record in ended.items()} == {
         "guest/r": {"x": 1},
         "guest/s": {"error": "A gateway was lost while this sequence ran; it is not run twice."},
     }
+    assert ended["guest/s"].logs == (done,)
     assert [run["action_name"] for run in invoker.runs].count("/guest/a") == 1
