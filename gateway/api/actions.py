@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 from flask import Blueprint, Response, request
 
@@ -23,6 +22,8 @@ from gateway.api.http import (
     takes,
 )
 from gateway.core import Gateway
+from gateway.serving.action_cache import namespace_of
+from gateway.serving.packages import with_inherited
 from gateway.settings import COPIES
 from thaw.action import Action
 from thaw.errors import Conflict, NotFound, Throttled
@@ -52,17 +53,17 @@ def get_action(ns: str, name: str) -> Response:
     if name.endswith("/"):
         return _in_package(ns, entity_name(name[:-1]))
     code = request.args.get("code", "true").lower() != "false"
-    core = gateway()
-    found = core.packages.target(any_action_name(ns, name), caller().namespace).action
+    core, own, full_name = gateway(), caller().namespace, any_action_name(ns, name)
     if not code:
-        return _rendered(found, code=False)
-    own, needed = caller().namespace, COPIES * core.records.action_bytes(found.namespace, found.name)
+        return _rendered(core.packages.target(full_name, own).action, code=False)
+    place = core.packages.place(full_name, own)
+    owner = namespace_of(place.name)
+    needed = COPIES * core.records.action_bytes(owner, place.name)  # taken before any of it is read
     if not core.code_answers.take(own, needed):
         raise Throttled("Too many answers with long code at once.", hint="ask with code=false, or for one at a time")
     with ExitStack() as held:
         held.callback(core.code_answers.give_back, own, needed)
-        whole = core.records.action(found.namespace, found.name)
-        response = _rendered(replace(whole, parameters={**found.parameters, **whole.parameters}), code=True)
+        response = _rendered(with_inherited(core.records.action(owner, place.name), place), code=True)
         response.call_on_close(held.pop_all().close)
     return response
 
