@@ -52,31 +52,38 @@ class Authenticator:
         Raises Unauthorized, Unavailable."""
         credentials = _credentials(authorization)
         of_run = None if self._run_keys is None else self._run_keys.subject(credentials, wall_ms())
-        if of_run is not None:
-            return of_run
-        digest = digest_of(credentials)
+        if of_run is None:
+            return self._owner(digest_of(credentials), self._keys.subject, anew)
+        if of_run.digest:
+            self._owner(of_run.digest, self._keys.subject, anew)
+        else:  # a web request has no key: the run's works while its namespace has one
+            self._owner(f"of {of_run.namespace}", lambda _: self._keys.any_subject(of_run.namespace), anew)
+        return of_run
+
+    def _owner(self, named: str, read: Callable[[str], Subject | None], anew: bool) -> Subject:
+        """``named``: the digest of a key, or "of NAMESPACE".  Raises Unauthorized when it has no live key."""
         now_s = self._now_s()
         with self._lock:
-            known, revoked = self._known.get(digest), self._revoked
+            known, revoked = self._known.get(named), self._revoked
         if known is not None and known[0] > now_s and not anew:
             return known[1]
-        subject = self._keys.subject(digest)
+        subject = read(named)
         if subject is None:
             if known is not None:
-                self.forget(digest)
+                self.forget()
             raise Unauthorized("The supplied authentication is invalid.", hint="thaw property set --auth UUID:KEY")
         with self._lock:
             if len(self._known) >= _CACHED:
                 self._known.clear()
             if revoked == self._revoked:  # else this key may have been revoked while it was read
-                self._known[digest] = (now_s + CACHE_S, subject)
+                self._known[named] = (now_s + CACHE_S, subject)
         return subject
 
-    def forget(self, digest: str) -> None:
-        """The key was revoked: it ends here at once."""
+    def forget(self) -> None:
+        """A key was revoked: it ends here at once, and with it the keys of its runs."""
         with self._lock:
             self._revoked += 1
-            self._known.pop(digest, None)
+            self._known.clear()
 
 
 def _digest(authorization: str | None) -> str:

@@ -57,7 +57,7 @@ from relay.state.storage import Storage
 from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.hangup import HangupWatcher
-from thaw.ids import ActionName, GatewayId, Namespace, random_hex_id
+from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
@@ -99,6 +99,7 @@ class Gateway:
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
+        self.web_calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.answered_actions = SharedMemory(settings.answered_action_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
@@ -122,7 +123,9 @@ class Gateway:
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
-        self.sequences = Sequences(self.dispatcher, self.packages, make_call, self.ended, settings.sequence_length)
+        self.sequences = Sequences(
+            self.dispatcher, self.packages, make_call, self.ended, self._caused, settings.sequence_length
+        )
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
         self.recorder = Recorder(self.records, self.pool, self.log, self.quotas.weight_of)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
@@ -172,6 +175,9 @@ class Gateway:
 
     def execute(self, call: Call) -> Outcome:
         return to_end(self.steps(call))
+
+    def _caused(self, call: Call) -> list[ActivationId]:
+        return self.records.caused_by(call.activation_id, call.subject.namespace, call.received_ms)
 
     def ended(self, call: Call, outcome: Outcome) -> None:
         """Count the end of a call, and have its record written."""

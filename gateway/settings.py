@@ -40,7 +40,7 @@ class GatewaySettings:
         "THAW_INVOCATIONS_CONCURRENT", "per namespace, at most 7/8 of the threads; OpenWhisk's is 30", 2_000
     )
     calls_per_minute: int = setting(
-        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace", 200_000
+        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace, and as many web requests", 200_000
     )
     calls_concurrent: int = setting(
         "THAW_CALLS_CONCURRENT", "requests of a namespace at once that are no invocations", 128
@@ -69,7 +69,9 @@ class GatewaySettings:
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
     entities_bytes: int = setting("THAW_ENTITIES_BYTES", "a namespace's packages, triggers and rules", 8 * MIB)
-    sequence_length: int = setting("THAW_SEQUENCE_LENGTH", "the most actions that one sequence runs", 50)
+    sequence_length: int = setting(
+        "THAW_SEQUENCE_LENGTH", "the most actions, and sequences, that one sequence runs", 50
+    )
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
     preflight_s: float = setting(
         "THAW_PREFLIGHT_S", "seconds that a deploy waits for a host to say whether its model would start; 0: none", 5.0

@@ -205,14 +205,16 @@ class Worker(ConnectionWorker):
             self._serve_line()
 
     def _take_turn(self, turns: Turns, connection: Connection) -> None:
-        n_read = 0 if connection.request is None else connection.request.n_read  # None: an answer goes on
+        request = connection.request
+        n_read = 0 if request is None else request.n_read  # None: an answer goes on
         if turns.take():
             self._start(turns, connection)
             if connection.namespace is None:  # else its bytes are bounded by the requests that its namespace may hold
                 self._hold(connection, n_read)
             return
         connection.state, connection.turns = State.QUEUED, turns
-        turns.join(connection, connection.namespace or self.app.known_namespace(request.authorization))
+        authorization = "" if request is None else request.authorization
+        turns.join(connection, connection.namespace or self.app.known_namespace(authorization))
         self._waiting.set(connection)
         self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
         if connection.reserved is None:

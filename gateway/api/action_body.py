@@ -70,6 +70,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
         annotations.pop(key, None)
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
     publish = bool(body.get("publish", old.publish))
+    _check_annotations(annotations, action)
     return replace(
         action,
         annotations=annotations,
@@ -77,6 +78,16 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
         updated_ms=wall_ms(),
         version=version or next_version(old.version, body.get("version")),
     )
+
+
+def _check_annotations(annotations: Json, action: Action) -> None:
+    """Refuse what would protect less than it says.  Raises BadRequest."""
+    if not isinstance(annotations.get("require-whisk-auth", False), bool | str | int | float):
+        raise malformed("the annotation require-whisk-auth must be true, false, a string or a number")
+    if action.limits.concurrency > 1 and not action.is_llm and annotations.get("provide-api-key") is True:
+        raise malformed(
+            "provide-api-key needs limits.concurrency 1: runs at once would find each other's keys in __OW_API_KEY"
+        )
 
 
 def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:

@@ -30,6 +30,7 @@ from gateway.api.http import (
 from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.action_cache import namespace_of
+from gateway.serving.packages import with_inherited
 from gateway.serving.preflight import Verdict, unfit
 from gateway.settings import COPIES
 from relay.state.code import Upload
@@ -61,16 +62,15 @@ def _in_package(ns: str, package: str) -> Response:
 def get_action(ns: str, name: str) -> Response:
     if name.endswith("/"):
         return _in_package(ns, entity_name(name[:-1]))
-    core = gateway()
-    named = any_action_name(ns, name)
+    core, own, full_name = gateway(), caller().namespace, any_action_name(ns, name)
+    if request.args.get("code", "true").lower() == "false":
+        found = core.packages.target(full_name, own).action
+        return json_response(render.action(found, code=False, serving=core.room.serving(found.name)))
+    place = core.packages.place(full_name, own)
     with ExitStack() as memory:
-        taken = _take_memory(memory, named)  # first: to look at an action of before code was in pieces reads all of it
-        found = core.packages.target(named, caller().namespace).action
-        if request.args.get("code", "true").lower() == "false":
-            return json_response(render.action(found, code=False, serving=core.room.serving(found.name)))
-        _take_memory(memory, found.name, taken)
-        whole = core.records.action(found.namespace, found.name)
-        return _with_code(replace(whole, parameters={**found.parameters, **whole.parameters}), memory)
+        _take_memory(memory, place.name)  # before any of it is read
+        whole = core.records.action(namespace_of(place.name), place.name)
+        return _with_code(with_inherited(whole, place), memory)
 
 
 def _take_memory(memory: ExitStack, name: ActionName, taken: int = 0) -> int:

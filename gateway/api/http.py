@@ -89,12 +89,13 @@ def _count(namespace: Namespace) -> None:
 
 
 def account(namespace: Namespace) -> None:
-    """Count this request, which needs no key, as one of ``namespace``.  Raises Throttled."""
+    """Count this request, which needs no key, as one of ``namespace``, apart from those with its keys.  Raises
+    Throttled."""
     visit: Visit | None = request.environ.get(VISIT)
     if visit is not None:
         visit.namespace = namespace
     if visit is None or not visit.head_only:
-        gateway().calls.enter_again(namespace)
+        gateway().web_calls.enter_again(namespace)
 
 
 def takes(limit: Callable[..., int], *, needs_key: bool = True) -> Callable[[View], View]:

@@ -109,8 +109,8 @@ def revoke_key(key_id: str) -> Response:
     gateway ends it there at once, too."""
     core = gateway()
     found = core.keys.revoke(key_id)
+    core.auth.forget()
     for one in found:
-        core.auth.forget(one.digest)
         core.log.event("key_revoked", key_id=one.key_id, namespace=one.key.namespace, by=caller().namespace)
     return json_response(_listed(key_id, found[0].key))
 

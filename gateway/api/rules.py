@@ -6,7 +6,7 @@ A rule and its trigger's link to it are written in one step (Entities.swap), so 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from flask import Blueprint, Response
 
@@ -18,10 +18,12 @@ from gateway.serving.packages import qualified
 from relay.state.entities import Change, Row
 from thaw.clock import wall_ms
 from thaw.entities import Rule, RuleLink, RuleStatus, Trigger
-from thaw.errors import BadRequest, NotFound
+from thaw.errors import BadRequest, NotFound, TooLarge
 from thaw.ids import ActionName, Namespace, is_entity_name
 
 blueprint = Blueprint("rules", __name__, url_prefix="/api/v1/namespaces/<ns>/rules")
+_MOST_RULES: Final = 64
+"""Of one trigger: its row is read at every firing, which makes a call for each."""
 
 
 @blueprint.get("")
@@ -124,11 +126,13 @@ def _status(rule: Rule, trigger: Trigger | None) -> RuleStatus:
 
 
 def _linked(rule: Rule, status: RuleStatus) -> Change:
-    """The trigger with this rule.  Raises BadRequest."""
+    """The trigger with this rule.  Raises BadRequest, TooLarge."""
     row = gateway().entities.find(Trigger, rule.namespace, rule.trigger)
     if row is None:
         raise BadRequest(f"/{rule.namespace}/{rule.trigger} does not exist.")
     links = {**row.entity.rules, rule.name: RuleLink(rule.action, status)}
+    if len(links) > _MOST_RULES and rule.name not in row.entity.rules:
+        raise TooLarge(f"The trigger has {len(row.entity.rules)} rules, and {_MOST_RULES} are allowed.")
     return Change(row, replace(row.entity, rules=links))
 
 

@@ -22,12 +22,13 @@ from gateway.api.http import (
 )
 from gateway.core import Gateway
 from gateway.serving.blocking import pending_of
+from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from relay.state.entities import Change
 from thaw.activation import Activation, ActivationStatus
 from thaw.clock import wall_ms
 from thaw.entities import RuleLink, RuleStatus, Trigger
-from thaw.errors import ThawError
+from thaw.errors import BadRequest, Forbidden, NotFound, PlatformError
 from thaw.ids import ActionName, ActivationId, random_hex_id
 
 blueprint = Blueprint("triggers", __name__, url_prefix="/api/v1/namespaces/<ns>/triggers")
@@ -71,35 +72,42 @@ def _event_bytes(**_: str) -> int:
 @blueprint.post("/<trigger>")
 @takes(_event_bytes)
 def fire(ns: str, trigger: str) -> Response:
-    """Accept a 202 for each active rule before this is answered: then none is lost, whatever process dies."""
+    """Accept a 202 for each active rule before this is answered, all in one step: none is lost, whatever process dies,
+    and a firing that failed has started nothing, so it can be repeated."""
     core, own = gateway(), namespace(ns)
     found = core.entities.get(Trigger, own, entity_name(trigger)).entity
     event = {**found.parameters, **json_object(core.settings.payload_bytes, optional=True)}
     active = {name: link for name, link in found.rules.items() if link.status is RuleStatus.ACTIVE}
     if not active:
         return Response(status=204)
-    core.throttle.enter_again(own)
+    core.throttle.enter_again(own, len(active))
     fired, began_ms = ActivationId(random_hex_id()), wall_ms()
-    lines = tuple(json.dumps(_start(core, fired, name, link, event)) for name, link in active.items())
-    core.records.end(_record(found, fired, began_ms, event, lines))
+    made = [_call(core, fired, name, link, event) for name, link in active.items()]
+    core.records.accept_all(own, (pending_of(call) for call, _ in made if call is not None))
+    record = _record(found, fired, began_ms, event, tuple(json.dumps(line) for _, line in made))
+    try:
+        core.records.end(record)
+    except PlatformError as e:  # its calls are accepted: an error here would have them repeated
+        core.log.event("record_lost", activation_ids=[fired], error=e.message)
     response = json_response({"activationId": fired}, 202)
     response.headers[ACTIVATION_HEADER] = fired
     return response
 
 
-def _start(core: Gateway, fired: ActivationId, rule: str, link: RuleLink, event: dict[str, Any]) -> dict[str, Any]:
-    """Accept the call of one rule, and return the line of the trigger's logs that tells how that went.  A rule whose
-    action cannot be called keeps no other one from being."""
+def _call(
+    core: Gateway, fired: ActivationId, rule: str, link: RuleLink, event: dict[str, Any]
+) -> tuple[Call | None, dict[str, Any]]:
+    """The call of one rule, and the line of the trigger's logs that tells of it.  A rule whose action cannot be called
+    keeps no other one from being.  Raises Throttled, PlatformError."""
     subject = caller()
     named = {"rule": f"{subject.namespace}/{rule}", "action": link.action}
     try:
         target = core.packages.target(link.action, subject.namespace)
         call = make_call(target, subject, dict(event), Hangup(), cause=fired)
-        core.admit(call)
-        core.records.accept(pending_of(call))
-    except ThawError as e:
-        return {"statusCode": 1, "success": False, "error": e.message, **named}
-    return {"statusCode": 0, "success": True, "activationId": call.activation_id, **named}
+    except (NotFound, Forbidden, BadRequest) as e:
+        return None, {"statusCode": 1, "success": False, "error": e.message, **named}
+    core.admit(call, is_held=False)
+    return call, {"statusCode": 0, "success": True, "activationId": call.activation_id, **named}
 
 
 def _record(

@@ -1,16 +1,18 @@
 """/api/v1/web/NAMESPACE/PACKAGE|default/ACTION[.EXTENSION][/PATH]: web actions, which are called without a key.
 
-Such a request counts as one of the action's namespace: its throttles, its memory for long bodies, and its connections.
-An action without the annotation ``web-export`` is not there at all.
+Such a request counts as one of the action's namespace: its memory for long bodies, its connections, its invocations,
+and a throttle for web requests alone, so that strangers leave its API to a namespace.  An action without the annotation
+``web-export`` is not there at all.
 """
 
 from __future__ import annotations
 
 import base64
+import hmac
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from flask import Blueprint, Response, g, request
 
@@ -57,7 +59,7 @@ class _Asked:
 
 def _body_bytes(ns: str, package: str, rest: str) -> int:
     asked = _asked()
-    account(asked.owner)
+    _admit(asked)
     return payload_bytes(asked.target.action)
 
 
@@ -66,22 +68,32 @@ def _body_bytes(ns: str, package: str, rest: str) -> int:
 def web(ns: str, package: str, rest: str) -> Response:
     asked = _asked()
     action = asked.target.action
-    account(asked.owner)
     is_custom = action.annotations.get("web-custom-options") is True
     own_cors({} if is_custom else _cors())
     if request.method == "OPTIONS" and not is_custom:
         return Response(status=200)
+    user = _admit(asked)
+    return _invoke(asked, _arguments(action, asked.path, user))
+
+
+def _admit(asked: _Asked) -> str:
+    """Refuse or count the request, and return the namespace of its key, empty without one.  What is refused counts as
+    nobody's, else strangers could use up what the callers with the secret need.  Raises Unauthorized, Throttled."""
     user = _user()
     if request.method != "OPTIONS":
-        _check_allowed(action, user)
-    return _invoke(asked, _arguments(action, asked.path, user))
+        _check_allowed(asked.target.action, user)
+    account(asked.owner)
+    return user
 
 
 def _asked() -> _Asked:
     """Raises NotFound, for whatever reason: a stranger learns nothing of what else is there."""
     if "web_asked" not in g:
-        path = urlsplit(str(request.environ.get("RAW_URI") or request.full_path)).path
-        namespace, package, segment, *rest = path.removeprefix("/api/v1/web/").split("/", 3)
+        path = str(request.environ.get("RAW_URI") or request.full_path).partition("?")[0]
+        parted = path.partition("/api/v1/web/")[2].split("/", 3)
+        if len(parted) < 3:  # the route matches the decoded path, which may have more parts
+            raise NotFound(MISSING)
+        namespace, package, segment, *rest = parted
         name, extension = split_extension(unquote(segment))
         owner, package = Namespace(unquote(namespace)), unquote(package)
         if not all(map(is_entity_name, (owner, package, name))):
@@ -92,6 +104,8 @@ def _asked() -> _Asked:
         except (NotFound, Forbidden):
             raise NotFound(MISSING) from None
         if target.action.annotations.get("web-export") is not True:
+            raise NotFound(MISSING)
+        if target.action.namespace != owner:  # its owner must not decide that our parameters are for everybody
             raise NotFound(MISSING)
         g.web_asked = _Asked(target, owner, extension, f"/{rest[0]}" if rest else "")
     found: _Asked = g.web_asked
@@ -110,11 +124,16 @@ def _user() -> str:
 
 
 def _check_allowed(action: Action, user: str) -> None:
-    """``require-whisk-auth``: true asks for any key of this installation, a string or a number for that secret."""
-    wanted = action.annotations.get("require-whisk-auth")
-    sent = request.headers.get("X-Require-Whisk-Auth")
-    is_secret = isinstance(wanted, str | int) and not isinstance(wanted, bool)
-    if (wanted is True and not user) or (is_secret and sent != str(wanted)):
+    """``require-whisk-auth``: true asks for any key of this installation, a string or a number for that secret.  Any
+    other value, of an action that was written before such were refused, opens to nobody."""
+    wanted = action.annotations.get("require-whisk-auth", False)
+    if isinstance(wanted, bool):
+        is_open = bool(user) or not wanted
+    else:
+        sent = request.headers.get("X-Require-Whisk-Auth", "").encode("latin-1", "replace")
+        secret = str(wanted).encode("utf-8", "replace") if isinstance(wanted, str | int | float) else b""
+        is_open = bool(secret) and hmac.compare_digest(sent, secret)
+    if not is_open:
         raise Unauthorized("The supplied authentication is invalid.")
 
 

@@ -137,12 +137,12 @@ def _media_type(content_type: str) -> str:
 
 
 def _status(code: Any) -> int | None:
-    """A status that ends an answer: 100 to 199 would be followed by another one."""
+    """A status that ends an answer: 100 to 199 would be followed by another one.  A function's number may be NaN."""
     if code is None:
         return None
-    if isinstance(code, str) and code.isascii() and code.isdigit():
+    if isinstance(code, str) and len(code) == 3 and code.isascii() and code.isdigit():
         code = int(code)
-    if type(code) not in (int, float) or code != int(code) or not 200 <= code <= 599:
+    if type(code) not in (int, float) or not 200 <= code <= 599 or code != int(code):
         raise _invalid("message/http")
     return int(code)
 

@@ -269,7 +269,10 @@ class AsyncRunner:
 
     def _call(self, pending: Pending) -> Call:
         """The call as it was accepted.  Raises Unavailable, NotFound (deleted since)."""
-        call = _make_call(pending, self._actions.get(pending.action))
+        action = self._actions.get(pending.action)
+        if pending.parameters:
+            action = replace(action, parameters=pending.parameters)
+        call = _make_call(pending, action)
         if not call.action.idempotent:
             call.claim = lambda: self._may_start(pending.activation_id)
         return call
@@ -295,7 +298,7 @@ class AsyncRunner:
 
 
 def _make_call(pending: Pending, action: Action) -> Call:
-    subject = Subject(pending.namespace, pending.subject)
+    subject = Subject(pending.namespace, pending.subject, digest=pending.key_digest, until_ms=pending.key_until_ms)
     call = Call(pending.activation_id, action, subject, pending.payload, Hangup(), pending.endpoint, pending.seed)
     call.received_ms, call.cause, call.binding = pending.accepted_ms, pending.cause, pending.binding
     return call

@@ -135,4 +135,7 @@ def pending_of(call: Call) -> Pending:
         call.endpoint,
         call.cause,
         call.binding,
+        call.subject.digest,
+        call.subject.until_ms,
+        call.action.parameters if call.action.is_conductor else {},
     )

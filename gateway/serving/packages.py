@@ -7,6 +7,7 @@ they changed; an action without a package costs nothing here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,6 +30,15 @@ class Target:
     """``action`` has all parameters that it inherits.  ``binding``: the one through which it was named, or empty."""
 
     action: Action
+    binding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an action is, if it is there, what it inherits, and the binding through which it was named."""
+
+    name: ActionName
+    inherited: Mapping[str, object]
     binding: str = ""
 
 
@@ -66,20 +76,23 @@ class Packages:
 
     def target(self, name: ActionName, caller: Namespace) -> Target:
         """The action that the caller means by this name.  Raises NotFound, Forbidden."""
+        place = self.place(name, caller)
+        return Target(with_inherited(self._actions.get(place.name), place), place.binding)
+
+    def place(self, name: ActionName, caller: Namespace) -> Place:
+        """Where the caller's name leads.  The action itself, whose code may be long, is not read.  Raises NotFound,
+        Forbidden."""
         namespace, package_name = _split(name)
         if not package_name:
             if namespace != caller:
                 raise forbidden(namespace)
-            return Target(self._actions.get(name))
+            return Place(name, {})
         package = self.readable(namespace, package_name, caller)
-        inherited, binding = package.parameters, ""
-        if package.binding is not None:
-            provider = self.provider(package.binding, caller)
-            binding = f"{namespace}/{package_name}"
-            name = ActionName(f"{provider.namespace}/{provider.name}/{name.rpartition('/')[2]}")
-            inherited = {**provider.parameters, **package.parameters}
-        action = self._actions.get(name)
-        return Target(replace(action, parameters={**inherited, **action.parameters}), binding)
+        if package.binding is None:
+            return Place(name, package.parameters)
+        provider = self.provider(package.binding, caller)
+        name = ActionName(f"{provider.namespace}/{provider.name}/{name.rpartition('/')[2]}")
+        return Place(name, {**provider.parameters, **package.parameters}, f"{namespace}/{package_name}")
 
     def provider(self, bound: Binding, caller: Namespace) -> Package:
         """The package behind a binding.  Raises NotFound, Forbidden."""
@@ -132,6 +145,10 @@ class Packages:
     def _changed(self, package: Package) -> None:
         self.forget(package.namespace, package.name)
         bus.publish(self._redis, PackageChanged(package.namespace, package.name))
+
+
+def with_inherited(action: Action, place: Place) -> Action:
+    return replace(action, parameters={**place.inherited, **action.parameters}) if place.inherited else action
 
 
 def forbidden(what: str) -> Forbidden:

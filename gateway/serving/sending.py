@@ -11,6 +11,7 @@ from gateway.serving.invoker_pool import InvokerPool, Reply
 from gateway.serving.run_keys import RunKeys
 from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
+from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.instance import InstanceRecord
 
@@ -71,6 +72,11 @@ def run_body(
         "transaction_id": call.activation_id,
         "deadline": str(deadline_ms),
     }
-    if run_keys is not None and not call.action.is_llm and call.action.annotations.get("provide-api-key") is True:
+    if run_keys is not None and _wants_key(call.action):
         plain["api_key"] = run_keys.make(call, deadline_ms)
     return wire.encode(plain)
+
+
+def _wants_key(action: Action) -> bool:
+    """Runs at once share their process's variables, so they get none (an action written before this was refused)."""
+    return not action.is_llm and action.limits.concurrency == 1 and action.annotations.get("provide-api-key") is True

@@ -30,7 +30,7 @@ from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import ActivationStatus
 from thaw.clock import wall_ms
 from thaw.errors import BadRequest, DeveloperError, Forbidden, NotFound, PlatformError, ThawError
-from thaw.ids import ActionName, Namespace
+from thaw.ids import ActionName, ActivationId, Namespace
 
 _TOO_LONG = "Too many actions in the sequence."
 
@@ -45,16 +45,21 @@ class CallMaker(Protocol):
 
 @dataclass(slots=True)
 class _Left:
-    """How many actions one activation may still run, and how often its conductors may."""
+    """How many actions and how many sequences one activation may still run, and how often its conductors may.
+    Sequences that only call one another would otherwise go on without end."""
 
     actions: int
+    sequences: int
     conductors: int
 
-    def take(self) -> None:
+    def take(self, action: Action) -> None:
         """Raises DeveloperError."""
-        if self.actions <= 0:
+        if (self.sequences if action.is_sequence else self.actions) <= 0:
             raise DeveloperError(_TOO_LONG)
-        self.actions -= 1
+        if action.is_sequence:
+            self.sequences -= 1
+        else:
+            self.actions -= 1
 
 
 class Sequences:
@@ -64,38 +69,44 @@ class Sequences:
         packages: Packages,
         make_call: CallMaker,
         ended: Callable[[Call, Outcome], None],
+        caused: Callable[[Call], list[ActivationId]],
         most_actions: int,
     ) -> None:
-        """``ended`` has the record of a component written."""
+        """``ended`` has the record of a component written; ``caused`` finds those that have one."""
         self._dispatcher, self._packages, self._make_call = dispatcher, packages, make_call
-        self._ended, self._most_actions = ended, most_actions
+        self._ended, self._caused, self._most_actions = ended, caused, most_actions
 
     def check(self, action: Action) -> None:
         """Look at a sequence before it is written.  Raises BadRequest for one whose components are not there, that
         would run itself, or that is too long."""
         if not action.exec.components:
             raise BadRequest("The request content was malformed:\nA sequence needs at least one component.")
-        n_actions = self._length(action.exec.components, action.namespace, (action.name,))
-        if n_actions > self._most_actions:
-            raise BadRequest(f"{_TOO_LONG} It has {n_actions}, and {self._most_actions} are allowed.")
+        most = max(self._length(action.exec.components, action.namespace, (action.name,)))
+        if most > self._most_actions:
+            raise BadRequest(f"{_TOO_LONG} It has {most}, and {self._most_actions} are allowed.")
 
     def steps(self, call: Call) -> Steps:
         """Run the call, whatever it is composed of.  Never raises."""
-        return self._steps(call, _Left(self._most_actions, conductors.most_runs(self._most_actions)))
+        return self._steps(
+            call, _Left(self._most_actions, self._most_actions, conductors.most_runs(self._most_actions))
+        )
 
-    def _length(self, names: tuple[ActionName, ...], caller: Namespace, above: tuple[ActionName, ...]) -> int:
-        """The number of actions below, at least; counting ends where there are too many."""
-        n_actions = 0
+    def _length(
+        self, names: tuple[ActionName, ...], caller: Namespace, above: tuple[ActionName, ...]
+    ) -> tuple[int, int]:
+        """The numbers of actions and of sequences below, at least; counting ends where there are too many."""
+        n_actions = n_sequences = 0
         for name in names:
-            if n_actions > self._most_actions or len(above) > self._most_actions:
-                return self._most_actions + 1
+            if max(n_actions, n_sequences, len(above)) > self._most_actions:
+                return self._most_actions + 1, n_sequences
             if name in above or (action := self._component(name, caller).action).name in above:
                 raise BadRequest("Sequence may not refer to itself.")
             if action.is_sequence:
-                n_actions += self._length(action.exec.components, caller, (*above, action.name))
+                below = self._length(action.exec.components, caller, (*above, action.name))
+                n_actions, n_sequences = n_actions + below[0], n_sequences + 1 + below[1]
             else:
                 n_actions += 1
-        return n_actions
+        return n_actions, n_sequences
 
     def _component(self, name: ActionName, caller: Namespace) -> Target:
         try:
@@ -117,6 +128,7 @@ class Sequences:
     def _begin(self, call: Call) -> None:
         """Take the one right to run the call, before any part of it runs."""
         if call.claim is not None and not call.claim():
+            call.lines += self._caused(call)
             raise PlatformError("A gateway was lost while this sequence ran; it is not run twice.")
         call.claim, call.dispatched_ms = None, call.dispatched_ms or wall_ms()
 
@@ -131,8 +143,7 @@ class Sequences:
 
     def _one(self, call: Call, name: ActionName, given: Any, left: _Left) -> Generator[str | Reply, None, Outcome]:
         target = self._component(name, call.subject.namespace)
-        if not target.action.is_sequence:
-            left.take()
+        left.take(target.action)
         child = self._child(call, target, given)
         outcome = yield from self._steps(child, left)
         self._ended(child, outcome)

@@ -67,10 +67,11 @@ class Throttle:
             use.count += 1
             self._hold(use, 1)
 
-    def enter_again(self, namespace: Namespace) -> None:
-        """Count a request that goes on with an invocation which is counted in.  Raises Throttled."""
+    def enter_again(self, namespace: Namespace, n: int = 1) -> None:
+        """Count ``n`` requests that go on with an invocation which is counted in, or that nobody waits for.  Raises
+        Throttled, and counts none then."""
         with self._lock:
-            self._use_now(namespace).count += 1
+            self._use_now(namespace, n).count += n
 
     def leave(self, namespace: Namespace) -> None:
         with self._lock:
@@ -81,16 +82,16 @@ class Throttle:
         if self._free is not None:
             self._free -= by
 
-    def _use_now(self, namespace: Namespace) -> _Use:
+    def _use_now(self, namespace: Namespace, n: int = 1) -> _Use:
         """Raises Throttled when there were too many requests in this minute."""
         now_s = self._now_s()
         window = int(now_s // WINDOW_S)
         use = self._uses.setdefault(namespace, _Use())
         if use.window != window:
             use.window, use.count = window, 0
-        if use.count >= self._per_minute:
+        if use.count + n > self._per_minute:
             raise Throttled(
-                f"Too many requests in the last minute (count: {use.count + 1}, allowed: {self._per_minute}).",
+                f"Too many requests in the last minute (count: {use.count + n}, allowed: {self._per_minute}).",
                 retry_after_s=(window + 1) * WINDOW_S - now_s,
             )
         return use

@@ -46,8 +46,8 @@ from thaw.trace import Phase, TraceEvent, event
 CONTAINER_ANSWERS_S: Final = 60.0
 EXIT_SEEN_S: Final = 5.0
 FETCH_END_S: Final = 10.0
-_HINT_LINES: Final = 5
 """The longest wait for fetchd's report once the engine has taken every byte: the report is then on its way."""
+_HINT_LINES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

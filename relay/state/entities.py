@@ -20,26 +20,51 @@ from thaw.ids import Namespace
 T = TypeVar("T", Package, Trigger, Rule)
 
 _KINDS: Final[dict[type[Any], str]] = {Package: "packages", Trigger: "triggers", Rule: "rules"}
+_MOST_OF_A_KIND: Final = 1_000
+"""Lists are read whole, so their rows are bounded as well as their bytes."""
+_TOO_MANY_BYTES: Final = -1
 _SWAP: Final = """
-local written = true
-for i, key in ipairs(KEYS) do
-    if (redis.call('HGET', key, ARGV[3 * i - 2]) or '') ~= ARGV[3 * i] then written = false end
+local function of(i, field) return ARGV[4 * i - 2 + field] end  -- name, was, becomes, kind
+local n, written, same = #KEYS - 1, true, true
+for i = 1, n do
+    local now = redis.call('HGET', KEYS[i + 1], of(i, 1)) or ''
+    written = written and now == of(i, 3)
+    same = same and now == of(i, 2)
 end
-if written then return 1 end  -- a repeat, after an answer that was lost
-for i, key in ipairs(KEYS) do
-    if (redis.call('HGET', key, ARGV[3 * i - 2]) or '') ~= ARGV[3 * i - 1] then return 0 end
+if written then return {1, 0} end  -- a repeat, after an answer that was lost
+if not same then return {0, 0} end
+local grown = {bytes = 0}
+for i = 1, n do
+    local name, was, becomes, kind = of(i, 1), of(i, 2), of(i, 3), of(i, 4)
+    local more = (becomes == '' and 0 or 1) - (was == '' and 0 or 1)
+    grown.bytes = grown.bytes + #becomes - #was + more * #name
+    grown[kind] = (grown[kind] or 0) + more
 end
-for i, key in ipairs(KEYS) do
-    if ARGV[3 * i] == '' then redis.call('HDEL', key, ARGV[3 * i - 2])
-    else redis.call('HSET', key, ARGV[3 * i - 2], ARGV[3 * i]) end
+for what, more in pairs(grown) do
+    local used = tonumber(redis.call('HGET', KEYS[1], what) or '0') + more
+    if more > 0 and used > tonumber(what == 'bytes' and ARGV[1] or ARGV[2]) then
+        return {what == 'bytes' and -1 or -2, used}
+    end
 end
-return 1
+for i = 1, n do
+    if of(i, 3) == '' then redis.call('HDEL', KEYS[i + 1], of(i, 1))
+    else redis.call('HSET', KEYS[i + 1], of(i, 1), of(i, 3)) end
+end
+for what, more in pairs(grown) do redis.call('HINCRBY', KEYS[1], what, more) end
+return {1, 0}
 """
+"""Write all rows or none, and keep count of what the namespace has: reading all of it at each write would take the
+state server from everybody."""
 _DROP_PACKAGE: Final = """
 for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
     if string.sub(name, 1, #ARGV[2]) == ARGV[2] then return 0 end
 end
-redis.call('HDEL', KEYS[1], ARGV[1])
+local row = redis.call('HGET', KEYS[1], ARGV[1])
+if row then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+    redis.call('HINCRBY', KEYS[3], 'bytes', -#row - #ARGV[1])
+    redis.call('HINCRBY', KEYS[3], 'packages', -1)
+end
 return 1
 """
 """Delete a package unless an action is in it: both are looked at in one step."""
@@ -59,15 +84,6 @@ class Change:
 
     was: Row[Any] | None
     becomes: Package | Trigger | Rule | None
-
-
-_BYTES: Final = """
-local n_bytes = 0
-for _, key in ipairs(KEYS) do
-    for _, name in ipairs(redis.call('HKEYS', key)) do n_bytes = n_bytes + #name + redis.call('HSTRLEN', key, name) end
-end
-return n_bytes
-"""
 
 
 class Entities:
@@ -95,42 +111,41 @@ class Entities:
         return sorted((wire.loads(kind, row) for row in rows), key=lambda entity: -entity.updated_ms)
 
     def swap(self, *changes: Change) -> None:
-        """Write all changes, or none: raises Conflict when another one wrote meanwhile, TooLarge when the namespace
-        would have too much."""
+        """Write all changes, which are in one namespace, or none: raises Conflict when another one wrote meanwhile,
+        TooLarge when the namespace would have too much."""
         places = [_place(change) for change in changes]
         arguments: list[bytes | str] = []
-        grown = 0
-        for change, (_, name) in zip(changes, places, strict=True):
+        for change, (kind, name) in zip(changes, places, strict=True):
             was = b"" if change.was is None else change.was.raw
             becomes = b"" if change.becomes is None else wire.dumps(change.becomes)
-            arguments += [name, was, becomes]
-            grown += len(becomes) - len(was)
-        if grown > 0:
-            self._check_room(_subject(changes[0]).namespace, grown)
+            arguments += [name, was, becomes, _KINDS[kind]]
+        namespace = _subject(changes[0]).namespace
+        rows = [_key(kind, namespace) for kind, _ in places]
+        most = (str(self._most_bytes), str(_MOST_OF_A_KIND))
         with redis_link.translated("write entities"):
-            written: Any = self._redis.eval(_SWAP, len(places), *(key for key, _ in places), *arguments)
+            answer: Any = self._redis.eval(
+                _SWAP, 1 + len(rows), keys.entities_used(namespace), *rows, *most, *arguments
+            )
+        written, used = int(answer[0]), int(answer[1])
         if not written:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
-
-    def _check_room(self, namespace: Namespace, grown: int) -> None:
-        """All changes of one swap are in one namespace."""
-        found = [_key(kind, namespace) for kind in _KINDS]
-        with redis_link.translated("count a namespace's entities"):
-            used: Any = self._redis.eval(_BYTES, len(found), *found)
-        if int(used) + grown > self._most_bytes:
+        if written == _TOO_MANY_BYTES:
             raise TooLarge(
                 "The namespace's packages, triggers and rules are larger than allowed: "
-                f"{int(used) + grown} > {self._most_bytes} bytes."
+                f"{used} > {self._most_bytes} bytes."
             )
+        if written < 0:
+            raise TooLarge(f"The namespace has {used - 1} of a kind of entity, and {_MOST_OF_A_KIND} are allowed.")
 
     def drop_package(self, package: Package) -> bool:
         """Return False when actions are in it, and it stays."""
         with redis_link.translated("delete a package"):
             dropped: Any = self._redis.eval(
                 _DROP_PACKAGE,
-                2,
+                3,
                 _key(Package, package.namespace),
                 keys.actions(package.namespace),
+                keys.entities_used(package.namespace),
                 package.name,
                 f"{package.namespace}/{package.name}/",
             )
@@ -141,9 +156,9 @@ def _key(kind: type[Any], namespace: str) -> str:
     return keys.entities(_KINDS[kind], namespace)
 
 
-def _place(change: Change) -> tuple[str, str]:
+def _place(change: Change) -> tuple[type[Any], str]:
     entity = _subject(change)
-    return _key(type(entity), entity.namespace), entity.name
+    return type(entity), entity.name
 
 
 def _subject(change: Change) -> Package | Trigger | Rule:

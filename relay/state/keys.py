@@ -45,6 +45,11 @@ def entities(kind: str, namespace: str) -> str:
     return f"thaw:{kind}:{namespace}"
 
 
+def entities_used(namespace: str) -> str:
+    """A hash: ``bytes`` of all of them, and their number by kind."""
+    return f"thaw:entities:{namespace}"
+
+
 def code(code_id: str) -> str:
     """A hash: the number of a piece → its bytes."""
     return f"thaw:code:{code_id}"

@@ -117,16 +117,25 @@ script, which stops at the first write that the server refuses, so the 202 stays
 ACCEPT: Final = (
     COUNTING
     + """
-local n_bytes = #ARGV[1] + OVERHEAD
-if ARGV[4] ~= '' then
-    local n = (tonumber(redis.call('HGET', KEYS[2], 'accepted')) or 0) + 1
-    if n > tonumber(ARGV[4]) then return {'count', n} end
-    if not has_room(KEYS[2], n_bytes, ARGV[5], ARGV[6], ARGV[7]) then return {'bytes', all_bytes(KEYS[2])} end
+local n_rows, n_bytes = 0, 0
+for i = 6, #ARGV, 2 do
+    n_rows, n_bytes = n_rows + 1, n_bytes + #ARGV[i] + OVERHEAD
 end
-local id = redis.call('XADD', KEYS[1], '*', 'p', ARGV[1], 'id', ARGV[2], 'o', ARGV[3], 'n', n_bytes, 'u', KEYS[2])
-redis.call('HINCRBY', KEYS[2], 'accepted', 1)
+if ARGV[2] ~= '' then
+    local n = (tonumber(redis.call('HGET', KEYS[2], 'accepted')) or 0) + n_rows
+    if n > tonumber(ARGV[2]) then return {'count', n} end
+    if not has_room(KEYS[2], n_bytes, ARGV[3], ARGV[4], ARGV[5]) then return {'bytes', all_bytes(KEYS[2])} end
+end
+local said = {''}
+for i = 6, #ARGV, 2 do
+    local n = #ARGV[i] + OVERHEAD
+    local row = {'p', ARGV[i], 'id', ARGV[i + 1], 'o', ARGV[1], 'n', n, 'u', KEYS[2]}
+    said[#said + 1] = redis.call('XADD', KEYS[1], '*', unpack(row))
+end
+redis.call('HINCRBY', KEYS[2], 'accepted', n_rows)
 redis.call('HINCRBY', KEYS[2], 'accepted_bytes', n_bytes)
-return {'', id}
+return said
 """
 )
-TAKE_BACK: Final = _ENDED + "ended(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
+"""Accept 202s of one namespace (ARGV[6], ARGV[7] and so on: each with its id), all of them or none."""
+TAKE_BACK: Final = _ENDED + "for i = 2, #ARGV do ended(KEYS[1], KEYS[2], ARGV[1], ARGV[i]) end"

@@ -7,8 +7,8 @@ pending entry away in the same transaction).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import redis
@@ -31,6 +31,7 @@ from thaw.errors import (
     RequestError,
     ThawError,
     Throttled,
+    TooLarge,
     Unavailable,
 )
 from thaw.ids import ActionName, ActivationId, Namespace
@@ -39,6 +40,9 @@ from thaw.trace import Phase, TraceEvent
 
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
+_SEARCHED: Final = 1_000
+_SEARCHED_AT_ONCE: Final = 8
+"""A record may have megabytes."""
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
@@ -71,6 +75,9 @@ class Pending:
     endpoint: str = ""  # llm kinds: "chat" | "completions"
     cause: str = ""  # the trigger's activation
     binding: str = ""
+    key_digest: str = ""  # of the key that it was called with
+    key_until_ms: int = 0
+    parameters: Mapping[str, object] = field(default_factory=dict)  # a conductor's, which each of its runs gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,18 +230,33 @@ class Records:
         """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError, and
         Throttled or StorageFull when the namespace may have no more; then there is no 202.  ``owner`` is the gateway
         that already runs it: others do not claim it while that one lives, and no quota refuses it."""
+        return self._accept(pending.namespace, [wire.dumps(pending), pending.activation_id], owner)[0]
+
+    def accept_all(self, namespace: Namespace, some: Iterable[Pending]) -> None:
+        """Make several 202s of a namespace durable in one step, or none of them.  Raises TooLarge, and what accept()
+        raises."""
+        rows: list[bytes | str] = []
+        n_bytes = 0
+        for pending in some:
+            data = wire.dumps(pending)
+            n_bytes += len(data)
+            if n_bytes > _TRANSACTION_BYTES and rows:
+                raise TooLarge(f"Calls accepted together are larger than allowed: {_TRANSACTION_BYTES} bytes.")
+            rows += [data, pending.activation_id]
+        self._accept(namespace, rows, "")
+
+    def _accept(self, namespace: Namespace, rows: Sequence[bytes | str], owner: str) -> list[bytes]:
+        """``rows``: each 202 and its activation's id."""
         limits = _texts("", "", "", "")
         if self._storage is not None and not owner:
-            most = self._storage.quotas_of(pending.namespace).accepted
-            limits = _texts(most, *self._storage.room(pending.namespace))
-        used = keys.used(pending.namespace)
+            limits = _texts(self._storage.quotas_of(namespace).accepted, *self._storage.room(namespace))
+        used = keys.used(namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
             pipe = self._redis.pipeline(transaction=False)
-            data = wire.dumps(pending)
-            pipe.eval(ACCEPT, 2, keys.PENDING, used, data, pending.activation_id, owner, *limits)
+            pipe.eval(ACCEPT, 2, keys.PENDING, used, owner, *limits, *rows)
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
-            asks = self._storage is not None and self._storage.is_look_due(len(data))
+            asks = self._storage is not None and self._storage.is_look_due(sum(map(len, rows)))
             if asks:
                 pipe.info("memory")
             accepted, synced, *info = pipe.execute(raise_on_error=False)
@@ -242,13 +264,13 @@ class Records:
             self._storage.learn_memory(info[0])
         if isinstance(accepted, redis.ResponseError):
             raise PlatformError(f"the state server refused an activation: {accepted}", hint="is its memory full?")
-        refused, entry = accepted
+        refused, *entries = accepted
         if refused and self._storage is not None:
-            raise _not_accepted(pending.namespace, redis_link.text(refused), int(entry), self._storage)
+            raise _not_accepted(namespace, redis_link.text(refused), int(entries[0]), self._storage)
         if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
-            return bytes(entry)
+            return [bytes(entry) for entry in entries]
         with redis_link.translated("take an activation back"):
-            self._redis.eval(TAKE_BACK, 2, keys.PENDING, used, keys.PENDING_GROUP, bytes(entry))
+            self._redis.eval(TAKE_BACK, 2, keys.PENDING, used, keys.PENDING_GROUP, *entries)
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(
                 f"the state server cannot promise durability: {synced}", hint="start it with --appendonly yes"
@@ -352,6 +374,22 @@ class Records:
             ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
             rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
         return [wire.loads(Activation, row) for row in rows if row is not None]
+
+    def caused_by(self, cause: ActivationId, namespace: Namespace, since_ms: int) -> list[ActivationId]:
+        """The activations whose records name ``cause``, the oldest first, among the newest of the namespace's since
+        then."""
+        with redis_link.translated("list records"):
+            ids: Any = self._redis.zrevrangebyscore(
+                keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
+            )
+        found: list[ActivationId] = []
+        for i in range(0, len(ids), _SEARCHED_AT_ONCE):
+            part = [keys.activation(redis_link.text(one)) for one in ids[i : i + _SEARCHED_AT_ONCE]]
+            with redis_link.translated("read records"):
+                rows: Any = self._redis.mget(part)
+            records = (wire.loads(Activation, row) for row in rows if row is not None)
+            found += [record.activation_id for record in records if record.cause == cause]
+        return found[::-1]
 
     def count_activations(
         self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import GatewayProcess
+from tests.gateway.conftest import GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_packages import pairs, put, values
 from tests.gateway.test_sequences import invoke, sequence
@@ -103,3 +103,27 @@ def test_a_composition_is_a_component_of_a_sequence(conduct: Conduct, gateway: G
     conduct(lambda value: {"params": {"n": value["n"] * 10}})
     put(gateway, "actions/seq", **sequence("add", "lead", "add"))
     assert invoke(gateway, "seq", n=1).json()["response"]["result"] == {"n": 21}
+
+
+def test_every_run_of_a_conductor_that_nobody_waits_for_has_its_packages_parameters(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    put(gateway, "packages/p", parameters=pairs(of_package=1))
+    put(gateway, "packages/b", binding={"namespace": "_", "name": "p"}, parameters=pairs(of_binding=2))
+    gateway.put_python("p/lead", annotations=pairs(conductor=True), parameters=pairs(own=3))
+    gateway.put_python("add")
+    for i, name in enumerate(("p/lead", "add")):
+        invoker.ready(f"guest/{name}", instance=f"i{i}")
+    gateway.wait_for_routes(2)
+
+    def function(value: dict[str, Any]) -> tuple[int, Any]:
+        is_first = invoker.runs[-1]["action_name"].endswith("lead") and "step" not in value
+        return 200, {"action": "add", "state": {"step": 1}} if is_first else {}
+
+    invoker.function = function
+    for query in ("blocking=true", "blocking=false"):
+        invoker.runs.clear()
+        wait_for_record(valkey_url, invoke(gateway, "b/lead", query).json()["activationId"])
+        first, _, second = (run["value"] for run in invoker.runs)
+        assert first == {"of_package": 1, "of_binding": 2, "own": 3}, query
+        assert second == {**first, "step": 1}, query

@@ -210,3 +210,29 @@ def test_a_namespace_has_room_for_so_many_packages_triggers_and_rules_and_no_mor
     assert full["error"].startswith("The namespace's packages, triggers and rules are larger than allowed: ")
     put(gateway, "packages/tools?overwrite=true", parameters=[])
     put(gateway, "triggers/u", parameters=pairs(a="x" * 8_000))
+
+
+def test_another_namespaces_package_makes_nothing_of_a_binding_public(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    """Its owner may export an action at any time; the parameters of the binding are not the owner's to show."""
+    exported = pairs(**{"web-export": True})
+    for path, body in (("packages/theirs", {"publish": True}), ("actions/theirs/x", {"exec": CODE})):
+        assert as_other(gateway, "PUT", f"{HERE}/{path}", json={**body, "annotations": exported}).status_code == 200
+    put(gateway, "packages/mine", binding={"namespace": "other", "name": "theirs"}, parameters=pairs(key="secret"))
+    put(gateway, "packages/own")
+    put(gateway, "actions/own/x", exec=CODE, annotations=exported)
+    put(gateway, "packages/bound", binding={"namespace": "_", "name": "own"}, parameters=pairs(a=1))
+    invoker.ready("other/theirs/x")
+    invoker.ready("guest/own/x", instance="i1")
+    gateway.wait_for_routes(2)
+    answers = {
+        path: requests.get(f"{gateway.url}/api/v1/web/{path}/x.json", timeout=30)
+        for path in ("other/theirs", "guest/mine", "guest/bound")
+    }
+    assert {path: reply.status_code for path, reply in answers.items()} == {
+        "other/theirs": 200,
+        "guest/mine": 404,
+        "guest/bound": 200,
+    }
+    assert answers["guest/bound"].json()["a"] == 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import replace
+
 import pytest
 import requests
 
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.run_keys import RunKeys
+from gateway.serving.sending import run_body
 from relay.state.api_keys import Role, Subject
-from tests.gateway.conftest import GatewayProcess
+from tests.gateway.conftest import KEY, OPERATOR_KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_packages import HERE, pairs
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
@@ -64,3 +69,51 @@ def test_a_function_that_asks_for_a_key_gets_one_that_works_and_no_other_does(
         assert (reply.status_code, reply.json()) == (200, ["guest"])
     refused = requests.get(f"{gateway.url}/api/v1/thaw/keys", auth=(user, secret), timeout=30)
     assert refused.status_code == 403
+
+
+def test_a_revoked_key_takes_those_of_the_202s_along_that_it_called(
+    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+) -> None:
+    gateway.put_python("asks", annotations=pairs(**{"provide-api-key": True}))
+    invoker.ready("guest/asks")
+    gateway.wait_for_routes()
+    add_key(valkey_url, "left:behind", "guest")
+
+    def call(key: str) -> str:
+        reply = requests.post(f"{gateway.url}{HERE}/actions/asks", headers=bearer(key), timeout=30)
+        assert reply.status_code == 202
+        wait_for_record(valkey_url, reply.json()["activationId"])
+        return str(invoker.runs[-1]["api_key"])
+
+    first = call(KEY)
+    second = call(first)
+    names = f"{gateway.url}/api/v1/namespaces"
+    assert [requests.get(names, headers=bearer(key), timeout=30).status_code for key in (first, second)] == [200, 200]
+    ended = requests.delete(
+        f"{gateway.url}/api/v1/thaw/keys/{KEY.partition(':')[0]}", headers=bearer(OPERATOR_KEY), timeout=30
+    )
+    assert ended.status_code == 200, ended.text
+    assert [requests.get(names, headers=bearer(key), timeout=30).status_code for key in (first, second)] == [401, 401]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_function_whose_runs_share_their_variables_gets_no_key(gateway: GatewayProcess) -> None:
+    wanted = {"annotations": pairs(**{"provide-api-key": True}), "limits": {"concurrency": 2}}
+    body = {"exec": {"kind": "python:3.11", "code": "def main(a): return a"}, **wanted}
+    refused = gateway.call("PUT", f"{HERE}/actions/shared", json=body)
+    assert (refused.status_code, "provide-api-key needs limits.concurrency 1" in refused.text) == (400, True)
+    gateway.put_python("asks", annotations=wanted["annotations"])
+    again = gateway.call("PUT", f"{HERE}/actions/asks?overwrite=true", json={"limits": wanted["limits"]})
+    assert again.status_code == 400
+
+
+def test_a_run_of_an_earlier_versions_action_that_shares_its_variables_gets_no_key() -> None:
+    notes = {"provide-api-key": True}
+    for concurrency, gets in ((1, True), (2, False)):
+        action = replace(CALL.action, annotations=notes, limits=Limits(concurrency=concurrency))
+        call = Call(CALL.activation_id, action, CALL.subject, {}, Hangup())
+        body = run_body(call, time.monotonic() + 1, (), run_keys=RunKeys("token"))
+        assert ("api_key" in json.loads(body)) is gets

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import GatewayProcess
+from tests.gateway.conftest import GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_packages import HERE, pairs, put, values
 
@@ -121,6 +121,23 @@ def test_a_sequence_that_grew_when_it_was_deployed_already_ends_at_the_limit(
     assert reply.status_code == 502
     assert reply.json()["response"]["result"]["error"] == "Too many actions in the sequence."
     assert len(invoker.runs) == 2
+
+
+def test_sequences_that_call_one_another_through_a_binding_that_changed_end_at_the_limit(
+    gateway: GatewayProcess, valkey_url: str
+) -> None:
+    for name in ("good", "bad"):
+        put(gateway, f"packages/{name}")
+    gateway.put_python("good/x")
+    put(gateway, "packages/b", binding={"namespace": "_", "name": "good"})
+    put(gateway, "actions/turn", **sequence("b/x"))
+    put(gateway, "actions/bad/x", **sequence("turn", "turn"))
+    gateway.call("DELETE", f"{HERE}/packages/b")
+    put(gateway, "packages/b", binding={"namespace": "_", "name": "bad"})
+    reply = invoke(gateway, "turn").json()
+    assert reply["response"]["result"]["error"] == "Too many actions in the sequence."
+    wait_for_record(valkey_url, reply["activationId"])  # the last of all
+    assert gateway.call("GET", f"{HERE}/activations?count=true").json() == {"activations": 51}
 
 
 def test_a_component_that_was_deleted_ends_its_sequence_with_its_name(

@@ -81,6 +81,14 @@ def test_a_minutes_invocations_are_counted_up_to_the_limit_and_again_from_the_ne
         throttle.enter(OURS)
 
 
+def test_several_requests_count_together_or_not_at_all() -> None:
+    throttle = Throttle(3, 1, Clock())
+    throttle.enter_again(OURS, 2)
+    with pytest.raises(Throttled, match=r"in the last minute \(count: 4, allowed: 3\)"):
+        throttle.enter_again(OURS, 2)
+    throttle.enter_again(OURS)
+
+
 def test_a_request_that_goes_on_with_an_invocation_counts_in_its_minute_alone() -> None:
     throttle = Throttle(3, 1, Clock())
     throttle.enter(OURS)

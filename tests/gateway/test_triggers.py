@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import redis
 
+from relay.state import keys
 from relay.state.entities import Change, Entities
-from tests.gateway.conftest import GatewayProcess, wait_for_record
+from tests.conftest import ValkeyServer
+from tests.gateway.conftest import KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_packages import HERE, pairs, put, values
 from tests.gateway.test_sequences import sequence
@@ -169,31 +171,85 @@ def test_a_rule_is_not_written_when_its_trigger_changed_meanwhile(joined: Gatewa
         assert entities.find(Trigger, Namespace("guest"), "t") is None
 
 
+def test_a_firing_that_the_state_server_does_not_keep_is_an_error_and_starts_nothing(
+    own_valkey: ValkeyServer,
+) -> None:
+    add_key(own_valkey.url, KEY, "guest")
+    gateway = GatewayProcess(own_valkey.url)
+    try:
+        gateway.put_python()
+        put(gateway, "triggers/t")
+        for name in ("r", "s"):
+            rule(gateway, name, "/_/hello")
+        with redis.Redis.from_url(own_valkey.url) as client:
+            client.config_set("appendonly", "no")
+            refused = fire(gateway, x=1)
+            assert (refused.status_code, client.xlen(keys.PENDING)) == (500, 0)
+            client.config_set("appendonly", "yes")
+            assert (fire(gateway, x=1).status_code, client.xlen(keys.PENDING)) == (202, 2)
+    finally:
+        gateway.end()
+
+
+def test_each_rule_that_a_firing_starts_counts_as_an_invocation(
+    start_gateway: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    gateway = start_gateway(THAW_INVOCATIONS_PER_MINUTE="5")
+    gateway.put_python()
+    put(gateway, "triggers/t")
+    for i in range(3):
+        rule(gateway, f"r{i}", "/_/hello")
+    assert [fire(gateway).status_code for _ in range(2)] == [202, 429]
+    with redis.Redis.from_url(valkey_url) as client:
+        assert client.xlen(keys.PENDING) == 3
+
+
+def test_a_trigger_has_so_many_rules_and_a_firing_so_many_bytes_and_no_more(
+    gateway: GatewayProcess, valkey_url: str
+) -> None:
+    gateway.put_python()
+    put(gateway, "triggers/t")
+    for i in range(64):
+        rule(gateway, f"r{i}", "/_/hello")
+    full = put(gateway, "rules/more", 413, trigger="/_/t", action="/_/hello")
+    assert full["error"] == "The trigger has 64 rules, and 64 are allowed."
+    put(gateway, "rules/r0?overwrite=true", annotations=pairs(note=1))
+    large = fire(gateway, x="x" * 900_000)
+    assert (large.status_code, "are larger than allowed" in large.text) == (413, True)
+    with redis.Redis.from_url(valkey_url) as client:
+        assert client.xlen(keys.PENDING) == 0
+
+
 def test_nothing_that_a_firing_accepted_is_lost_with_its_gateway(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """An idempotent action is run again.  A sequence that had begun is not, and its record says so."""
+    """An idempotent action is run again.  A sequence that had begun is not, and its record says so, and names the
+    components that ended."""
     first = start_gateway()
     first.put_python("hello", annotations=pairs(idempotent=True))
-    first.put_python("a")
-    invoker.ready("guest/hello")
-    invoker.ready("guest/a", instance="i1")
-    first.wait_for_routes(2)
-    put(first, "actions/seq", **sequence("a", "a"))
+    first.put_python("a", parameters=pairs(quick=True))
+    first.put_python("b")
+    for i, name in enumerate(("hello", "a", "b")):
+        invoker.ready(f"guest/{name}", instance=f"i{i}")
+    first.wait_for_routes(3)
+    put(first, "actions/seq", **sequence("a", "b"))
     put(first, "triggers/t")
     rule(first, "r", "/_/hello")
     rule(first, "s", "/_/seq")
-    invoker.pace = threading.Semaphore(0)
+    held = threading.Event()
+    invoker.function = lambda value: (200, {"x": 1} if "quick" in value or held.wait(60) else {})
     lines = [json.loads(line) for line in first.record(fire(first, x=1).json()["activationId"])["logs"]]
-    for _ in lines:
+    for _ in range(3):
         assert invoker.entered.acquire(timeout=10)
+    (done,) = (run["activation_id"] for run in invoker.runs if run["action_name"] == "/guest/a")
+    wait_for_record(valkey_url, done)
     first.kill()
+    held.set()
     start_gateway(THAW_GATEWAY_HEARTBEAT_S="0.3")
-    for _ in range(8):
-        invoker.pace.release()
-    results = {line["rule"]: wait_for_record(valkey_url, line["activationId"], timeout_s=60).result for line in lines}
-    assert results == {
+    ended = {line["rule"]: wait_for_record(valkey_url, line["activationId"], timeout_s=60) for line in lines}
+    assert {name: record.result for name, record in ended.items()} == {
         "guest/r": {"x": 1},
         "guest/s": {"error": "A gateway was lost while this sequence ran; it is not run twice."},
     }
+    assert ended["guest/s"].logs == (done,)
     assert [run["action_name"] for run in invoker.runs].count("/guest/a") == 1

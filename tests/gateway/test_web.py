@@ -12,7 +12,7 @@ import requests
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
-from tests.security.slow import module_gateway
+from tests.security.slow import connect, head, module_gateway, read_answer
 
 ACTIONS = "/api/v1/namespaces/_/actions"
 CODE = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}}
@@ -35,6 +35,7 @@ def invoker(gateway: GatewayProcess, _shared_valkey: ValkeyServer) -> Iterator[F
         "own": {"web-export": True, "web-custom-options": True},
         "locked": {"web-export": True, "require-whisk-auth": "open sesame"},
         "whisk": {"web-export": True, "require-whisk-auth": True},
+        "number": {"web-export": True, "require-whisk-auth": 1.5},
         "final": {"web-export": True, "final": True},
         "private": {"web-export": "true"},
     }
@@ -87,6 +88,13 @@ def test_what_is_not_exported_is_not_there(ask: Ask, name: str) -> None:
 def test_another_namespaces_actions_are_not_reached_by_its_name(gateway: GatewayProcess, ask: Ask) -> None:
     for path in ("_/default/web", "other/default/web", "guest/nopkg/web", "guest/web", "guest/default/web%2Fx"):
         assert requests.get(f"{gateway.url}/api/v1/web/{path}", timeout=30).status_code == 404, path
+
+
+@pytest.mark.parametrize("path", ["guest%2Fdefault/web", "a%2Fb%2Fc", "guest/default%2Fweb", "guest/", "//["])
+def test_an_escaped_slash_parts_no_path(gateway: GatewayProcess, path: str) -> None:
+    with connect(gateway) as sock:
+        sock.sendall(head("GET", f"/api/v1/web/{path}", "Connection: close", auth=""))
+        assert read_answer(sock)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"])
@@ -150,6 +158,16 @@ def test_a_secret_or_a_key_opens_an_action_that_requires_it(ask: Ask) -> None:
     assert "__ow_user" not in theirs
 
 
+def test_a_number_is_a_secret_and_what_is_none_is_refused_when_it_is_written(ask: Ask, gateway: GatewayProcess) -> None:
+    assert ask("GET", "number.json").status_code == 401
+    assert ask("GET", "number.json", headers={"X-Require-Whisk-Auth": "1.5"}).status_code == 200
+    for wanted in ([], {}, None, ["secret"]):
+        notes = [{"key": "web-export", "value": True}, {"key": "require-whisk-auth", "value": wanted}]
+        refused = gateway.call("PUT", f"{ACTIONS}/never", json={**CODE, "annotations": notes})
+        assert refused.status_code == 400, wanted
+        assert "require-whisk-auth must be true, false, a string or a number" in refused.json()["error"]
+
+
 def test_options_are_answered_here_unless_the_action_wants_them(ask: Ask, invoker: FakeInvoker) -> None:
     invoker.runs.clear()
     preflight = ask("OPTIONS", "web.json", headers={"Access-Control-Request-Headers": "x-own"})
@@ -182,6 +200,9 @@ HTTP = "Response is not valid 'message/http'."
         ("web", {"error": "boom"}, 400, "application/json", HTTP),
         ("web", {"statusCode": 1000}, 400, "application/json", HTTP),
         ("web", {"statusCode": 100}, 400, "application/json", HTTP),
+        ("web", {"statusCode": "9" * 5000}, 400, "application/json", HTTP),
+        ("web", {"statusCode": 10**400}, 400, "application/json", HTTP),
+        ("web", {"statusCode": 200.5}, 400, "application/json", HTTP),
         ("web", {"headers": {"a b": "c"}}, 400, "application/json", HTTP),
         ("web", {"headers": {"a": "b\r\nSet-Cookie: c"}}, 400, "application/json", HTTP),
         (

@@ -13,15 +13,30 @@ from tests.gateway.fake_invoker import FakeInvoker
 ACTIONS = "/api/v1/namespaces/_/actions"
 
 
-def test_a_strangers_requests_count_among_those_of_the_actions_namespace(
+def test_a_strangers_requests_count_by_the_actions_namespace_and_leave_it_its_api(
     start_gateway: Callable[..., GatewayProcess],
 ) -> None:
-    gateway = start_gateway(THAW_CALLS_PER_MINUTE="4")
-    gateway.put_python("web", annotations=[{"key": "web-export", "value": True}])
-    url = f"{gateway.url}/api/v1/web/guest/default/web.json"
-    statuses = [requests.options(url, timeout=30).status_code for _ in range(4)]
-    assert statuses == [200, 200, 200, 429]
-    assert gateway.call("GET", ACTIONS).status_code == 429
+    gateway = start_gateway(THAW_CALLS_PER_MINUTE="6")
+    gateway.put_python("own", annotations=[{"key": k, "value": True} for k in ("web-export", "web-custom-options")])
+    url = f"{gateway.url}/api/v1/web/guest/default/own.json?__ow_body=refused"
+    statuses = [requests.get(url, timeout=30).status_code for _ in range(8)]
+    assert statuses == [*[400] * 6, 429, 429]
+    assert gateway.call("GET", ACTIONS).status_code == 200
+
+
+def test_what_is_refused_and_what_is_answered_here_uses_up_nothing(
+    start_gateway: Callable[..., GatewayProcess],
+) -> None:
+    """Else a stranger without the secret keeps those who have it from the action."""
+    gateway = start_gateway(THAW_CALLS_PER_MINUTE="6")
+    notes = {"web-export": True, "require-whisk-auth": "secret"}
+    gateway.put_python("locked", annotations=[{"key": k, "value": v} for k, v in notes.items()])
+    url = f"{gateway.url}/api/v1/web/guest/default/locked.json?__ow_body=refused"
+    assert {requests.get(url, timeout=30).status_code for _ in range(8)} == {401}
+    assert {requests.post(url, data=b"x" * 300_000, timeout=30).status_code for _ in range(8)} == {401}
+    assert {requests.options(url, timeout=30).status_code for _ in range(8)} == {200}
+    assert requests.get(url, timeout=30, headers={"X-Require-Whisk-Auth": "secret"}).status_code == 400
+    assert gateway.call("GET", ACTIONS).status_code == 200
 
 
 def test_a_result_that_takes_long_is_a_202_and_the_record_has_it(

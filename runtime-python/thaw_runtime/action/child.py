@@ -2,8 +2,9 @@
 
 It handles one init, then runs.  With a concurrency of 1, user code runs on the main thread, so signals and event loops
 work as in a script.  Otherwise each run has its own thread, and all runs share the process's ``__OW_*`` variables,
-which are those of the last run.  An exception in user code is an application error.  If user code exits, this process
-ends, and the proxy reports "command exited"; if a signal killed the process, the proxy names the signal.
+which are those of the last run (so no such run gets a key).  An exception in user code is an application error.  If
+user code exits, this process ends, and the proxy reports "command exited"; if a signal killed the process, the proxy
+names the signal.
 """
 
 from __future__ import annotations
@@ -164,6 +165,8 @@ def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
     except Exception as e:  # noqa: BLE001  an exception of user code is its result
         traceback.print_exc()
         return 200, _dumps({"error": str(e)})
+    finally:
+        os.environ.pop("__OW_API_KEY", None)  # a run's key is for nothing that goes on after it
     if isinstance(result, dict | list):
         try:
             data = _dumps(result)
