@@ -90,7 +90,7 @@ class Catalog:
         with deadline.holding(place.lock, uri):
             entry = place.entry
             is_known = entry is not None and entry.version.startswith(root)
-            if entry is None or not is_known or not (root or _is_current(entry, deadline)):
+            if entry is None or not is_known or not (root or _is_current(uri, entry, deadline)):
                 entry = self._load(found_at, place, root, deadline)
             if entry.facts is None:
                 entry.facts = self._facts(found_at, entry, deadline)
@@ -216,6 +216,7 @@ class Catalog:
         """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
         failures = 0
         while True:
+            deadline.check(uri)
             connection = source.connect()
             try:
                 with deadline.guarding(connection):
@@ -246,20 +247,26 @@ def _hides_what_is_missing(connection: Connection) -> bool:
     return False
 
 
-def _is_current(entry: Entry, deadline: Deadline) -> bool:
-    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards."""
+def _is_current(uri: str, entry: Entry, deadline: Deadline) -> bool:
+    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards.
+
+    Raises StoreUnavailable when the deadline has passed.
+    """
     names = sorted(entry.objects)
     n_lanes = min(_LANES, len(names))
     with ThreadPoolExecutor(n_lanes) as pool:
-        return all(pool.map(lambda lane: _are_current(entry, names[lane::n_lanes], deadline), range(n_lanes)))
+        return all(pool.map(lambda lane: _are_current(uri, entry, names[lane::n_lanes], deadline), range(n_lanes)))
 
 
-def _are_current(entry: Entry, names: Sequence[str], deadline: Deadline) -> bool:
+def _are_current(uri: str, entry: Entry, names: Sequence[str], deadline: Deadline) -> bool:
     connection = entry.source.connect()
     try:
         with deadline.guarding(connection):
             return all(connection.stat(name) == entry.objects[name] for name in names)
-    except (ModelNotFound, StoreUnavailable):
+    except ThawError as e:
+        deadline.check(uri)  # an answer that was cut may look like another error
+        if not isinstance(e, ModelNotFound | StoreUnavailable):
+            raise
         return False  # the reload reports what is wrong
     finally:
         connection.close()

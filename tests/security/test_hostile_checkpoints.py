@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from fetchd import places
-from tests.fetchd.harness import Fetchd, Request, Store, write_index, write_model
+from fetchd.marks import connect_marked
+from fetchd.sources.http import HttpConnection, HttpSource
+from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
 from thaw import model_json
 from thaw.errors import ModelCorrupt, StoreUnavailable, Throttled
 from thaw.ids import GroupId
@@ -272,6 +275,57 @@ def test_an_inspection_has_one_deadline_whatever_a_store_sends_now_and_then(tmp_
         assert "the description of the model did not come within 1.5 s" in fetchd.reason(told.value)["error"]
 
 
+@pytest.mark.parametrize("begin", [b"", b"Content-Length: 5\r\n"], ids=["cut", "another length"])
+def test_a_look_at_a_known_model_has_one_deadline_too_and_leaves_no_large_text_behind(
+    tmp_path: Path, honest: Path, begin: bytes
+) -> None:
+    """The store trickles until the deadline, so that whatever is read next would have to end by itself."""
+    over = threading.Event()
+    is_hostile = threading.Event()
+
+    def fault(request: Request) -> bool:
+        if not is_hostile.is_set():
+            return False
+        if request.name == INDEX_NAME and request.method == "HEAD":
+            request.sock.sendall(request.head("200 OK"))
+            return True
+        answer = request.head() if request.name == INDEX_NAME else b"HTTP/1.1 200 OK\r\n" + begin + b"X: "
+        request.sock.sendall(answer)
+        for _ in iter(lambda: over.wait(0.1), True):
+            request.sock.sendall(b" ")
+        return True
+
+    model = write_model(tmp_path / "m", layer_bytes=100)
+    large = write_model(tmp_path / "large")
+    (large / INDEX_NAME).write_bytes(b" " * (4 * 1024 * 1024))
+    with Store(tmp_path, fault) as store, Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=1.5) as fetchd:
+        assert fetchd.client.inspect(f"{store.uri}/m").n_layers == 3
+        (model / INDEX_NAME).write_bytes(b" " * (4 * 1024 * 1024))
+        is_hostile.set()
+        with pytest.raises(StoreUnavailable) as told:
+            fetchd.client.inspect(f"{store.uri}/m", deadline_s=10)
+        over.set()
+        assert "the description of the model did not come within 1.5 s" in fetchd.reason(told.value)["error"]
+        with pytest.raises(ModelCorrupt, match="cannot be read"):
+            fetchd.client.inspect(large.as_uri(), deadline_s=10)
+        assert fetchd.client.inspect(honest.as_uri(), deadline_s=10).n_layers == 3
+
+
+def test_a_connection_that_is_interrupted_while_it_is_made_shakes_no_hands(trickle: Trickle) -> None:
+    """An interrupt finds no socket while it connects, and a handshake may take for ever."""
+    made: list[HttpConnection] = []
+
+    def connect(*args: Any) -> socket.socket:
+        sock = connect_marked(*args)
+        made[0].interrupt()
+        return sock
+
+    source = HttpSource(trickle.uri("m"), 60, connect=connect)
+    made.append(source.connect())
+    with pytest.raises(StoreUnavailable, match="interrupted"):
+        made[0].stat("config.json")
+
+
 def test_a_tenant_whose_stores_trickle_has_some_places_and_everybody_else_is_served(
     tmp_path: Path, honest: Path, trickle: Trickle
 ) -> None:
@@ -349,5 +403,40 @@ def test_a_namespace_has_so_many_fetches_at_once(tmp_path: Path, honest: Path) -
         start(0, "a")  # a repeat begins nothing
         start(101, "b")
         fetchd.client.cancel(GroupId("g3"), 1)
-        start(102, "a")
+
+        def has_room() -> bool:
+            try:
+                start(102, "a")
+            except Throttled:
+                return False
+            return True
+
+        wait_until(has_room)
         stuck.set()
+
+
+def test_a_fetch_that_was_cancelled_counts_until_it_has_ended(tmp_path: Path, honest: Path) -> None:
+    """It keeps its slabs.  Here it waits for a connection, which ends by its own time limit only."""
+    model = write_model(tmp_path / "m", layer_bytes=1000)
+    write_index(model)
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=512, THAW_FETCHD_READ_TIMEOUT_S=60) as fetchd, ExitStack() as stack:
+        with Store(tmp_path) as store:
+            facts = fetchd.client.inspect(f"{store.uri}/m", ("a",))
+        port = int(store.uri.rpartition(":")[2])
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", port), backlog=0))
+        for _ in range(3):  # the kernel leaves a SYN unanswered from then on
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(silent.getsockname())
+        for number in range(places.FETCHES):
+            fetchd.start(facts, f"g{number}", (FileRange(WEIGHTS, number, 1),), namespace="a")
+        syn_sent = f":{port:04X} 02 "
+        wait_until(lambda: Path("/proc/net/tcp").read_text().count(syn_sent) >= places.FETCHES)
+        for number in range(places.FETCHES):
+            fetchd.client.cancel(GroupId(f"g{number}"), 1)
+        with pytest.raises(Throttled, match=f"too many fetches on this host: namespace a has {places.FETCHES} that"):
+            fetchd.start(facts, "another", (FileRange(WEIGHTS, 100, 1),), namespace="a")
+        local = fetchd.client.inspect(honest.as_uri(), ("b",))
+        fetchd.start(local, "b", namespace="b")
+        fetchd.client.wait(GroupId("b"), 0, deadline_s=20)
+        fetchd.kill()
