@@ -202,7 +202,7 @@ class Catalog:
 
     def _facts(self, uri: str, entry: Entry, deadline: Deadline) -> ModelFacts:
         def config(connection: Connection) -> ModelFacts:
-            found = Description(uri, connection, self._large, deadline).config()
+            found = Description(uri, connection, self._large, deadline).config(entry.index)
             return checkpoint.facts_of(uri, entry.index, found)
 
         return self._persist(entry.source, config, uri, deadline)

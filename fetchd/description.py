@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Final, NoReturn, TypeVar
 
+from fetchd.chunks import digest
 from fetchd.deadline import Deadline
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Target, Unthrottled, read_bytes
 from thaw import checkpoint, model_json
@@ -62,11 +63,14 @@ class Description:
             hint="it was never pushed, or its push did not end: thaw model list shows what there is",
         )
 
-    def config(self) -> dict[str, Any]:
-        """The content of config.json.  Raises what :meth:`index` raises."""
-        info = self._connection.stat("config.json")
-        self._check_size("config.json", info, _MAX_CONFIG_BYTES)
-        data = read_bytes(self._connection, "config.json", 0, info.n_bytes, info.etag)
+    def config(self, index: ModelIndex) -> dict[str, Any]:
+        """The content of config.json, which a verified index binds.  Raises what :meth:`index` raises."""
+        if index.verified:
+            data = self._bound_config(self._named(lambda: checkpoint.config_file(index)))
+        else:
+            info = self._connection.stat("config.json")
+            self._check_size("config.json", info.n_bytes, _MAX_CONFIG_BYTES)
+            data = read_bytes(self._connection, "config.json", 0, info.n_bytes, info.etag)
         try:
             plain = model_json.config(data)
         except model_json.Unreadable as e:
@@ -75,11 +79,17 @@ class Description:
             raise ModelCorrupt(f"{self._uri}: config.json is not a JSON object")
         return plain
 
+    def _bound_config(self, file: ModelFile) -> bytes:
+        self._check_size(file.name, file.n_bytes, _MAX_CONFIG_BYTES)
+        data = read_bytes(self._connection, file.name, 0, file.n_bytes)
+        self._named(lambda: checkpoint.check_config(file, data, lambda piece: digest([memoryview(piece)])))
+        return data
+
     def _index_beside(self, root: str) -> ModelIndex | None:
         info = self._find(INDEX_NAME)
         if info is None:
             return None
-        self._check_size(INDEX_NAME, info, model_json.MAX_TEXT_BYTES)
+        self._check_size(INDEX_NAME, info.n_bytes, model_json.MAX_TEXT_BYTES)
         with self._large.place(info.n_bytes, self._uri, self._deadline):
             return self._named(lambda: checkpoint.read_index(self._text(INDEX_NAME, info), root))
 
@@ -99,7 +109,7 @@ class Description:
     def _weight_names(self) -> list[str]:
         shards = self._find(checkpoint.SHARDS_NAME)
         if shards is not None:
-            self._check_size(checkpoint.SHARDS_NAME, shards, model_json.MAX_TEXT_BYTES)
+            self._check_size(checkpoint.SHARDS_NAME, shards.n_bytes, model_json.MAX_TEXT_BYTES)
             with self._large.place(shards.n_bytes, self._uri, self._deadline):
                 return self._named(lambda: checkpoint.shard_names(self._text(checkpoint.SHARDS_NAME, shards)))
         if self._find(checkpoint.WEIGHTS_NAME) is not None:
@@ -174,9 +184,9 @@ class Description:
         self.objects[name] = info
         return info
 
-    def _check_size(self, name: str, info: ObjectInfo, most: int) -> None:
-        if info.n_bytes > most:
-            raise ModelCorrupt(f"{self._uri}: {name} has {info.n_bytes} bytes; at most {most} make sense")
+    def _check_size(self, name: str, n_bytes: int, most: int) -> None:
+        if n_bytes > most:
+            raise ModelCorrupt(f"{self._uri}: {name} has {n_bytes} bytes; at most {most} make sense")
 
     def _text(self, name: str, info: ObjectInfo) -> str:
         """Read a whole text.  What has not arrived takes no memory: a store may say a length and send nothing."""

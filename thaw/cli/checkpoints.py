@@ -262,13 +262,17 @@ def has_index(store: Store) -> bool:
 
 
 def read_architecture(store: Store) -> str:
-    """What config.json calls the model.  Raises ModelNotFound, ModelCorrupt."""
+    """What config.json calls a model without an index, so nothing binds it.  Raises ModelNotFound, ModelCorrupt."""
     architectures = _read_config(b"".join(store.read("config.json"))).get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
-    return checkpoint.facts_of(store.uri, index, _read_config(b"".join(store.read("config.json"))))
+    """Raises ModelCorrupt, also for a config.json that is not the one of the index, and ModelNotFound."""
+    file = checkpoint.config_file(index)
+    config = b"".join(store.read(file.name))
+    checkpoint.check_config(file, config, _digest)
+    return checkpoint.facts_of(store.uri, index, _read_config(config))
 
 
 def verify(store: Store, index: ModelIndex, advance: Advance) -> None:
