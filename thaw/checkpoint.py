@@ -274,6 +274,10 @@ def _has_all_edges(tensor: TensorInfo) -> bool:
 
 
 def _check_tensors(index: ModelIndex) -> None:
+    if len(index.tensors) > model_json.MAX_TENSORS:
+        raise ModelCorrupt(
+            f"{INDEX_NAME}: it has {len(index.tensors)} tensors; at most {model_json.MAX_TENSORS} make sense"
+        )
     sizes = {f.name: f.n_bytes for f in index.files}
     for t in index.tensors:
         if len(t.name) > model_json.MAX_NAME or not model_json.are_sizes([t.offset, t.n_bytes]):

@@ -142,9 +142,11 @@ def check_pushable(store: Store) -> None:
 def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None = None) -> Pushed:
     """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
 
-    Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
-    meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
+    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that is not what was hashed,
+    and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so two
+    pushes that end at once may both move it.
     """
+    text = _index_text(hashed)
     check_pushable(store)
     before = pointer(store) if before is None else before
     index, directory = hashed.index, hashed.directory
@@ -162,7 +164,7 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
     shards = directory / checkpoint.SHARDS_NAME
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
-    version.write(INDEX_NAME, checkpoint.write_index(index))
+    version.write(INDEX_NAME, text)
     ours = versions.write_pointer(index.sha256)
     if pointer(store) not in (before, ours):
         raise Conflict(
@@ -171,6 +173,19 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
         )
     store.write(versions.POINTER_NAME, ours)
     return pushed
+
+
+def _index_text(hashed: Hashed) -> bytes:
+    """The content of the version's index.  Raises ModelUnsupported when no host would read it."""
+    text = checkpoint.write_index(hashed.index)
+    try:
+        checkpoint.read_index(text)
+    except ModelCorrupt as e:
+        raise ModelUnsupported(
+            f"{hashed.directory}: no host would read the index of this model: {e.message}",
+            hint="docs/formats/checkpoint-index.md has the bounds",
+        ) from None
+    return text
 
 
 def pointer(store: Store) -> bytes:
