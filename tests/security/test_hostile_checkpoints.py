@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fetchd import places
+from fetchd import inspections, places
 from fetchd.marks import connect_marked
 from fetchd.sources.http import HttpConnection, HttpSource
 from tests.fetchd.harness import Fetchd, Request, Store, digest, wait_until, write_index, write_model
@@ -432,6 +432,24 @@ def test_a_tenant_whose_stores_trickle_has_some_places_and_everybody_else_is_ser
             fetchd.client.inspect(honest.as_uri(), ("a",), deadline_s=20)
         fetchd.process.terminate()
         assert all(one.exception(60) is not None for one in held)
+
+
+def test_one_store_that_trickles_has_one_place_however_often_its_model_is_asked_for(
+    tmp_path: Path, honest: Path, trickle: Trickle
+) -> None:
+    """A scheduler asks again every few seconds, while the first inspection waits for its deadline."""
+    with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=600) as fetchd, ThreadPoolExecutor(24) as pool:
+        ask = partial(fetchd.client.inspect, trickle.uri("m"), ("a",), deadline_s=60)
+        asked = [pool.submit(ask) for _ in range(inspections.WAITING + 3)]
+        refused = [next(done) for done in [as_completed(asked, 30)] for _ in range(2)]
+        with pytest.raises(
+            Throttled, match=r"^too many questions about models that are being inspected: 16 about http"
+        ):
+            refused[0].result()
+        assert fetchd.client.inspect(honest.as_uri(), ("a",), deadline_s=20).n_layers == 3
+        assert sum(not one.done() for one in asked) == inspections.WAITING + 1
+        fetchd.process.terminate()
+        assert all(one.exception(60) is not None for one in asked)
 
 
 def test_a_large_text_that_trickles_delays_no_small_one(tmp_path: Path, honest: Path) -> None:
