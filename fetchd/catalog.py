@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from fetchd.backoff import backoff_s
 from fetchd.deadline import CallLater, Deadline
 from fetchd.description import Description, LargeTexts, combined_etag
+from fetchd.lanes import Lanes
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Refused, Source, SourceOpener, read_bytes
 from thaw import checkpoint, versions
 from thaw.errors import ModelChanged, ModelNotFound, StoreUnavailable, ThawError
@@ -29,12 +29,12 @@ from thaw.model import ModelFacts, ModelIndex
 
 T = TypeVar("T")
 
-_MOST_TENSORS: Final = 65_536
-"""Of all remembered models but the one read last: some 40 MB."""
+_MOST_TENSORS: Final = 589_824
+"""Of all remembered models: two of the largest that are published, some 350 MB."""
+_MOST_RANGES: Final = 262_144
+"""Of the parts of all remembered models: some 40 MB."""
 _MOST_MODELS: Final = 128
 """A plain name and the pin that it leads to count as two."""
-_LANES: Final = 8
-"""How many connections compare the objects of a model with the store's."""
 
 
 @dataclass(slots=True)
@@ -48,10 +48,19 @@ class Entry:
     learned: dict[tuple[str, int, int], str] = field(default_factory=dict)
     facts: ModelFacts | None = None
     """Set by :meth:`Catalog.inspect` only: a start that was planned elsewhere need not read config.json."""
+    is_whole: bool = True
+    """False when the tensors were forgotten: they are most of an entry, and only a fetch needs them."""
 
     @property
     def version(self) -> str:
         return self.index.sha256 or self.index.etag
+
+    @property
+    def n_ranges(self) -> int:
+        return self.facts.parts.n_ranges if self.facts is not None and self.facts.parts is not None else 0
+
+    def without_tensors(self) -> Entry:
+        return replace(self, index=replace(self.index, tensors=()), is_whole=False)
 
 
 class _Place:
@@ -90,9 +99,11 @@ class Catalog:
         with deadline.holding(place.lock, uri):
             entry = place.entry
             is_known = entry is not None and entry.version.startswith(root)
-            if entry is None or not is_known or not (root or _is_current(entry, deadline)):
+            if entry is None or not is_known or not (root or _is_current(uri, entry, deadline)):
                 entry = self._load(found_at, place, root, deadline)
             if entry.facts is None:
+                if not entry.is_whole:
+                    entry = self._load(found_at, place, root, deadline)
                 entry.facts = self._facts(found_at, entry, deadline)
             return entry.facts if found_at == uri else replace(entry.facts, name=uri)
 
@@ -121,11 +132,13 @@ class Catalog:
 
     def planned(self, uri: str, version: str, deadline: Deadline | None = None) -> Entry:
         """Return the version that was planned.  Raises ModelChanged when the store now has another one."""
-        deadline = deadline or self._deadline()
+        return self._planned(uri, version, deadline or self._deadline(), whole=True)
+
+    def _planned(self, uri: str, version: str, deadline: Deadline, *, whole: bool) -> Entry:
         place = self._place(uri)
         with deadline.holding(place.lock, uri):
             entry = place.entry
-            if entry is None or entry.version != version:
+            if entry is None or entry.version != version or (whole and not entry.is_whole):
                 entry = self._load(uri, place, versions.pinned(uri), deadline)
         if entry.version != version:
             raise ModelChanged(
@@ -148,7 +161,7 @@ class Catalog:
                 return ""
             connection = source.connect()
             try:
-                index = self.planned(uri, version, deadline).index
+                index = self._planned(uri, version, deadline, whole=False).index
                 return combined_etag({f.name: connection.stat(f.name) for f in index.files})
             finally:
                 connection.close()
@@ -160,7 +173,8 @@ class Catalog:
         deadline = self._deadline()
         place = self._place(uri)
         with deadline.holding(place.lock, uri):
-            place.entry = None
+            if place.entry is not None:  # what was learned of its bytes goes on to count
+                place.entry = place.entry.without_tensors()
         self.planned(uri, version, deadline)
 
     def _deadline(self) -> Deadline:
@@ -181,28 +195,39 @@ class Catalog:
     def _load(self, uri: str, place: _Place, root: str, deadline: Deadline) -> Entry:
         """Read the description and remember it.  ``root``: (the first digits of) what its hash tree must have."""
         source = self._source(uri, place)
-        place.entry = None
+        before = place.entry  # what was learned of bytes that no version binds outlives a store that is away
+        place.entry = before.without_tensors() if before is not None and not before.index.verified else None
 
         def load(connection: Connection) -> Entry:
-            description = Description(uri, connection, self._large, deadline)
+            description = Description(uri, source, connection, self._large, deadline)
             return Entry(source, description.index(root), description.objects)
 
         entry = self._persist(source, load, uri, deadline)
-        self._forget_beyond(_MOST_TENSORS)
+        if before is not None and before.version == entry.version:
+            entry.learned, entry.facts = before.learned, before.facts
         place.entry = entry
+        self._forget_beyond(_MOST_TENSORS, _MOST_RANGES)
         return entry
 
-    def _forget_beyond(self, most: int) -> None:
-        """Forget the descriptions used least recently, so that the rest has at most so many tensors."""
+    def _forget_beyond(self, tensors: int, ranges: int) -> None:
+        """Forget what has no room beside the models used more recently: a large one, and not all that are older."""
         with self._lock:
             for place in reversed(self._places.values()):
-                most -= len(place.entry.index.tensors) if place.entry is not None else 0
-                if most < 0:
+                entry = place.entry
+                if entry is None:
+                    continue
+                if entry.n_ranges > ranges:
                     place.entry = None
+                    continue
+                ranges -= entry.n_ranges
+                if len(entry.index.tensors) > tensors:
+                    place.entry = entry.without_tensors()
+                else:
+                    tensors -= len(entry.index.tensors)
 
     def _facts(self, uri: str, entry: Entry, deadline: Deadline) -> ModelFacts:
         def config(connection: Connection) -> ModelFacts:
-            found = Description(uri, connection, self._large, deadline).config()
+            found = Description(uri, entry.source, connection, self._large, deadline).config(entry.index)
             return checkpoint.facts_of(uri, entry.index, found)
 
         return self._persist(entry.source, config, uri, deadline)
@@ -216,6 +241,7 @@ class Catalog:
         """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
         failures = 0
         while True:
+            deadline.check(uri)
             connection = source.connect()
             try:
                 with deadline.guarding(connection):
@@ -246,20 +272,19 @@ def _hides_what_is_missing(connection: Connection) -> bool:
     return False
 
 
-def _is_current(entry: Entry, deadline: Deadline) -> bool:
-    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards."""
+def _is_current(uri: str, entry: Entry, deadline: Deadline) -> bool:
+    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards.
+
+    Raises StoreUnavailable when the deadline has passed.
+    """
     names = sorted(entry.objects)
-    n_lanes = min(_LANES, len(names))
-    with ThreadPoolExecutor(n_lanes) as pool:
-        return all(pool.map(lambda lane: _are_current(entry, names[lane::n_lanes], deadline), range(n_lanes)))
-
-
-def _are_current(entry: Entry, names: Sequence[str], deadline: Deadline) -> bool:
-    connection = entry.source.connect()
     try:
-        with deadline.guarding(connection):
-            return all(connection.stat(name) == entry.objects[name] for name in names)
-    except (ModelNotFound, StoreUnavailable):
+        with Lanes(entry.source, deadline) as lanes:
+            return lanes.map(lambda connection, name: connection.stat(name), names) == [
+                entry.objects[name] for name in names
+            ]
+    except ThawError as e:
+        deadline.check(uri)  # an answer that was cut may look like another error
+        if not isinstance(e, ModelNotFound | StoreUnavailable):
+            raise
         return False  # the reload reports what is wrong
-    finally:
-        connection.close()

@@ -11,6 +11,7 @@ from fetchd.catalog import Catalog
 from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.disclosure import disclosed
 from fetchd.fetch_table import FetchTable
+from fetchd.inspections import Inspections
 from fetchd.pacing import NetworkLink
 from fetchd.places import INSPECTIONS, INSPECTIONS_OF_ALL, Places
 from fetchd.segments import SegmentStore, fetch_holder
@@ -43,6 +44,7 @@ from relay.protocol.messages import Doors as DoorNames
 from thaw.errors import PlatformError, ProtocolError, ThawError
 from thaw.ids import InstanceId
 from thaw.logs import Log
+from thaw.model import ModelFacts
 
 
 class Control:
@@ -58,7 +60,7 @@ class Control:
     ) -> None:
         self._pool, self._store, self._catalog, self._link = pool, store, catalog, link
         self._fetches, self._descriptor_sockets, self._log = fetches, descriptor_sockets, log
-        self._inspections = Places(INSPECTIONS, INSPECTIONS_OF_ALL, "inspections of models")
+        self._inspections = Inspections(Places(INSPECTIONS, INSPECTIONS_OF_ALL, "inspections of models"))
 
     def serve(self, channel: Channel) -> None:
         while True:
@@ -80,8 +82,7 @@ class Control:
     def _dispatch(self, message: Any, peer: int) -> Any:
         match message:
             case Inspect(uri, namespaces):
-                with self._inspections.one_of(namespaces), self._disclosing(uri):
-                    return Inspected(self._catalog.inspect(uri))
+                return Inspected(self._inspections.run(uri, namespaces, lambda: self._inspect(uri)))
             case FetchStart():
                 with self._disclosing(message.model.uri):
                     return self._fetches.start(message)
@@ -106,6 +107,10 @@ class Control:
             case _:
                 raise ProtocolError(f"fetchd does not answer {type(message).__name__}")
         return Done()
+
+    def _inspect(self, uri: str) -> ModelFacts:
+        with self._disclosing(uri):
+            return self._catalog.inspect(uri)
 
     @contextmanager
     def _disclosing(self, uri: str) -> Iterator[None]:

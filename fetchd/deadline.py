@@ -40,9 +40,11 @@ class Deadline:
 
     @contextmanager
     def guarding(self, connection: _Interruptible) -> Iterator[None]:
-        """Interrupt the connection when the deadline passes."""
+        """Interrupt the connection when the deadline passes; at once when it has passed."""
         with self._lock:
             self._guarded.add(connection)
+            if self.left_s <= 0:  # _interrupt has run, and runs once
+                connection.interrupt()
             watch = not self._is_watched and self._call_later is not None
             self._is_watched = True
         if watch and self._call_later is not None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
+from fetchd.chunks import digest
 from fetchd.deadline import Deadline
-from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Target, Unthrottled, read_bytes
+from fetchd.lanes import LANES, Lanes
+from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, Target, Unthrottled, read_bytes
 from thaw import checkpoint, model_json
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import INDEX_NAME, ModelFile, ModelIndex, TensorInfo
@@ -24,8 +26,6 @@ T = TypeVar("T")
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 _SPECULATIVE_BYTES: Final = 64 * 1024
 """The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
-_LARGE_BYTES: Final = 2 * 1024 * 1024
-"""A text of this size becomes some 10 MB of values.  Hardly a model has such an index."""
 
 
 class LargeTexts:
@@ -37,15 +37,27 @@ class LargeTexts:
     @contextmanager
     def place(self, n_bytes: int, uri: str, deadline: Deadline) -> Iterator[None]:
         """Raises StoreUnavailable when no place becomes free in time."""
-        with deadline.holding(self._lock, uri) if n_bytes > _LARGE_BYTES else nullcontext():
+        with deadline.holding(self._lock, uri) if n_bytes > model_json.LARGE_BYTES else nullcontext():
             yield
 
 
-class Description:
-    """One model's description, on one connection.  ``objects`` has the store's answers for what was inspected."""
+class _Head(NamedTuple):
+    """The length of a file's header, and what the first read brought of it."""
 
-    def __init__(self, uri: str, connection: Connection, large: LargeTexts, deadline: Deadline) -> None:
-        self._uri, self._connection, self._large, self._deadline = uri, connection, large, deadline
+    file: str
+    n_bytes: int
+    begin: bytes
+
+
+class Description:
+    """One model's description, on one connection, and on several for a model of many files.
+
+    ``objects`` has the store's answers for what was inspected.
+    """
+
+    def __init__(self, uri: str, source: Source, connection: Connection, large: LargeTexts, deadline: Deadline) -> None:
+        self._uri, self._source, self._connection = uri, source, connection
+        self._large, self._deadline = large, deadline
         self.objects: dict[str, ObjectInfo] = {}
         self._refused: AccessRefused | None = None
 
@@ -62,11 +74,14 @@ class Description:
             hint="it was never pushed, or its push did not end: thaw model list shows what there is",
         )
 
-    def config(self) -> dict[str, Any]:
-        """The content of config.json.  Raises what :meth:`index` raises."""
-        info = self._connection.stat("config.json")
-        self._check_size("config.json", info, _MAX_CONFIG_BYTES)
-        data = read_bytes(self._connection, "config.json", 0, info.n_bytes, info.etag)
+    def config(self, index: ModelIndex) -> dict[str, Any]:
+        """The content of config.json, which a verified index binds.  Raises what :meth:`index` raises."""
+        if index.verified:
+            data = self._bound_config(self._named(lambda: checkpoint.config_file(index)))
+        else:
+            info = self._connection.stat("config.json")
+            self._check_size("config.json", info.n_bytes, _MAX_CONFIG_BYTES)
+            data = read_bytes(self._connection, "config.json", 0, info.n_bytes, info.etag)
         try:
             plain = model_json.config(data)
         except model_json.Unreadable as e:
@@ -75,31 +90,39 @@ class Description:
             raise ModelCorrupt(f"{self._uri}: config.json is not a JSON object")
         return plain
 
+    def _bound_config(self, file: ModelFile) -> bytes:
+        self._check_size(file.name, file.n_bytes, _MAX_CONFIG_BYTES)
+        data = read_bytes(self._connection, file.name, 0, file.n_bytes)
+        self._named(lambda: checkpoint.check_config(file, data, lambda piece: digest([memoryview(piece)])))
+        return data
+
     def _index_beside(self, root: str) -> ModelIndex | None:
         info = self._find(INDEX_NAME)
         if info is None:
             return None
-        self._check_size(INDEX_NAME, info, model_json.MAX_TEXT_BYTES)
+        self._check_size(INDEX_NAME, info.n_bytes, model_json.MAX_TEXT_BYTES)
         with self._large.place(info.n_bytes, self._uri, self._deadline):
             return self._named(lambda: checkpoint.read_index(self._text(INDEX_NAME, info), root))
 
     def _index_by_structure(self) -> ModelIndex:
         weights = self._weight_names()
-        for name in (*checkpoint.SIDECAR_NAMES, *weights):
-            if self._find(name) is None and (name in weights or name == "config.json"):
-                raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
+        with Lanes(self._source, self._deadline) as lanes:
+            lanes.map(self._find_on, (*checkpoint.SIDECAR_NAMES, *weights))
+            for name in (checkpoint.CONFIG_NAME, *weights):
+                if name not in self.objects:
+                    raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
+            tensors = self._all_tensors(weights, lanes)
         files = [
             ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES)
             for n, info in self.objects.items()
             if checkpoint.is_fetchable(n)
         ]
-        tensors = self._all_tensors(weights)
         return checkpoint.build_index(files, tensors, etag=combined_etag(self.objects))
 
     def _weight_names(self) -> list[str]:
         shards = self._find(checkpoint.SHARDS_NAME)
         if shards is not None:
-            self._check_size(checkpoint.SHARDS_NAME, shards, model_json.MAX_TEXT_BYTES)
+            self._check_size(checkpoint.SHARDS_NAME, shards.n_bytes, model_json.MAX_TEXT_BYTES)
             with self._large.place(shards.n_bytes, self._uri, self._deadline):
                 return self._named(lambda: checkpoint.shard_names(self._text(checkpoint.SHARDS_NAME, shards)))
         if self._find(checkpoint.WEIGHTS_NAME) is not None:
@@ -122,37 +145,47 @@ class Description:
             hint="check the uri, or push the model: thaw model push DIR URI",
         )
 
-    def _all_tensors(self, names: list[str]) -> list[TensorInfo]:
-        """Read the headers of all files.  Raises ModelCorrupt when they are too long together."""
+    def _all_tensors(self, names: Sequence[str], lanes: Lanes) -> list[TensorInfo]:
+        """Read the headers of all files, some at once.  Raises ModelCorrupt when they are too long together."""
         tensors: list[TensorInfo] = []
         n_bytes = 0
         with ExitStack() as place:
-            for name in names:
-                is_first_of_large = n_bytes <= _LARGE_BYTES
-                head = read_bytes(self._connection, name, 0, self._first_bytes(name), self.objects[name].etag)
-                n_header = checkpoint.header_bytes(name, head, self.objects[name].n_bytes)
-                n_bytes += n_header
-                if n_bytes > model_json.MAX_TEXT_BYTES:
-                    raise ModelCorrupt(
-                        f"{self._uri}: its headers have {n_bytes} bytes up to {name}; "
-                        f"at most {model_json.MAX_TEXT_BYTES} make sense"
-                    )
-                if is_first_of_large:
+            for at in range(0, len(names), LANES):
+                some = names[at : at + LANES]
+                was_small = n_bytes <= model_json.LARGE_BYTES
+                heads = lanes.map(self._read_head, some)
+                n_bytes += sum(head.n_bytes for head in heads)
+                self._check_headers(n_bytes, some[-1])
+                if was_small:
                     place.enter_context(self._large.place(n_bytes, self._uri, self._deadline))
-                tensors += self._tensors(name, n_header, head)
-                if len(tensors) > model_json.MAX_TENSORS:
-                    raise ModelCorrupt(f"{self._uri}: it has more than {model_json.MAX_TENSORS} tensors")
+                for head, header in zip(heads, lanes.map(self._read_header, heads), strict=True):
+                    n_bytes += model_json.header_cost(header) - head.n_bytes
+                    self._check_headers(n_bytes, head.file)
+                    tensors += self._tensors(head.file, header)
+                    if len(tensors) > model_json.MAX_TENSORS:
+                        raise ModelCorrupt(f"{self._uri}: it has more than {model_json.MAX_TENSORS} tensors")
         return tensors
 
-    def _first_bytes(self, name: str) -> int:
-        return min(self.objects[name].n_bytes, _SPECULATIVE_BYTES)
+    def _check_headers(self, n_bytes: int, name: str) -> None:
+        if n_bytes > model_json.MAX_HEADERS_BYTES:
+            raise ModelCorrupt(
+                f"{self._uri}: its headers have {n_bytes} bytes up to {name}; "
+                f"at most {model_json.MAX_HEADERS_BYTES} make sense"
+            )
 
-    def _tensors(self, name: str, n_header: int, head: bytes) -> tuple[TensorInfo, ...]:
-        info, begin = self.objects[name], checkpoint.LENGTH_BYTES
-        header = head[begin : begin + n_header]
-        if len(header) < n_header:
-            header = read_bytes(self._connection, name, begin, n_header, info.etag)
-        return self._named(lambda: checkpoint.parse_header(name, header, info.n_bytes))
+    def _read_head(self, connection: Connection, name: str) -> _Head:
+        info = self.objects[name]
+        begin = read_bytes(connection, name, 0, min(info.n_bytes, _SPECULATIVE_BYTES), info.etag)
+        n_bytes = self._named(lambda: checkpoint.header_bytes(name, begin, info.n_bytes))
+        return _Head(name, n_bytes, begin[checkpoint.LENGTH_BYTES :][:n_bytes])
+
+    def _read_header(self, connection: Connection, head: _Head) -> bytes:
+        if len(head.begin) == head.n_bytes:
+            return head.begin
+        return read_bytes(connection, head.file, checkpoint.LENGTH_BYTES, head.n_bytes, self.objects[head.file].etag)
+
+    def _tensors(self, name: str, header: bytes) -> tuple[TensorInfo, ...]:
+        return self._named(lambda: checkpoint.parse_header(name, header, self.objects[name].n_bytes))
 
     def _named(self, parse: Callable[[], T]) -> T:
         """Call ``parse``, and raise its error with the model's name and without its frames, which hold all that was
@@ -164,8 +197,11 @@ class Description:
         raise kind(message, hint=hint)
 
     def _find(self, name: str) -> ObjectInfo | None:
+        return self._find_on(self._connection, name)
+
+    def _find_on(self, connection: Connection, name: str) -> ObjectInfo | None:
         try:
-            info = self._connection.stat(name)
+            info = connection.stat(name)
         except AccessRefused as e:
             self._refused = self._refused or e
             return None
@@ -174,9 +210,9 @@ class Description:
         self.objects[name] = info
         return info
 
-    def _check_size(self, name: str, info: ObjectInfo, most: int) -> None:
-        if info.n_bytes > most:
-            raise ModelCorrupt(f"{self._uri}: {name} has {info.n_bytes} bytes; at most {most} make sense")
+    def _check_size(self, name: str, n_bytes: int, most: int) -> None:
+        if n_bytes > most:
+            raise ModelCorrupt(f"{self._uri}: {name} has {n_bytes} bytes; at most {most} make sense")
 
     def _text(self, name: str, info: ObjectInfo) -> str:
         """Read a whole text.  What has not arrived takes no memory: a store may say a length and send nothing."""
@@ -185,9 +221,9 @@ class Description:
         view = memoryview(mmap.mmap(-1, info.n_bytes))
         self._connection.read_into(name, 0, Target([view]), Unthrottled(), info.etag)
         try:
-            return str(view, "utf-8")
+            return str(view, "utf-8" if info.n_bytes <= model_json.LARGE_BYTES else "ascii")
         except UnicodeDecodeError as e:
-            raise ModelCorrupt(f"{name} is not UTF-8: {e.reason}") from None
+            raise ModelCorrupt(f"{name} is not {e.encoding.upper()}: {e.reason}") from None
 
 
 def combined_etag(objects: Mapping[str, ObjectInfo]) -> str:

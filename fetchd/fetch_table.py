@@ -90,8 +90,12 @@ class FetchTable:
             thread.join(timeout=5)
 
     def _check_places(self, namespace: str) -> None:
-        """Raises Throttled."""
+        """Count the stages that wait, and the fetches that nobody wants but that have not ended: they keep their slabs.
+
+        Raises Throttled.
+        """
         unfinished = [m.request.namespace for m in self._members.values() if not m.done.is_set()]
+        unfinished += [f.left_by for f in self._running.values() if not f.members]
         places.check_fetches(unfinished.count(namespace), len(unfinished), namespace)
 
     def _of_version(self, request: FetchStart) -> FetchStart:
@@ -220,6 +224,7 @@ class FetchTable:
             member.error = FetchCancelled("the fetch was cancelled").info()
             member.done.set()
         if fetch.running and not fetch.members:
+            fetch.left_by = member.request.namespace
             fetch.cancel()
         elif fetch.running:
             fetch.apply_wishes()

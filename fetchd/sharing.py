@@ -90,9 +90,13 @@ class Board:
         with self._changed:
             self._changed.notify_all()
 
-    def copy(self, segment: Segment, chunk: Chunk) -> list[Gap]:
-        """Copy the parts of ``chunk`` that other segments of the same model have; return the parts that none has."""
+    def copy(self, segment: Segment, chunk: Chunk, needs_no_store: Callable[[], None] = lambda: None) -> list[Gap]:
+        """Copy the parts of ``chunk`` that other segments of the same model have; return the parts that none has.
+
+        ``needs_no_store`` is called before the bytes are copied, when they are all of the chunk.
+        """
         at, end, gaps = chunk.offset, chunk.offset + chunk.n_bytes, list[Gap]()
+        copies: list[tuple[int, Segment, int, int]] = []
         pinned = self._store.pin(segment.key, chunk.file, chunk.number)
         try:
             pieces = [(*p, s) for s in pinned for p in s.arrived_in(chunk.file, chunk.number)]
@@ -103,8 +107,14 @@ class Board:
                     gaps.append(Gap(at - chunk.offset, begin - at))
                     at = begin
                 n_bytes = min(stop, end) - at
-                segment.copy(chunk.segment_offset + at - chunk.offset, source, offset + at - begin, n_bytes)
+                copies.append((chunk.segment_offset + at - chunk.offset, source, offset + at - begin, n_bytes))
                 at += n_bytes
+            if at < end:
+                gaps.append(Gap(at - chunk.offset, end - at))
+            if not gaps:
+                needs_no_store()
+            for each in copies:
+                segment.copy(*each)
         finally:
             self._store.unpin(pinned)
-        return [*gaps, Gap(at - chunk.offset, end - at)] if at < end else gaps
+        return gaps

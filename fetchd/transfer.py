@@ -299,7 +299,7 @@ class _Reader:
     def read(self, chunk: Chunk) -> None:
         """Raises ModelCorrupt when a part of the chunk fails its checksum twice."""
         t, self._chunk = self._transfer, chunk
-        gaps = t.origin.board.copy(t.segment, chunk)
+        gaps = t.origin.board.copy(t.segment, chunk, needs_no_store=self.end_turn)
         copied = chunk.n_bytes - sum(g.n_bytes for g in gaps)
         if copied:
             t.count(chunk, copied, copied=True)

@@ -30,8 +30,9 @@ MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 """Headers of the largest published checkpoints stay under 1 MiB per file.  safetensors itself allows 100 MB."""
 LENGTH_BYTES: Final = 8
 
+CONFIG_NAME: Final = "config.json"
 SIDECAR_NAMES: Final = (
-    "config.json",
+    CONFIG_NAME,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -273,6 +274,10 @@ def _has_all_edges(tensor: TensorInfo) -> bool:
 
 
 def _check_tensors(index: ModelIndex) -> None:
+    if len(index.tensors) > model_json.MAX_TENSORS:
+        raise ModelCorrupt(
+            f"{INDEX_NAME}: it has {len(index.tensors)} tensors; at most {model_json.MAX_TENSORS} make sense"
+        )
     sizes = {f.name: f.n_bytes for f in index.files}
     for t in index.tensors:
         if len(t.name) > model_json.MAX_NAME or not model_json.are_sizes([t.offset, t.n_bytes]):
@@ -289,6 +294,23 @@ def _check_tensors(index: ModelIndex) -> None:
             raise ModelCorrupt(f"{INDEX_NAME}: tensors {a.name!r:.80} and {b.name!r:.80} are not in load order")
         if a.file == b.file and a.offset + a.n_bytes > b.offset:
             raise ModelCorrupt(f"{INDEX_NAME}: tensors {a.name!r:.80} and {b.name!r:.80} overlap")
+
+
+def config_file(index: ModelIndex) -> ModelFile:
+    """The file whose content decides about layers and architecture.  Raises ModelCorrupt when the index has none."""
+    for file in index.files:
+        if file.name == CONFIG_NAME:
+            return file
+    raise ModelCorrupt(f"{INDEX_NAME}: it has no {CONFIG_NAME}", hint="push the model again")
+
+
+def check_config(file: ModelFile, data: bytes, digest: hash_tree.Digest) -> None:
+    """Raises ModelCorrupt when config.json is not the one that the version binds."""
+    if not hash_tree.holds(file, data, digest):
+        raise ModelCorrupt(
+            f"{CONFIG_NAME} is not the one of this version",
+            hint="somebody has changed it at the store, or it is damaged: push the model again",
+        )
 
 
 # ── facts ─────────────────────────────────────────────────────────────────────────────────────────────────────────

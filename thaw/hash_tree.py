@@ -45,6 +45,13 @@ def _line(*values: Any) -> bytes:
     return _ENCODE(values).encode() + b"\n"
 
 
+def holds(file: ModelFile, data: bytes, digest: Digest) -> bool:
+    """Whether ``data`` is the content of the file, of which all digests are known."""
+    view = memoryview(data)
+    found = tuple(digest(view[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
+    return len(data) == file.n_bytes and found == file.chunks_blake3
+
+
 def n_chunks(n_bytes: int) -> int:
     return -(-n_bytes // CHUNK_BYTES)
 

@@ -15,14 +15,21 @@ from thaw import wire
 from thaw.errors import ProtocolError
 from thaw.model import ModelFile, TensorInfo
 
-MAX_TENSORS: Final = 262_144
-"""Of one model.  The largest published checkpoints have some 210,000."""
+MAX_TENSORS: Final = 524_288
+"""Of one model.  The largest published checkpoints have some 280,000: each of 23,040 experts with three matrices, and
+each of them with its scales."""
 MAX_FILES: Final = 1024
 """Of one model.  The largest published checkpoints have some 200 shards."""
 MAX_CHUNKS: Final = 262_144
 """Of one model: 2 TiB."""
-MAX_TEXT_BYTES: Final = 48 * 1024 * 1024
-"""Of an index, or of the headers of all files of a model together."""
+MAX_TEXT_BYTES: Final = 160 * 1024 * 1024
+"""Of an index.  A tensor takes some 300 bytes of it."""
+MAX_HEADERS_BYTES: Final = 96 * 1024 * 1024
+"""Of the headers of all files of a model together.  A tensor takes some 130 bytes of them."""
+LARGE_BYTES: Final = 2 * 1024 * 1024
+"""A text of this size becomes some 10 MB of values.  Hardly a model has such an index."""
+_MOST_PER_CHARACTER: Final = 4
+"""One emoji makes every character of a text as wide as itself."""
 MAX_NAME: Final = 1024
 MAX_DIMENSIONS: Final = 16
 MAX_SIZE: Final = 2**48
@@ -52,6 +59,7 @@ def header(data: bytes) -> Any:
 
 def index(data: bytes | str) -> Any:
     """Parse ``thaw-index.json``.  Its files and tensors become values.  Raises Unreadable, ProtocolError."""
+    _check_narrow(data)
     names: dict[str, str] = {}
 
     def made(fields: dict[str, Any]) -> Any:
@@ -67,6 +75,7 @@ def index(data: bytes | str) -> Any:
 
 def shards(data: bytes | str) -> Any:
     """Parse ``model.safetensors.index.json``.  Raises Unreadable."""
+    _check_narrow(data)
     return _Bounded(dict).parse(data)
 
 
@@ -74,6 +83,16 @@ def config(data: bytes) -> Any:
     """Parse ``config.json``.  Raises Unreadable."""
     _count(data, _MAX_CONFIG_VALUES, _MAX_CONFIG_VALUES)
     return _load(json.JSONDecoder(), data)
+
+
+def is_narrow(data: bytes | str) -> bool:
+    """Whether each character of the text, and of every text in it, takes one byte of memory."""
+    return data.isascii() and ("\\u" not in data if isinstance(data, str) else b"\\u" not in data)
+
+
+def header_cost(header: bytes) -> int:
+    """What a header counts towards MAX_HEADERS_BYTES."""
+    return len(header) * (1 if is_narrow(header) else _MOST_PER_CHARACTER)
 
 
 def product(factors: Iterable[int], most: int) -> int:
@@ -136,6 +155,11 @@ class _Bounded:
         if len(text) > _DIGITS or self._n_numbers > _NUMBERS_PER_OBJECT:
             raise Unreadable(f"a number is longer than {_DIGITS} digits, or an object has too many of them")
         return int(text)
+
+
+def _check_narrow(data: bytes | str) -> None:
+    if len(data) > LARGE_BYTES and not is_narrow(data):
+        raise Unreadable(f"it has {len(data)} bytes, and of more than {LARGE_BYTES} each must be ASCII without \\u")
 
 
 def _refuse(text: str) -> NoReturn:

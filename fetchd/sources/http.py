@@ -102,6 +102,9 @@ class HttpConnection:
         """While TLS shakes hands, http.client's own socket is in nobody's hands, so another descriptor of it is."""
         sock = self._source.connect_socket(*args)
         self._early = sock.dup()
+        if self._interrupted:  # while it connected; interrupt() sets this before it looks for a socket
+            sock.close()
+            raise ConnectionAbortedError("interrupted")
         return sock
 
     def stat(self, name: str) -> ObjectInfo:

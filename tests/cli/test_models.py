@@ -18,12 +18,12 @@ import typer
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
-from thaw import checkpoint, versions, wire
+from thaw import checkpoint, model_json, versions, wire
 from thaw.cli import checkpoints, models
 from thaw.cli.stores import DirectoryStore, open_store
 from thaw.dev.layout import Platform
 from thaw.dev.processes import ProcessId
-from thaw.errors import DeveloperError, ModelCorrupt
+from thaw.errors import DeveloperError, ModelCorrupt, ModelUnsupported
 from thaw.model import CHUNK_BYTES
 
 N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
@@ -122,6 +122,15 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     assert message in done.stderr
     assert done.returncode == 246
     assert not (tmp_path / "m").exists()
+
+
+def test_a_model_that_no_host_would_read_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_json, "MAX_CHUNKS", 3)  # two sidecars, and weights of two chunks
+    with pytest.raises(ModelUnsupported, match="no host would read the index of this model: .* more than 3 chunks"):
+        checkpoints.push(model, open_store((tmp_path / "x").as_uri()), lambda _: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
 def test_a_model_that_is_pushed_again_is_another_version_and_the_old_one_stays(

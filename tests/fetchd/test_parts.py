@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from fetchd.backoff import backoff_s
-from fetchd.chunks import Check, plan_chunks
+from fetchd.chunks import Check, Chunk, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
 from fetchd.segments import Arrived, SegmentKey, SegmentStore
-from fetchd.sharing import Board
+from fetchd.sharing import Board, Gap
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
 from fetchd.transfer import Origin, Transfer
@@ -141,6 +141,24 @@ def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_b
         waits_s = [backoff_s(failures) for _ in range(300)]
         assert longest_s / 2 <= min(waits_s) < 0.6 * longest_s
         assert 0.9 * longest_s < max(waits_s) <= longest_s
+
+
+@pytest.mark.parametrize("n_held", [SLAB, SLAB - 1])
+def test_a_connection_is_given_back_before_a_chunk_is_copied_that_needs_no_store(pool: SlabPool, n_held: int) -> None:
+    """A copy takes as long as a digest; the other reader of the connection should not wait for either."""
+    store = SegmentStore(pool, retain=False)
+    key = SegmentKey("u", "v", (FileRange("f", 0, SLAB),))
+    source, target = store.create(key, "a"), store.create(key, "b")
+    source.views(0, SLAB)[0][:] = b"x" * SLAB
+    source.note_arrived("f", 0, Arrived(0, n_held, 0))
+    copied_before: list[int] = []
+    gaps = Board(store).copy(
+        target,
+        Chunk("f", 0, SLAB, 0, ()),
+        needs_no_store=lambda: copied_before.append(bytes(target.views(0, SLAB)[0]).count(b"x")),
+    )
+    assert bytes(target.views(0, SLAB)[0]).count(b"x") == n_held
+    assert (gaps, copied_before) == (([], [0]) if n_held == SLAB else ([Gap(n_held, 1)], []))
 
 
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:

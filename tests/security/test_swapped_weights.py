@@ -141,6 +141,26 @@ def test_what_the_index_says_of_tensors_is_bound(fetchd: Fetchd, tmp_path: Path,
         fetchd.client.inspect(place.as_uri())
 
 
+@pytest.mark.parametrize("length", ["other", "same"])
+def test_the_config_is_bound_before_a_plan_is_made_of_it(tmp_path: Path, length: str) -> None:
+    """It decides about layers, parts and architecture, which the scheduler keeps under the version."""
+    place = push(tmp_path)
+    config = (place / "config.json").read_bytes()
+    swapped = config.replace(b'"num_hidden_layers": 3', b'"num_hidden_layers": 2') + b" " * (length == "other")
+    assert swapped != config
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with Fetchd(tmp_path / "a") as first, Fetchd(tmp_path / "b") as second:
+        facts = first.client.inspect(place.as_uri())
+        (place / "config.json").write_bytes(swapped)
+        with pytest.raises(ModelCorrupt, match="config.json is not the one of this version"):
+            second.client.inspect(place.as_uri())
+        assert first.client.inspect(place.as_uri()) == facts
+    store, root = checkpoints.resolve(open_store((tmp_path / "x").as_uri()))
+    with pytest.raises(ModelCorrupt, match="config.json is not the one of this version"):
+        checkpoints.read_facts(store, checkpoints.read_index(store, root))
+
+
 def test_the_digits_of_a_name_are_no_proof_and_the_whole_root_is(fetchd: Fetchd, tmp_path: Path) -> None:
     """Somebody has made two models whose roots begin alike; a pointer and a pin with 64 digits tell them apart."""
     place = push(tmp_path)

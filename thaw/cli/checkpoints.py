@@ -149,9 +149,11 @@ def upload(
     """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
     ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
 
-    Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
-    meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
+    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that is not what was hashed,
+    and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so two
+    pushes that end at once may both move it.
     """
+    text = _index_text(hashed)
     check_pushable(store)
     before = pointer(store) if before is None else before
     index, directory = hashed.index, hashed.directory
@@ -170,7 +172,7 @@ def upload(
     shards = directory / checkpoint.SHARDS_NAME
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
-    version.write(INDEX_NAME, checkpoint.write_index(index))
+    version.write(INDEX_NAME, text)
     try:
         approve(version.uri)
         ours = versions.write_pointer(index.sha256)
@@ -183,6 +185,19 @@ def upload(
     finally:  # an unfinished version keeps its stamp, which keeps it for a day
         guards.end_push(version, stamp)
     return pushed
+
+
+def _index_text(hashed: Hashed) -> bytes:
+    """The content of the version's index.  Raises ModelUnsupported when no host would read it."""
+    text = checkpoint.write_index(hashed.index)
+    try:
+        checkpoint.read_index(text)
+    except ModelCorrupt as e:
+        raise ModelUnsupported(
+            f"{hashed.directory}: no host would read the index of this model: {e.message}",
+            hint="docs/formats/checkpoint-index.md has the bounds",
+        ) from None
+    return text
 
 
 def pointer(store: Store) -> bytes:
@@ -274,13 +289,17 @@ def has_index(store: Store) -> bool:
 
 
 def read_architecture(store: Store) -> str:
-    """What config.json calls the model.  Raises ModelNotFound, ModelCorrupt."""
+    """What config.json calls a model without an index, so nothing binds it.  Raises ModelNotFound, ModelCorrupt."""
     architectures = _read_config(b"".join(store.read("config.json"))).get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
-    return checkpoint.facts_of(store.uri, index, _read_config(b"".join(store.read("config.json"))))
+    """Raises ModelCorrupt, also for a config.json that is not the one of the index, and ModelNotFound."""
+    file = checkpoint.config_file(index)
+    config = b"".join(store.read(file.name))
+    checkpoint.check_config(file, config, _digest)
+    return checkpoint.facts_of(store.uri, index, _read_config(config))
 
 
 def verify(store: Store, index: ModelIndex, advance: Advance) -> None:
