@@ -272,9 +272,10 @@ def test_a_body_that_is_nested_too_deep_is_refused_and_counts_for_nothing(
     gateway.wait_for_routes()
 
     def ask(depth: int) -> requests.Response:
-        """The list is in an object, in a list, in an object."""
-        message = f'{{"role": "user", "content": "x", "more": {"[" * (depth - 3) + "]" * (depth - 3)}}}'
-        body = f'{{"model": "chat", "stream": true, "messages": [{message}]}}'
+        """The list is in an object, in an object."""
+        metadata = f'{{"more": {"[" * (depth - 2) + "]" * (depth - 2)}}}'
+        message = '{"role": "user", "content": "x"}'
+        body = f'{{"model": "chat", "stream": true, "messages": [{message}], "metadata": {metadata}}}'
         headers = {"X-Thaw-Resumable": resumable}
         return gateway.call("POST", "/v1/chat/completions", data=body.encode(), headers=headers)
 
