@@ -2,7 +2,7 @@
 
 A model's description is read once and remembered while the store still has that version.  A plain name leads to its
 newest version through a small object, the pointer (thaw/versions.py), which every inspection reads anew; what a pin
-names never changes, so it is read once.
+names never changes, so it is read once.  A hub is asked each time, because it also says whether we may read the model.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -20,9 +20,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn, TypeVar
 
-from fetchd.backoff import backoff_s
-from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Refused, Source, SourceOpener, read_bytes
-from thaw import checkpoint, versions
+from fetchd.backoff import pause_s
+from fetchd.sources.base import (
+    AccessRefused,
+    Connection,
+    ObjectInfo,
+    Refused,
+    Revisions,
+    Source,
+    SourceOpener,
+    read_bytes,
+)
+from thaw import checkpoint, hub, versions
 from thaw.errors import (
     ModelChanged,
     ModelCorrupt,
@@ -39,6 +48,9 @@ _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 _MOST_MODELS: Final = 128
 """A plain name and the pin that it leads to count as two."""
+_MOST_PAUSE_S: Final = 15.0
+"""A store that wants to be asked only after a longer pause has failed: those who wait for an inspection wait half a
+minute."""
 _LANES: Final = 8
 """How many connections compare the objects of a model with the store's."""
 _SPECULATIVE_BYTES: Final = 64 * 1024
@@ -99,6 +111,8 @@ class Catalog:
             return uri
         place = self._place(uri)
         source = self._source(uri, place)
+        if isinstance(source, Revisions):
+            return self._persist(source, lambda _: source.newest())
         try:
             data = self._persist(source, _read_pointer)  # no lock: a store that is away must hold up nobody else
         except AccessRefused:
@@ -182,7 +196,8 @@ class Catalog:
                 return read(connection)
             except StoreUnavailable as e:
                 failures += 1
-                if failures >= self._retries or self._stopping.wait(backoff_s(failures)):
+                after_s = pause_s(failures, e)
+                if failures >= self._retries or after_s > _MOST_PAUSE_S or self._stopping.wait(after_s):
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
             finally:
                 connection.close()
@@ -232,6 +247,8 @@ class _Loader:
     def load(self, source: Source) -> Entry:
         pinned = versions.pinned(self._uri)
         index = self._index_beside() or (self._no_version() if pinned else self._index_by_structure())
+        if isinstance(source, Revisions):
+            index = replace(index, etag=hub.version(source.revision, index.etag))
         if pinned != versions.short(index.sha256) and pinned:
             raise ModelCorrupt(
                 f"{self._uri} holds another version, {versions.short(index.sha256)}",

@@ -174,10 +174,9 @@ class Fetch:
             reason = self._reason(e) if isinstance(e, ThawError) else e
             told = disclosed(key.uri, reason, self._machinery.log)
             defect = PlatformError(f"fetch failed: {type(told).__name__}: {told}")
-            self.error = (told if isinstance(told, ThawError) else defect).info()
+            self.segment.fail((told if isinstance(told, ThawError) else defect).info())
+            self.error = self.segment.error
         self._seconds = time.monotonic() - self._began_s
-        if self.error is not None:
-            self.segment.fail(self.error)
 
     def _reason(self, error: ThawError) -> ThawError:
         """A model that was pushed again during the start looks damaged; the store's version now tells the two apart."""

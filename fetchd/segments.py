@@ -19,20 +19,27 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
 from relay.protocol.messages import PlacedRange, SegmentStatus
 from relay.protocol.pool import content_key, n_slabs
 from relay.protocol.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, StoreUnavailable, ThawError
+from thaw.hub import content_of
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
+_OF_ANOTHER: Final = ErrorInfo(
+    StoreUnavailable.__name__,
+    "the fetch of these bytes failed, which several models have in common",
+    "nothing to do: the next start fetches them for its own model",
+)
+
 
 class SegmentKey(NamedTuple):
-    """Equal keys are equal bytes.  The version is the root sha256, or the etag while unverified.  ``stamp`` tells
-    whether local files were written after their index (Catalog.stamp)."""
+    """Keys with the same bytes may differ in their URI and version (thaw/hub.py).  The version is the root sha256, or
+    the etag while unverified.  ``stamp`` tells whether local files were written after their index (Catalog.stamp)."""
 
     uri: str
     version: str
@@ -45,8 +52,16 @@ class SegmentKey(NamedTuple):
         """The name of these bytes in a host's reports."""
         return content_key(self.uri, self.version, self.ranges, self.later)
 
+    @property
+    def files(self) -> tuple[str, str]:
+        """Equal for keys whose models have the same files."""
+        return content_of(self.uri, self.version)
+
     def has_same_files(self, other: SegmentKey) -> bool:
-        return (self.uri, self.version, self.stamp) == (other.uri, other.version, other.stamp)
+        return (*self.files, self.stamp) == (*other.files, other.stamp)
+
+    def has_same_bytes(self, other: SegmentKey) -> bool:
+        return (self.ranges, self.later) == (other.ranges, other.later) and self.has_same_files(other)
 
 
 class Arrived(NamedTuple):
@@ -80,6 +95,8 @@ class Segment:
     error: ErrorInfo | None = None
     given_up: bool = False
     """The fetch was cancelled and may take a moment to end; no other stage may join it."""
+    is_shared: bool = False
+    """Also held for a model with another URI, whose users must not read about this one in an error."""
     first_is_here: bool = False
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
@@ -149,6 +166,16 @@ class Segment:
             self.complete,
         )
 
+    def join(self, key: SegmentKey) -> bool:
+        """Whether a start with ``key`` may use this segment, now and when it fails."""
+        if not self.key.has_same_bytes(key):
+            return False
+        with self.lock:
+            if self.error is not None or (self.given_up and not self.complete):
+                return False
+            self.is_shared = self.is_shared or self.key.uri != key.uri
+            return True
+
     def finish(self) -> None:
         with self.lock:
             self.page.complete()
@@ -156,8 +183,8 @@ class Segment:
     def fail(self, error: ErrorInfo) -> None:
         with self.lock:
             if self.error is None:  # only the first error counts
-                self.error = error
-                self.page.fail(error)
+                self.error = _OF_ANOTHER if self.is_shared else error
+                self.page.fail(self.error)
         self.indexed.set()
 
 
@@ -186,7 +213,7 @@ class SegmentStore:
         """Return a usable segment of exactly these bytes, now also held by ``holder``."""
         with self._lock:
             for segment in self._by_id.values():
-                if segment.key == key and segment.error is None and (segment.complete or not segment.given_up):
+                if segment.join(key):
                     segment.holders[holder] = None
                     return segment
         return None

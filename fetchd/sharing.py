@@ -24,7 +24,7 @@ from fetchd.pacing import Pacer
 from fetchd.segments import Segment, SegmentStore
 
 Place = tuple[str, str, str, int]
-"""(uri, version, file, chunk number)"""
+"""(the model's files, in two words; file, chunk number)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Board:
 
     def claim(self, segment: Segment, chunk: Chunk, owner: Pacer) -> Claim | list[Pacer]:
         """Return the right to read ``chunk``, or the pacers of the fetches that are reading a part of it."""
-        place = (segment.key.uri, segment.key.version, chunk.file, chunk.number)
+        place = (*segment.key.files, chunk.file, chunk.number)
         wanted = Claim(place, chunk.offset, chunk.offset + chunk.n_bytes, owner)
         with self._changed:
             present = self._claims.setdefault(place, [])

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fetchd import metrics
-from fetchd.backoff import backoff_s
+from fetchd.backoff import pause_s
 from fetchd.chunks import Check, Chunk, checksum
 from fetchd.pacing import Pacer
 from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
@@ -31,6 +31,9 @@ from thaw.trace import Phase, TraceEvent, event
 
 _PROGRESS_BYTES: Final = 64 * 1024
 """After an attempt that brought this much, the count of failures begins again: the store as a whole works."""
+_MOST_PAUSE_S: Final = 600.0
+"""A start without progress for so long is given up anyway (THAW_START_DEADLINE_S), so a store that wants to be asked
+only later has failed.  A cancelled fetch ends its pause at once."""
 
 
 class FetchCancelled(PlatformError):
@@ -310,10 +313,11 @@ class _Reader:
                 self.close()
                 self._check_stopped()
                 failures = 1 if target.done - reached >= _PROGRESS_BYTES else failures + 1
-                if failures >= retries:
+                after_s = pause_s(failures, e)
+                if failures >= retries or after_s > _MOST_PAUSE_S:
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
                 t.count_retry()
-                t.stopped.wait(backoff_s(failures))
+                t.stopped.wait(after_s)
                 self._check_stopped()
 
     def _connected(self) -> Connection:

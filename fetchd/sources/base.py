@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fetchd.settings import FetchdSettings
-from thaw.errors import ModelNotFound
+from thaw.errors import ModelNotFound, StoreUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,18 @@ class NotAUri(ModelNotFound):
 class AccessRefused(Refused):
     """Some stores also refuse access to an object that does not exist, so this is final only when no other object of
     the model is found either."""
+
+
+class Busy(StoreUnavailable):
+    """The store answers, and wants to be asked again only after ``after_s`` seconds."""
+
+    def __init__(self, message: str, after_s: float, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.after_s = after_s
+
+    @property
+    def code(self) -> str:
+        return StoreUnavailable.__name__
 
 
 class Target:
@@ -101,6 +113,18 @@ class Source(Protocol):
     host: str  # the machine that the bytes come from; empty: this one, so no network carries them
 
     def connect(self) -> Connection: ...
+
+
+@runtime_checkable
+class Revisions(Protocol):
+    """A source whose store keeps the versions of a model itself.  For others thaw/versions.py does it."""
+
+    revision: str  # the one of this source's URI; empty for a name that may move
+
+    def newest(self) -> str:
+        """The URI of the revision that the model's name means now.  Raises ModelNotFound when the store does not let us
+        read it, and StoreUnavailable."""
+        ...
 
 
 SourceOpener = Callable[[str], Source]

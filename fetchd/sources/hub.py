@@ -1,0 +1,327 @@
+"""``hf://org/name@revision``: a repository of a hub that speaks Hugging Face's API (thaw/hub.py has the words).
+
+::
+
+    HEAD hub/org/name/resolve/main/config.json    ──▶ X-Repo-Commit: the commit that the name means; we may read it
+    GET  hub/api/models/org/name/tree/<commit>    ──▶ names, lengths and checksums of its files
+    GET  hub/org/name/resolve/<commit>/<file>     ──▶ the bytes, or 302 ──▶ GET store/…?signature, with ranges
+
+Everything behind the first line names the commit, so files of two commits never mix.  The token goes to the hub and
+nowhere else.  The operator has chosen the hub, and the hub says where its bytes are: that address is judged as one that
+a tenant has named (decision 28).  A signed URL serves until the store refuses it, then the hub signs another one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, urljoin, urlsplit
+
+from fetchd.credentials import Identity, credentials_of
+from fetchd.gate import gate_of
+from fetchd.marks import connect_marked
+from fetchd.settings import FetchdSettings
+from fetchd.sources.base import Busy, ObjectInfo, Refused, Target, Throttle
+from fetchd.sources.http_client import HttpClient, check_range, passing
+from fetchd.sources.hub_api import HubFile, busy_or_down, files_of, next_page, refusal
+from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
+from thaw.hub import HubModel, is_commit
+from thaw.model_uri import ModelUri
+from thaw.settings import SettingError
+
+_MOST_HOPS: Final = 4
+"""Redirects within the hub: it gives small files from a cache at another path."""
+_MOST_PAGES: Final = 32
+_MOST_LIST_BYTES: Final = 8 * 1024 * 1024
+_MOST_NOTE_BYTES: Final = 64 * 1024
+"""The longest body of a redirect, which says again where to go."""
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{1,500}")
+
+
+def open_hub(uri: str, settings: FetchdSettings, *, huge: bool) -> HubSource:
+    parsed = ModelUri.parse(uri)
+    identity = credentials_of(settings).of(parsed)
+    hub = _hub(endpoint_of(settings), identity, settings.read_timeout_s)
+    return HubSource(HubModel.of(parsed), hub, gate_of(settings).connect)
+
+
+def endpoint_of(settings: FetchdSettings) -> str:
+    """The hub's URL without a slash at its end.  Raises SettingError."""
+    text = settings.hub_endpoint.rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        raise SettingError(f"HF_ENDPOINT: {text!r} is not the URL of a hub", hint="write https://huggingface.co")
+    return text
+
+
+class Hub:
+    """One hub, and who we are there.  The models of one identity share it: the hub counts their requests together."""
+
+    def __init__(self, endpoint: str, identity: Identity, timeout_s: float) -> None:
+        parts = urlsplit(endpoint)
+        self.endpoint, self.timeout_s, self._identity = endpoint, timeout_s, identity
+        self.origin, self.base_path = f"{parts.scheme}://{parts.netloc}", parts.path
+        self.host, self.is_https = parts.hostname or "", parts.scheme == "https"
+        self._busy_until_s = 0.0  # monotonic
+
+    def token(self) -> str:
+        """The token for one request; empty: anonymous.  A file is read each time, because tokens are renewed in their
+        files.  Raises PlatformError."""
+        path, text = self._identity.token_file, self._identity.token
+        if path:
+            try:
+                text = Path(path).read_text().strip()
+            except (OSError, UnicodeError) as e:
+                why = e.strerror if isinstance(e, OSError) else "it is not text"
+                raise PlatformError(
+                    f"the hub's token cannot be read from {path}: {why}", hint="see THAW_FETCHD_CREDENTIALS"
+                ) from None
+        if text and not _TOKEN.fullmatch(text):  # http.client would refuse it, and repeat it in the error
+            raise PlatformError("what THAW_FETCHD_CREDENTIALS names is no token of a hub", hint="it is one word")
+        return text
+
+    def rest(self, after_s: float) -> None:
+        """Ask nothing for so long, whoever wants to."""
+        self._busy_until_s = max(self._busy_until_s, time.monotonic() + after_s)
+
+    def check_rested(self, what: str) -> None:
+        """Raises Busy while the hub wants to be left alone."""
+        left_s = self._busy_until_s - time.monotonic()
+        if left_s > 0:
+            raise Busy(f"{what}: the hub wants no request for {left_s:.0f} s", left_s, hint="retry later")
+
+
+@lru_cache(maxsize=64)
+def _hub(endpoint: str, identity: Identity, timeout_s: float) -> Hub:
+    return Hub(endpoint, identity, timeout_s)
+
+
+class HubSource:
+    kind = "hf"
+
+    def __init__(self, model: HubModel, hub: Hub, connect_elsewhere: Callable[..., socket.socket]) -> None:
+        """``connect_elsewhere`` makes the connections to the hub's stores."""
+        self.model, self.hub, self.host = model, hub, hub.host
+        self.revision = model.commit
+        self._connect_elsewhere = connect_elsewhere
+        self._lock = threading.Lock()
+        self._files: dict[str, HubFile] | None = None
+        self._signed: dict[str, str] = {}  # by file
+
+    def connect(self) -> HubConnection:
+        return HubConnection(self)
+
+    def newest(self) -> str:
+        """The URI of the commit that the model's revision means now.  Raises ModelNotFound when this identity may not
+        read it, and StoreUnavailable."""
+        connection = self.connect()
+        try:
+            return self.model.at(connection.commit())
+        finally:
+            connection.close()
+
+    def client(self, origin: str) -> HttpClient:
+        connect = connect_marked if origin == self.hub.origin else self._connect_elsewhere
+        return HttpClient(origin, self.hub.timeout_s, connect)
+
+    def file(self, name: str, connection: HubConnection) -> HubFile:
+        """The file as the commit has it; the list of files is read once.  Raises ModelNotFound."""
+        with self._lock:
+            if self._files is None:
+                self._files = connection.list_files()
+            found = self._files.get(name)
+        if found is None:
+            raise ModelNotFound(f"{self.model} has no {name}", hint="check the repository and the revision")
+        return found
+
+    def signed(self, name: str) -> str | None:
+        return self._signed.get(name)
+
+    def keep_signed(self, name: str, url: str) -> None:
+        self._signed[name] = url
+
+    def forget_signed(self, name: str, url: str) -> None:
+        with self._lock:
+            if self._signed.get(name) == url:  # another connection may have a new one already
+                del self._signed[name]
+
+
+class HubConnection:
+    """A connection to the hub, and one to each store that it leads to."""
+
+    def __init__(self, source: HubSource) -> None:
+        self._source, self._hub, self._model = source, source.hub, source.model
+        self._repository = quote(source.model.repository)
+        self._lock = threading.Lock()
+        self._clients: dict[str, HttpClient] = {}  # by origin
+        self._interrupted = False
+
+    def commit(self) -> str:
+        """The commit that the revision means now, if we may read it."""
+        response = self._ask_hub("HEAD", self._path("config.json"), {}, str(self._model))
+        response.read()
+        found = response.getheader("X-Repo-Commit", "")
+        if response.status >= 400 or (response.status != 200 and not found):
+            raise self._refusal(response)
+        if not is_commit(found) or self._model.commit not in ("", found):
+            raise Refused(f"{self._model}: the hub does not say which commit this is", hint="is HF_ENDPOINT a hub?")
+        return found
+
+    def list_files(self) -> dict[str, HubFile]:
+        """The files of the source's commit."""
+        page = f"{self._hub.origin}{self._hub.base_path}/api/models/{self._repository}/tree/{self._model.revision}"
+        found: dict[str, HubFile] = {}
+        for _ in range(_MOST_PAGES):
+            what = f"{self._model}: its files"
+            response = self._ask_hub("GET", _path_of(page), {}, what)
+            if response.status != 200:
+                self._client(self._hub.origin).close()
+                raise self._refusal(response)
+            found |= files_of(self._client(self._hub.origin).whole(response, _MOST_LIST_BYTES, what), self._model)
+            link = next_page(response)
+            page = urljoin(page, link)
+            if not link or _origin_of(page) != self._hub.origin:
+                return found
+        return found
+
+    def stat(self, name: str) -> ObjectInfo:
+        found = self._source.file(name, self)
+        return ObjectInfo(found.n_bytes, found.oid)
+
+    def read_into(self, name: str, offset: int, target: Target, throttle: Throttle, etag: str) -> str:
+        oid = self._source.file(name, self).oid
+        if etag not in ("", oid):
+            raise ModelCorrupt(f"{self._model}/{name} has changed since it was inspected", hint="start again")
+        if target.left:
+            signed = self._source.signed(name)
+            if signed is None or not self._read_signed(name, signed, offset, target, throttle):
+                self._read(name, oid, offset, target, throttle)
+        return oid
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self._interrupted = True
+            clients = list(self._clients.values())
+        for client in clients:
+            client.interrupt()
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _read(self, name: str, oid: str, offset: int, target: Target, throttle: Throttle) -> None:
+        """Ask the hub for the bytes, and go where it leads."""
+        path, what = self._path(name), f"{self._model}/{name}"
+        for _ in range(_MOST_HOPS):
+            first = offset + target.done
+            response = self._ask_hub("GET", path, {"Range": f"bytes={first}-{first + target.left - 1}"}, what)
+            client, status = self._client(self._hub.origin), response.status
+            location = response.getheader("Location", "") if 300 <= status < 400 else ""
+            if status not in (200, 206) and not location:
+                client.close()
+                raise self._refusal(response)
+            self._check_same(name, oid, response)
+            if not location:
+                _receive(client, response, first, target, throttle, what)
+                return
+            client.whole(response, _MOST_NOTE_BYTES, what)
+            place = urljoin(f"{self._hub.origin}{path}", location)
+            if _origin_of(place) != self._hub.origin:
+                self._read_elsewhere(name, place, offset, target, throttle)
+                return
+            path = _path_of(place)
+        raise Refused(f"{what}: the hub leads from one place to the next", hint="is HF_ENDPOINT of fetchd a hub?")
+
+    def _read_elsewhere(self, name: str, place: str, offset: int, target: Target, throttle: Throttle) -> None:
+        scheme = urlsplit(place).scheme
+        if scheme != "https" and (self._hub.is_https or scheme != "http"):
+            raise Refused(f"{self._model}/{name}: the hub leads to {scheme}://, which is not as safe as the hub")
+        self._source.keep_signed(name, place)
+        if not self._read_signed(name, place, offset, target, throttle):
+            raise StoreUnavailable(
+                f"{self._model}/{name}: the hub's store refuses the URL that the hub has just signed",
+                hint="retry later; are the clocks of the hub and its store right?",
+            )
+
+    def _read_signed(self, name: str, signed: str, offset: int, target: Target, throttle: Throttle) -> bool:
+        """False: the store does not take this URL, which has probably expired."""
+        client, what, first = self._client(_origin_of(signed)), f"{self._model}/{name}", offset + target.done
+        headers = {"Range": f"bytes={first}-{first + target.left - 1}", "Accept-Encoding": "identity"}
+        response = client.ask("GET", _path_of(signed), headers, what)
+        if response.status in (200, 206):
+            _receive(client, response, first, target, throttle, what)
+            return True
+        client.close()
+        if (error := passing(response, what)) is not None:
+            raise error
+        if response.status == 416:
+            raise ModelCorrupt(f"{what}: it is shorter than the hub says (416)", hint="ask the model's authors")
+        self._source.forget_signed(name, signed)
+        return False
+
+    def _check_same(self, name: str, oid: str, response: http.client.HTTPResponse) -> None:
+        """Raises ModelCorrupt for an answer that is about another commit, or another content than the list's."""
+        commit, linked = (response.getheader(h, "").strip('"') for h in ("X-Repo-Commit", "X-Linked-Etag"))
+        if commit not in ("", self._model.revision) or linked not in ("", oid):
+            self._client(self._hub.origin).close()
+            raise ModelCorrupt(f"{self._model}/{name}: the hub gives another file than it lists", hint="start again")
+
+    def _ask_hub(self, method: str, path: str, headers: dict[str, str], what: str) -> http.client.HTTPResponse:
+        self._hub.check_rested(what)
+        client, token = self._client(self._hub.origin), self._hub.token()
+        signed = {"Authorization": f"Bearer {token}"} if token else {}
+        response = client.ask(method, path, {**headers, **signed, "Accept-Encoding": "identity"}, what)
+        if (error := busy_or_down(response, what)) is not None:
+            client.close()
+            if isinstance(error, Busy):
+                self._hub.rest(error.after_s)
+            raise error
+        return response
+
+    def _client(self, origin: str) -> HttpClient:
+        with self._lock:
+            client = self._clients.get(origin)
+            if client is None:
+                client = self._clients[origin] = self._source.client(origin)
+                if self._interrupted:
+                    client.interrupt()
+        return client
+
+    def _refusal(self, response: http.client.HTTPResponse) -> Exception:
+        return refusal(response, self._model, self._hub.endpoint, has_token=bool(self._hub.token()))
+
+    def _path(self, name: str) -> str:
+        return f"{self._hub.base_path}/{self._repository}/resolve/{quote(self._model.revision, safe='')}/{quote(name)}"
+
+
+def _receive(
+    client: HttpClient,
+    response: http.client.HTTPResponse,
+    first: int,
+    target: Target,
+    throttle: Throttle,
+    what: str,
+) -> None:
+    try:
+        check_range(response, first, target.left, what)
+    except Exception:
+        client.close()
+        raise
+    client.receive(response, target, throttle, what)
+
+
+def _origin_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _path_of(url: str) -> str:
+    parts = urlsplit(url)
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

@@ -1,0 +1,366 @@
+"""Models on a hub: which commit a name means, who may read it, redirects to signed URLs, and bytes held once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fetchd.backoff import pause_s
+from fetchd.sources.base import Busy
+from tests.fetchd.harness import Fetchd, file_bytes, write_index, write_model
+from tests.hub import Answering, LoopbackHub, files_in
+from thaw import hub as words
+from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
+from thaw.ids import GroupId
+from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts
+from thaw.versions import POINTER_NAME
+
+WEIGHTS = "model.safetensors"
+BASE = "hf://org/base"
+
+
+def checkpoint(directory: Path, seed: int = 1, layer_bytes: int = 1_000_000) -> dict[str, bytes]:
+    return files_in(write_model(directory / f"m{seed}-{layer_bytes}", seed=seed, layer_bytes=layer_bytes))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    return checkpoint(tmp_path)
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes]) -> Iterator[LoopbackHub]:
+    with LoopbackHub(page_size=2) as running:
+        running.add("org/base", {**files, "README.md": b"# one"})
+        yield running
+
+
+@contextmanager
+def host(tmp_path: Path, hub: LoopbackHub, **more: object) -> Iterator[Fetchd]:
+    with Fetchd(tmp_path, HF_ENDPOINT=hub.endpoint, **more) as running:
+        yield running
+
+
+@pytest.fixture
+def fetchd(tmp_path: Path, hub: LoopbackHub) -> Iterator[Fetchd]:
+    with host(tmp_path, hub) as running:
+        yield running
+
+
+_groups = itertools.count()
+
+
+def fetched(fetchd: Fetchd, facts: ModelFacts) -> dict[str, bytes]:
+    """The files that a start with these facts gets."""
+    group = f"g{next(_groups)}"
+    fetchd.start(facts, group)
+    segment_id = fetchd.client.wait(GroupId(group), 0, deadline_s=30).segment_id
+    fetchd._asked[segment_id] = (GroupId(group), 0)
+    descriptors, reader = fetchd.open(segment_id, group)
+    try:
+        return {name: file_bytes(reader, facts, name) for name in facts.files}
+    finally:
+        reader.close()
+        descriptors.close()
+
+
+def n_segments(fetchd: Fetchd) -> int:
+    return len(fetchd.client.status().segments)
+
+
+def credentials(tmp_path: Path, *entries: dict[str, object]) -> dict[str, object]:
+    path = tmp_path / "credentials.json"
+    path.write_text(json.dumps(entries))
+    path.chmod(0o600)
+    return {"THAW_FETCHD_CREDENTIALS": path}
+
+
+# what a name means ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_on_a_hub_arrives_whole_through_signed_urls(
+    fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes]
+) -> None:
+    facts = fetchd.client.inspect(BASE)
+    commit = hub.repositories["org/base"].branches["main"]
+    assert (facts.uri, facts.name) == (f"{BASE}@{commit}", BASE)
+    assert facts.version.startswith(f"{commit}.")
+    assert facts.n_layers == 3
+    assert fetched(fetchd, facts) == files
+    assert all(path.startswith("/blobs/") for path in hub.requests("store"))
+
+
+def test_a_name_means_the_newest_commit_at_each_look_and_a_start_gets_the_commit_that_was_planned(
+    fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    old = fetchd.client.inspect(BASE)
+    other = checkpoint(tmp_path, seed=2)
+    commit = hub.repositories["org/base"].commit(other)
+    new = fetchd.client.inspect(BASE)
+    assert new.uri == f"{BASE}@{commit}"
+    assert new.version != old.version
+    assert fetched(fetchd, new) == other
+    assert fetched(fetchd, old) == files
+
+
+def test_a_look_at_a_commit_that_is_known_is_one_request(fetchd: Fetchd, hub: LoopbackHub) -> None:
+    first = fetchd.client.inspect(BASE)
+    hub.asked.clear()
+    assert fetchd.client.inspect(BASE) == first
+    assert [(a.server, a.method, a.path) for a in hub.asked] == [
+        ("hub", "HEAD", "/org/base/resolve/main/config.json"),
+    ]
+
+
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1"])
+def test_tags_and_refs_are_revisions_too(fetchd: Fetchd, hub: LoopbackHub, tmp_path: Path, revision: str) -> None:
+    other = checkpoint(tmp_path, seed=3)
+    commit = hub.repositories["org/base"].commit(other, revision)
+    facts = fetchd.client.inspect(f"{BASE}@{revision}")
+    assert facts.uri == f"{BASE}@{commit}"
+    assert fetched(fetchd, facts) == other
+
+
+def test_a_file_that_is_not_the_one_that_the_commit_lists_is_corrupt(fetchd: Fetchd, hub: LoopbackHub) -> None:
+    facts = fetchd.client.inspect(BASE)
+
+    def another_commit(answering: Answering) -> bool:
+        if answering.command == "GET" and "/resolve/" in answering.path:
+            answering.tell(302, Location=f"{hub.store}/blobs/x", X_Repo_Commit="f" * 40, X_Linked_Etag='"e"')
+            return True
+        return False
+
+    hub.fault = another_commit
+    hub.expire()  # the URLs that the inspection has brought
+    with pytest.raises(ModelCorrupt, match="the hub gives another file than it lists"):
+        fetched(fetchd, facts)
+
+
+def test_an_index_of_ours_in_a_repository_is_not_believed(fetchd: Fetchd, hub: LoopbackHub, tmp_path: Path) -> None:
+    """It could claim the checksums of somebody else's files, whose bytes this host may hold."""
+    claims = write_model(tmp_path / "claims", layer_bytes=1000)
+    write_index(claims)
+    (claims / POINTER_NAME).write_text("{")
+    hub.add("org/claims", files_in(claims))
+    facts = fetchd.client.inspect("hf://org/claims")
+    assert not facts.verified
+    assert INDEX_NAME not in facts.files
+
+
+# who may read -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_refusal_is_one_sentence_and_the_next_step(
+    hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.tokens = {"useless"}
+    hub.add("org/gated", files, opens=frozenset({"t"}), is_gated=True)
+    hub.add("shut/gated", files, opens=frozenset({"t"}), is_gated=True)
+    hub.add("org/adapter", {"adapter_config.json": b"{}"})
+    hub.moved["org/was"] = "org/base"
+    page = f"{hub.endpoint}/org/gated"
+    token_file = tmp_path / "token"
+    token_file.write_text("useless\n")
+    named = credentials(
+        tmp_path, {"prefix": "hf://shut", "token_file": str(token_file)}, {"prefix": "hf://bad", "token": "old"}
+    )
+    told = {
+        "hf://org/gated": ("authors give leave to read it, and this platform has no token", f"ask for leave at {page}"),
+        "hf://shut/gated": ("and the token that this platform has for it has no leave", '"prefix": "hf://shut/gated"'),
+        "hf://org/none": ("the hub has no such model, or it is private", "check the name"),
+        f"{BASE}@v9": (f"{BASE} has no revision v9", "/org/base/tree/main lists"),
+        "hf://org/adapter": ("holds no config.json", "config.json, a tokenizer and safetensors"),
+        "hf://bad/x": ("the hub does not accept the platform's token", "THAW_FETCHD_CREDENTIALS"),
+        "hf://org/was": ("has moved to hf://org/base", "deploy that URI"),
+    }
+    with host(tmp_path, hub, **named) as fetchd:
+        for uri, (sentence, hint) in told.items():
+            with pytest.raises(ModelNotFound) as found:
+                fetchd.client.inspect(uri)
+            assert sentence in found.value.message
+            assert hint in found.value.hint
+            assert "\n" not in found.value.message
+            assert "useless" not in found.value.message + found.value.hint
+
+
+def test_a_token_goes_to_the_hub_and_to_no_store(hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path) -> None:
+    hub.tokens = {"secret-token"}
+    hub.add("team/x", files, opens=frozenset({"secret-token"}))
+    token_file = tmp_path / "token"
+    token_file.write_text("secret-token\n")
+    with host(tmp_path, hub, **credentials(tmp_path, {"prefix": "hf://team", "token_file": str(token_file)})) as fetchd:
+        assert fetched(fetchd, fetchd.client.inspect("hf://team/x")) == files
+        assert {a.token for a in hub.asked if a.server == "hub"} == {"secret-token"}
+        assert {a.token for a in hub.asked if a.server == "store"} == {""}
+        hub.asked.clear()
+        fetchd.client.inspect(BASE)
+        assert {a.token for a in hub.asked} == {""}, "a model of another prefix is asked for without it"
+        token_file.write_text("no token\r\nX: y")
+        with pytest.raises(PlatformError, match="is no token of a hub"):
+            fetchd.client.inspect("hf://team/x")
+        token_file.unlink()
+        with pytest.raises(PlatformError, match="the hub's token cannot be read"):
+            fetchd.client.inspect("hf://team/x")
+        assert "secret-token" not in str(fetchd.events)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"prefix": "hf://team"},
+        {"prefix": "hf://team", "token": "a", "token_file": "b"},
+        {"prefix": "hf://team", "token": "a", "key_id": "b"},
+        {"prefix": "s3://team", "token_file": "a", "anonymous": True},
+        {"prefix": "https://team", "token": "a"},
+    ],
+)
+def test_a_table_of_tokens_that_is_wrong_stops_the_start(
+    hub: LoopbackHub, tmp_path: Path, entry: dict[str, object]
+) -> None:
+    with host(tmp_path, hub, **credentials(tmp_path, entry)) as fetchd:
+        assert fetchd.events[-1]["event"] == "start_failed"
+        assert "THAW_FETCHD_CREDENTIALS" in str(fetchd.events)
+
+
+@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://hub", "https://u:p@hub", "https://"])
+def test_a_hub_that_is_no_url_stops_the_start(tmp_path: Path, endpoint: str) -> None:
+    with Fetchd(tmp_path, HF_ENDPOINT=endpoint) as fetchd:
+        assert fetchd.events[-1]["event"] == "start_failed"
+        assert "HF_ENDPOINT" in str(fetchd.events)
+
+
+def test_the_hubs_word_leads_to_no_address_that_is_not_public(hub: LoopbackHub, tmp_path: Path) -> None:
+    with host(tmp_path, hub, THAW_FETCHD_ALLOW="", THAW_FETCHD_RETRIES=1) as fetchd:
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1 is (not a public|an) address"):
+            fetchd.client.inspect(BASE)
+        assert hub.requests("store") == []
+
+
+# the bytes --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_signed_url_that_expires_is_made_anew_and_the_fetch_goes_on_where_it_stopped(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    large = checkpoint(tmp_path, layer_bytes=7_000_000)
+    hub.add("org/large", large)
+    cut: list[int] = []
+
+    def cut_and_expire(answering: Answering) -> bool:
+        if (
+            answering.name == "store"
+            and answering.span
+            and answering.span[1] - answering.span[0] > 1_000_000
+            and not cut
+        ):
+            cut.append(answering.span[0] + 500_000)
+            data = hub.blob(answering.path.split("?")[0].rpartition("/")[2])
+            assert data is not None
+            hub.expire()
+            answering.give(data, cut=500_000)
+            return True
+        return False
+
+    with host(tmp_path, hub, THAW_FETCHD_CONNECTIONS=1) as fetchd:
+        facts = fetchd.client.inspect("hf://org/large")
+        hub.fault = cut_and_expire
+        hub.asked.clear()
+        hub.sent_bytes = 0
+        assert fetched(fetchd, facts) == large
+    asked = [(a.server, a.first) for a in hub.asked if "config" not in a.path and "tokenizer" not in a.path]
+    assert asked[:4] == [("store", 0), ("store", cut[0]), ("hub", cut[0]), ("store", cut[0])]
+    assert len([server for server, _ in asked if server == "hub"]) == 1, "the new URL serves the other chunks, too"
+    assert asked[4:] == [("store", i * CHUNK_BYTES) for i in (1, 2)]
+
+
+def test_a_store_that_refuses_even_a_new_url_is_unavailable(hub: LoopbackHub, tmp_path: Path) -> None:
+    with host(tmp_path, hub, THAW_FETCHD_RETRIES=2) as fetchd:
+        facts = fetchd.client.inspect(BASE)
+        hub.fault = lambda a: a.name == "store" and a.tell(403) is None
+        with pytest.raises(StoreUnavailable, match=r"refuses the URL .* just signed \(gave up after 2 attempts\)"):
+            fetched(fetchd, facts)
+
+
+def test_a_hub_that_is_busy_is_asked_again_after_its_pause_and_by_nobody_before(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    def busy(answering: Answering) -> bool:
+        return answering.name == "hub" and answering.tell(429, RateLimit='"resolvers";r=0;t=100') is None
+
+    with host(tmp_path, hub) as fetchd:
+        hub.fault = lambda a: len(hub.asked) == 1 and a.tell(429, Retry_After="1") is None
+        facts = fetchd.client.inspect(BASE)
+        hub.fault = busy
+        n_before = len(hub.asked)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                fetchd.client.inspect(BASE)
+        assert len(hub.asked) == n_before + 1
+        assert facts.n_layers == 3
+    assert pause_s(1, Busy("x", 3.0)) == 3.0
+
+
+# held once --------------------------------------------------------------------------------------------------------------
+
+
+def test_repositories_and_commits_with_the_same_files_are_held_once(
+    fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes]
+) -> None:
+    one = fetchd.client.inspect(BASE)
+    assert fetched(fetchd, one) == files
+    sent = hub.sent_bytes
+    hub.add("other/copy", {**files, "README.md": b"# a copy"})
+    hub.repositories["org/base"].commit({**files, "README.md": b"# one, better told"})
+    for uri in (BASE, "hf://other/copy"):
+        facts = fetchd.client.inspect(uri)
+        assert facts.version != one.version
+        header = hub.sent_bytes - sent
+        assert fetched(fetchd, facts) == files
+        assert hub.sent_bytes - sent == header
+    assert n_segments(fetchd) == 1
+
+
+def test_who_may_not_read_a_model_gets_none_of_its_bytes_although_the_host_holds_them(
+    fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes]
+) -> None:
+    fetched(fetchd, fetchd.client.inspect(BASE))
+    hub.add("other/gated", files, opens=frozenset({"t"}), is_gated=True)
+    with pytest.raises(ModelNotFound, match="authors give leave"):
+        fetchd.client.inspect("hf://other/gated")
+    repository = hub.repositories["org/base"]
+    repository.opens, repository.is_gated = frozenset({"t"}), True
+    for uri in (BASE, f"{BASE}@{repository.branches['main']}"):
+        with pytest.raises(ModelNotFound, match="authors give leave"):
+            fetchd.client.inspect(uri)
+
+
+def test_the_same_checksums_from_a_web_server_share_nothing_with_a_hub() -> None:
+    version = words.version("a" * 40, "c0ffee")
+    assert words.content_of(BASE, version) == words.content_of("hf://other/x", words.version("b" * 40, "c0ffee"))
+    for uri in ("https://evil.example/x", "s3://evil/x", "hf-x://org/base"):
+        assert words.content_of(uri, version) == (uri, version)
+
+
+def test_an_error_of_a_fetch_that_two_models_share_names_neither(
+    hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.add("other/copy", files)
+    joined = threading.Event()
+    with host(tmp_path, hub, THAW_FETCHD_RETRIES=1, THAW_FETCHD_READ_TIMEOUT_S=30) as fetchd:
+        one, two = fetchd.client.inspect(BASE), fetchd.client.inspect("hf://other/copy")
+        hub.fault = lambda a: a.name == "store" and joined.wait(20) and a.tell(500) is None
+        first = fetchd.start(one, "one")
+        assert fetchd.start(two, "two").segment_id == first.segment_id
+        joined.set()
+        for group in ("one", "two"):
+            with pytest.raises(StoreUnavailable, match="several models have in common") as told:
+                fetchd.client.wait(GroupId(group), 0, deadline_s=20)
+            assert "org/base" not in told.value.message
+        hub.fault = lambda a: False
+        assert fetched(fetchd, two) == files
