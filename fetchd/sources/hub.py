@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from fetchd.credentials import Identity, credentials_of
 from fetchd.gate import gate_of
@@ -30,9 +30,10 @@ from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Busy, ObjectInfo, Refused, Target, Throttle
 from fetchd.sources.http_client import HttpClient, check_range, passing
-from fetchd.sources.hub_api import HubFile, busy_or_down, files_of, next_page, refusal
+from fetchd.sources.hub_api import busy_or_down, refusal
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.hub import HubModel, is_commit
+from thaw.hub_answers import HubFile, file_path, files_of, list_path, next_page
 from thaw.model_uri import ModelUri
 from thaw.settings import SettingError
 
@@ -158,7 +159,6 @@ class HubConnection:
 
     def __init__(self, source: HubSource) -> None:
         self._source, self._hub, self._model = source, source.hub, source.model
-        self._repository = quote(source.model.repository)
         self._lock = threading.Lock()
         self._clients: dict[str, HttpClient] = {}  # by origin
         self._interrupted = False
@@ -176,7 +176,7 @@ class HubConnection:
 
     def list_files(self) -> dict[str, HubFile]:
         """The files of the source's commit."""
-        page = f"{self._hub.origin}{self._hub.base_path}/api/models/{self._repository}/tree/{self._model.revision}"
+        page = f"{self._hub.endpoint}{list_path(self._model)}"
         found: dict[str, HubFile] = {}
         for _ in range(_MOST_PAGES):
             what = f"{self._model}: its files"
@@ -185,7 +185,7 @@ class HubConnection:
                 self._client(self._hub.origin).close()
                 raise self._refusal(response)
             found |= files_of(self._client(self._hub.origin).whole(response, _MOST_LIST_BYTES, what), self._model)
-            link = next_page(response)
+            link = next_page(response.getheader("Link", ""))
             page = urljoin(page, link)
             if not link or _origin_of(page) != self._hub.origin:
                 return found
@@ -298,7 +298,7 @@ class HubConnection:
         return refusal(response, self._model, self._hub.endpoint, has_token=bool(self._hub.token()))
 
     def _path(self, name: str) -> str:
-        return f"{self._hub.base_path}/{self._repository}/resolve/{quote(self._model.revision, safe='')}/{quote(name)}"
+        return self._hub.base_path + file_path(self._model, name)
 
 
 def _receive(

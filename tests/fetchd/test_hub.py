@@ -118,7 +118,7 @@ def test_a_look_at_a_commit_that_is_known_is_one_request(fetchd: Fetchd, hub: Lo
     ]
 
 
-@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1"])
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "0123456789abcdef"])
 def test_tags_and_refs_are_revisions_too(fetchd: Fetchd, hub: LoopbackHub, tmp_path: Path, revision: str) -> None:
     other = checkpoint(tmp_path, seed=3)
     commit = hub.repositories["org/base"].commit(other, revision)
@@ -171,13 +171,13 @@ def test_each_refusal_is_one_sentence_and_the_next_step(
         tmp_path, {"prefix": "hf://shut", "token_file": str(token_file)}, {"prefix": "hf://bad", "token": "old"}
     )
     told = {
-        "hf://org/gated": ("authors give leave to read it, and this platform has no token", f"ask for leave at {page}"),
-        "hf://shut/gated": ("and the token that this platform has for it has no leave", '"prefix": "hf://shut/gated"'),
+        "hf://org/gated": ("authors give leave to read it, and no token is in use", f"ask for leave at {page}"),
+        "hf://shut/gated": ("and the token in use has no leave", '"prefix": "hf://shut/gated"'),
         "hf://org/none": ("the hub has no such model, or it is private", "check the name"),
         f"{BASE}@v9": (f"{BASE} has no revision v9", "/org/base/tree/main lists"),
         "hf://org/adapter": ("holds no config.json", "config.json, a tokenizer and safetensors"),
-        "hf://bad/x": ("the hub does not accept the platform's token", "THAW_FETCHD_CREDENTIALS"),
-        "hf://org/was": ("has moved to hf://org/base", "deploy that URI"),
+        "hf://bad/x": ("the hub does not accept the token", "THAW_FETCHD_CREDENTIALS"),
+        "hf://org/was": ("has moved to hf://org/base", "use that URI"),
     }
     with host(tmp_path, hub, **named) as fetchd:
         for uri, (sentence, hint) in told.items():

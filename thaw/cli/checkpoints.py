@@ -242,6 +242,13 @@ def read_index(store: Store) -> ModelIndex:
     return checkpoint.read_index(data)
 
 
+def index_of(store: Store) -> ModelIndex:
+    """As :func:`read_index`; for a hub, which has no index of ours, what its files say."""
+    from thaw.cli.hub import HubStore
+
+    return store.index() if isinstance(store, HubStore) else read_index(store)
+
+
 def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
     return checkpoint.facts_of(store.uri, index, _read_config(b"".join(store.read("config.json"))))
 

@@ -12,19 +12,41 @@ from thaw.cli.context import err, out, say_ok
 
 app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the model store.")
 
-Uri = Annotated[str, typer.Argument(help="The model: s3://bucket/prefix, file:///absolute/path, http(s)://host/path.")]
+Uri = Annotated[
+    str,
+    typer.Argument(help="The model: s3://bucket/prefix, hf://org/name, file:///absolute/path, http(s)://host/path."),
+]
+Source = Annotated[
+    str,
+    typer.Argument(metavar="DIRECTORY", help="A directory that save_pretrained wrote, or hf://org/name@revision."),
+]
 
 DEMO_NAME = "smollm2-135m"
 _INTERRUPTED = 130  # as shells say it of a program that Ctrl-C ended
 
 
 @app.command()
-def push(directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")], uri: Uri) -> None:
+def push(directory: Source, uri: Uri) -> None:
     """Check a model, upload it as a version of its own with an index of its checksums, and make the name mean it.
 
     The next start of each function takes the new version; one that names URI@VERSION keeps its version.
     """
-    _push(directory, uri)
+    from thaw.hub import is_hub
+
+    _push(_copy_of(directory) if is_hub(directory) else Path(directory), uri)
+
+
+def _copy_of(uri: str) -> Path:
+    """A model of a hub, copied into the cache.  A copy that was cut goes on where it stopped."""
+    from thaw.cli.demo_model import cache_dir
+    from thaw.cli.hub import HubStore
+    from thaw.cli.progress import progress
+
+    store = HubStore(uri)
+    directory = cache_dir() / store.uri.removeprefix("hf://").replace("/", "--")
+    with progress("copying", store.index().n_bytes) as advance:
+        store.copy(directory, advance)
+    return directory
 
 
 def _push(directory: Path, uri: str) -> None:
@@ -78,12 +100,13 @@ def inspect(uri: Uri) -> None:
     from thaw.cli.tables import show, size, table
 
     store = checkpoints.newest(open_store(uri))
-    index = checkpoints.read_index(store)
+    index = checkpoints.index_of(store)
     facts = checkpoints.read_facts(store, index)
     out().print(f"[bold]{uri}[/bold]  {facts.architecture}", soft_wrap=True)
     if store.uri != uri:
         out().print(f"newest   {store.uri}", soft_wrap=True)
-    out().print(f"sha256   {facts.sha256}", soft_wrap=True)
+    if facts.sha256:
+        out().print(f"sha256   {facts.sha256}", soft_wrap=True)
     out().print(f"bytes    {facts.n_bytes} ({size(facts.n_bytes)}), weights {size(facts.weight_bytes)}")
     per_layer = f", {size(max(facts.layer_bytes))} the largest" if facts.layer_bytes else ""
     out().print(f"layers   {facts.n_layers}{per_layer}; outside of layers {size(facts.outer_bytes)}")

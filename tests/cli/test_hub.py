@@ -1,0 +1,99 @@
+"""``thaw model inspect`` and ``thaw model push`` with a model of a hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.fetchd.harness import write_model
+from tests.hub import Answering, LoopbackHub, files_in
+from thaw.model import CHUNK_BYTES
+
+URI = "hf://org/base"
+Ask = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    return files_in(write_model(tmp_path / "made", layer_bytes=5_000_000))
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes]) -> Iterator[LoopbackHub]:
+    with LoopbackHub(page_size=2) as running:
+        running.add("org/base", {**files, "README.md": b"#", "evil.py": b"raise SystemExit"})
+        running.add("org/gated", files, opens=frozenset({"t"}), is_gated=True)
+        running.tokens = {"t"}
+        yield running
+
+
+@pytest.fixture
+def ask(thaw: Run, hub: LoopbackHub) -> Ask:
+    def run(*words: str, token: str = "") -> CompletedProcess[str]:
+        return thaw("model", *words, env={"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token})
+
+    return run
+
+
+def test_inspect_tells_the_commit_the_layers_and_the_files_without_fetching_them(
+    ask: Ask, hub: LoopbackHub, files: dict[str, bytes]
+) -> None:
+    done = ask("inspect", URI)
+    assert done.returncode == 0, done.stderr
+    assert f"newest   {URI}@{hub.repositories['org/base'].branches['main']}" in done.stdout
+    assert "layers   3, 4.77 MiB the largest" in done.stdout
+    assert hashlib.sha256(files["model.safetensors"]).hexdigest()[:16] in done.stdout
+    assert "evil" not in done.stdout
+    assert hub.sent_bytes < 100_000
+
+
+def test_a_model_of_a_hub_is_copied_into_a_store_of_ours_and_a_copy_that_was_cut_goes_on(
+    ask: Ask, hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    target = (tmp_path / "x").as_uri()
+    hub.fault = lambda a: a.name == "store" and a.span is not None and a.span[0] > 0 and a.tell(500) is None
+    cut = ask("push", URI, target)
+    assert cut.returncode != 0
+    assert "the hub answered 500" in cut.stderr
+    hub.fault = lambda a: False
+    hub.asked.clear()
+    done = ask("push", URI, target)
+    assert done.returncode == 0, done.stderr
+    assert [a.first for a in hub.asked if a.server == "store"][-1] == CHUNK_BYTES
+    assert ask("verify", target).returncode == 0
+    (place,) = tmp_path.glob("x@*")
+    assert {p.name: p.read_bytes() for p in place.iterdir() if p.name != "thaw-index.json"} == files
+
+
+def test_bytes_that_are_not_those_that_the_hub_lists_are_not_pushed(
+    ask: Ask, hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    def lie(answering: object) -> bool:
+        assert isinstance(answering, Answering)
+        if answering.name == "store":
+            answering.give(files["model.safetensors"][:-1] + b"!")
+            return True
+        return False
+
+    hub.fault = lie
+    done = ask("push", URI, (tmp_path / "x").as_uri())
+    assert "model.safetensors is not the file that the hub lists" in done.stderr
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_a_token_opens_a_gated_model_and_goes_to_no_store(ask: Ask, hub: LoopbackHub) -> None:
+    shut = ask("inspect", "hf://org/gated")
+    assert "its authors give leave to read it, and no token is in use" in shut.stderr
+    assert f"hint: ask for leave at {hub.endpoint}/org/gated, and then set HF_TOKEN" in shut.stderr
+    assert ask("inspect", "hf://org/gated", token="t").returncode == 0
+    assert {a.token for a in hub.asked if a.server == "store"} == {""}
+
+
+def test_nothing_is_pushed_to_a_hub(ask: Ask, tmp_path: Path) -> None:
+    done = ask("push", str(tmp_path / "made"), URI)
+    assert "is read only" in done.stderr

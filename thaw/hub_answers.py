@@ -1,0 +1,127 @@
+"""What a hub answers, for everybody who asks it: the files of a commit, and refusals as sentences with the next step.
+
+This module is pure: status, headers and bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import quote, unquote
+
+from thaw import checkpoint
+from thaw.errors import ModelCorrupt
+from thaw.hub import HubModel
+
+_NEXT: Final = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
+_MOVED: Final = re.compile(r"(?:\A|/)([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)/resolve/")
+_OID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_KNOWN: Final = frozenset(
+    (*checkpoint.SIDECAR_NAMES, checkpoint.SHARDS_NAME, *checkpoint.FOREIGN_NAMES, "adapter_config.json")
+)
+"""The names that matter besides weights.  Thaw's own index and pointer are not among them: whoever writes to a
+repository could say in them that it holds the files of another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """``oid`` is the SHA-256 of the content for a file in LFS, and git's hash for a small one."""
+
+    n_bytes: int
+    oid: str
+
+    @property
+    def sha256(self) -> str:
+        """Empty for a small file."""
+        return self.oid if len(self.oid) == 64 else ""
+
+
+class Headers(Protocol):
+    """The headers of an answer.  They are found in any spelling."""
+
+    def get(self, name: str, default: str, /) -> str: ...
+
+
+class Refusal(NamedTuple):
+    """``is_move``: another URI names the model now."""
+
+    sentence: str
+    hint: str
+    is_move: bool = False
+
+
+def list_path(model: HubModel) -> str:
+    return f"/api/models/{quote(model.repository)}/tree/{quote(model.revision, safe='')}"
+
+
+def file_path(model: HubModel, name: str) -> str:
+    return f"/{quote(model.repository)}/resolve/{quote(model.revision, safe='')}/{quote(name)}"
+
+
+def files_of(body: bytes, model: HubModel) -> dict[str, HubFile]:
+    """The files at the top of a commit that may belong to a model.  Raises ModelCorrupt."""
+    try:
+        entries = [e for e in json.loads(body) if e["type"] == "file" and _matters(e["path"])]
+        return {str(e["path"]): _file(e) for e in entries}
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise ModelCorrupt(
+            f"{model}: the hub's list of its files cannot be read: {type(e).__name__}", hint="is HF_ENDPOINT a hub?"
+        ) from None
+
+
+def _matters(name: object) -> bool:
+    return isinstance(name, str) and (name in _KNOWN or checkpoint.is_fetchable(name))
+
+
+def _file(entry: dict[str, Any]) -> HubFile:
+    lfs = entry.get("lfs")
+    n_bytes, oid = (lfs["size"], lfs["oid"]) if lfs else (entry["size"], entry["oid"])
+    if type(n_bytes) is not int or not 0 <= n_bytes < 2**48 or not _OID.fullmatch(oid):
+        raise ValueError("no size and hash")
+    return HubFile(n_bytes, oid)
+
+
+def next_page(link: str) -> str:
+    """The URL of the list's next page, from the header Link; empty behind the last one."""
+    found = _NEXT.search(link)
+    return found[1] if found else ""
+
+
+def refusal(status: int, headers: Headers, model: HubModel, endpoint: str, *, has_token: bool, how: str) -> Refusal:
+    """Why the hub gives neither the object nor a redirect to it.  ``how`` says how a token is given."""
+    code = headers.get("X-Error-Code", "")
+    name, page = f"hf://{model.repository}", f"{endpoint}/{model.repository}"
+    if code == "GatedRepo":
+        who = "the token in use has no leave" if has_token else "no token is in use"
+        return Refusal(
+            f"{name}: its authors give leave to read it, and {who}", f"ask for leave at {page}, and then {how}"
+        )
+    if code == "RevisionNotFound":
+        return Refusal(f"{name} has no revision {model.revision}", f"{page}/tree/main lists branches, tags and commits")
+    if code == "EntryNotFound":
+        return Refusal(
+            f"{model} holds no config.json at its top, so it is no model that an engine loads",
+            "name a repository with config.json, a tokenizer and safetensors",
+        )
+    if status == 401 and "invalid" in headers.get("X-Error-Message", "").lower():
+        return Refusal(f"{name}: the hub does not accept the token", how)
+    if code == "RepoNotFound" or status in (401, 404):
+        return Refusal(
+            f"{name}: the hub has no such model, or it is private and the token in use does not open it",
+            f"check the name at {page}; for a private model {how}",
+        )
+    if status == 403:
+        return Refusal(f"{name}: the hub refuses access (403)", f"look at {page}; {how}")
+    if 300 <= status < 400:
+        return _moved(headers.get("Location", "elsewhere"), name)
+    return Refusal(f"{name}: the hub answered {status}", "is HF_ENDPOINT a hub?")
+
+
+def _moved(location: str, name: str) -> Refusal:
+    place = unquote(location)
+    found = _MOVED.search(place)
+    if found is None:
+        return Refusal(f"{name}: the hub leads to {place:.200}", "HF_ENDPOINT must be the hub's own URL")
+    return Refusal(f"{name} has moved to hf://{found[1]}", "use that URI; an operator may have to allow it", True)
