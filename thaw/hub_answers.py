@@ -5,8 +5,10 @@ This module is pure: status, headers and bytes in, values out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
@@ -36,6 +38,14 @@ class HubFile:
     def sha256(self) -> str:
         """Empty for a small file."""
         return self.oid if len(self.oid) == 64 else ""
+
+    def oid_of(self, pieces: Iterable[bytes | memoryview]) -> str:
+        """The hash of these bytes, of the kind that the hub has for the file."""
+        of_git = b"blob %d\0" % self.n_bytes
+        digest = hashlib.sha256() if self.sha256 else hashlib.sha1(of_git, usedforsecurity=False)
+        for piece in pieces:
+            digest.update(piece)
+        return digest.hexdigest()
 
 
 class Headers(Protocol):

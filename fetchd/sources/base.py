@@ -66,6 +66,10 @@ class Target:
     def left(self) -> int:
         return self.n_bytes - self.done
 
+    @property
+    def pieces(self) -> Sequence[memoryview]:
+        return self._pieces
+
     def next(self, most: int) -> memoryview:
         """The next unfilled bytes, contiguous, at most ``most``."""
         return self._pieces[self._piece][self._at : self._at + most]

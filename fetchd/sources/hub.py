@@ -196,14 +196,16 @@ class HubConnection:
         return ObjectInfo(found.n_bytes, found.oid)
 
     def read_into(self, name: str, offset: int, target: Target, throttle: Throttle, etag: str) -> str:
-        oid = self._source.file(name, self).oid
-        if etag not in ("", oid):
+        file = self._source.file(name, self)
+        if etag not in ("", file.oid):
             raise ModelCorrupt(f"{self._model}/{name} has changed since it was inspected", hint="start again")
         if target.left:
             signed = self._source.signed(name)
             if signed is None or not self._read_signed(name, signed, offset, target, throttle):
-                self._read(name, oid, offset, target, throttle)
-        return oid
+                self._read(name, file.oid, offset, target, throttle)
+        if target.n_bytes == file.n_bytes and file.oid_of(target.pieces) != file.oid:
+            raise ModelCorrupt(f"{self._model}/{name} is not the file that the hub lists", hint="start again")
+        return file.oid
 
     def interrupt(self) -> None:
         with self._lock:

@@ -94,6 +94,12 @@ def test_a_token_opens_a_gated_model_and_goes_to_no_store(ask: Ask, hub: Loopbac
     assert {a.token for a in hub.asked if a.server == "store"} == {""}
 
 
+def test_verify_says_what_gives_a_model_of_a_hub_the_checksums_that_it_compares(ask: Ask, hub: LoopbackHub) -> None:
+    done = ask("verify", URI)
+    assert "has no thaw-index.json" in done.stderr
+    assert f"thaw model push {URI}@{hub.repositories['org/base'].branches['main']} s3://…" in done.stderr
+
+
 def test_nothing_is_pushed_to_a_hub(ask: Ask, tmp_path: Path) -> None:
     done = ask("push", str(tmp_path / "made"), URI)
     assert "is read only" in done.stderr

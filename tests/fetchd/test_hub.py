@@ -142,6 +142,24 @@ def test_a_file_that_is_not_the_one_that_the_commit_lists_is_corrupt(fetchd: Fet
         fetched(fetchd, facts)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", WEIGHTS])
+def test_a_file_of_one_chunk_must_have_the_hash_that_the_hub_lists(
+    fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes], name: str
+) -> None:
+    facts = fetchd.client.inspect(BASE)
+    wrong = files[name][:-1] + b"?"
+
+    def another(answering: Answering) -> bool:
+        if answering.span is None or answering.span[1] + 1 != len(wrong):
+            return False
+        answering.give(wrong)
+        return True
+
+    hub.fault = another
+    with pytest.raises(ModelCorrupt, match=f"{name} is not the file that the hub lists"):
+        fetched(fetchd, facts)
+
+
 def test_an_index_of_ours_in_a_repository_is_not_believed(fetchd: Fetchd, hub: LoopbackHub, tmp_path: Path) -> None:
     """It could claim the checksums of somebody else's files, whose bytes this host may hold."""
     claims = write_model(tmp_path / "claims", layer_bytes=1000)

@@ -20,6 +20,7 @@ from thaw.cli import near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.hub import is_hub
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -238,7 +239,8 @@ def read_index(store: Store) -> ModelIndex:
     try:
         data = b"".join(store.read(INDEX_NAME))
     except ModelNotFound as e:
-        raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"push it: thaw model push DIR {store.uri}") from e
+        command = f"thaw model push {store.uri} s3://…" if is_hub(store.uri) else f"thaw model push DIR {store.uri}"
+        raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"a push makes one: {command}") from e
     return checkpoint.read_index(data)
 
 

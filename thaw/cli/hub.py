@@ -6,7 +6,6 @@ the hub's stores, and sends the token to no other host.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,7 +113,7 @@ class HubStore:
                 data = self.piece(name, first, min(CHUNK_BYTES, file.n_bytes - first))
                 f.write(data)
                 advance(len(data))
-        if _oid_of(part, file) != file.oid:
+        if file.oid_of(_chunks_of(part)) != file.oid:
             part.unlink()
             raise ModelCorrupt(f"{self.uri}/{name} is not the file that the hub lists", hint="the same command again")
         part.replace(path)
@@ -182,9 +181,7 @@ class HubStore:
             raise StoreUnavailable(f"{self._endpoint} does not answer: {type(e).__name__}", hint="HF_ENDPOINT") from e
 
 
-def _oid_of(path: Path, file: HubFile) -> str:
-    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % file.n_bytes, usedforsecurity=False)
+def _chunks_of(path: Path) -> Iterator[bytes]:
     with path.open("rb") as f:
         while chunk := f.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+            yield chunk
