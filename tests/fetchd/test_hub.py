@@ -13,7 +13,7 @@ import pytest
 
 from fetchd.backoff import pause_s
 from fetchd.sources.base import Busy
-from tests.fetchd.harness import Fetchd, file_bytes, write_index, write_model
+from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from tests.hub import Answering, LoopbackHub, files_in
 from thaw import hub as words
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
@@ -380,5 +380,8 @@ def test_an_error_of_a_fetch_that_two_models_share_names_neither(
             with pytest.raises(StoreUnavailable, match="several models have in common") as told:
                 fetchd.client.wait(GroupId(group), 0, deadline_s=20)
             assert "org/base" not in told.value.message
+        wait_until(lambda: any(e["event"] == "shared_fetch_failed" for e in fetchd.events))
+        (logged,) = (e for e in fetchd.events if e["event"] == "shared_fetch_failed")
+        assert (logged["uri"], "the store answered 500" in logged["error"]) == (one.uri, True)
         hub.fault = lambda a: False
         assert fetched(fetchd, two) == files
