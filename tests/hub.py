@@ -70,6 +70,7 @@ class LoopbackHub:
         self.page_size = page_size
         self.generation = 0  # of the signatures that the store takes
         self.sent_bytes = 0
+        self.weak = ""  # the file whose etag is marked as weak
         self.lock = threading.Lock()
         self._servers = [_Server(self, _Hub), _Server(self, _Store)]
         self.endpoint, self.store = (f"http://127.0.0.1:{s.server_address[1]}" for s in self._servers)
@@ -229,7 +230,7 @@ class _Hub(Answering):
                 b"Found. Redirecting",
                 Location=f"{self.hub.store}/blobs/{oid}?expires=1&signature={self.hub.generation}",
                 X_Repo_Commit=sha,
-                X_Linked_Etag=f'"{oid}"',
+                X_Linked_Etag=f'W/"{oid}"' if name == self.hub.weak else f'"{oid}"',
                 X_Linked_Size=str(len(data)),
             )
 

@@ -43,6 +43,8 @@ _MOST_PAGES: Final = 32
 _MOST_LIST_BYTES: Final = 8 * 1024 * 1024
 _MOST_NOTE_BYTES: Final = 64 * 1024
 """The longest body of a redirect, which says again where to go."""
+_SAID: Final = {"Accept-Encoding": "identity", "User-Agent": "thaw-fetchd"}
+"""With every request; a hub counts and helps clients by their names."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,500}")
 
 
@@ -255,8 +257,8 @@ class HubConnection:
     def _read_signed(self, name: str, signed: str, offset: int, target: Target, throttle: Throttle) -> bool:
         """False: the store does not take this URL, which has probably expired."""
         client, what, first = self._client(_origin_of(signed)), f"{self._model}/{name}", offset + target.done
-        headers = {"Range": f"bytes={first}-{first + target.left - 1}", "Accept-Encoding": "identity"}
-        response = client.ask("GET", _path_of(signed), headers, what)
+        headers = {"Range": f"bytes={first}-{first + target.left - 1}"}
+        response = client.ask("GET", _path_of(signed), {**headers, **_SAID}, what)
         if response.status in (200, 206):
             _receive(client, response, first, target, throttle, what)
             return True
@@ -270,7 +272,8 @@ class HubConnection:
 
     def _check_same(self, name: str, oid: str, response: http.client.HTTPResponse) -> None:
         """Raises ModelCorrupt for an answer that is about another commit, or another content than the list's."""
-        commit, linked = (response.getheader(h, "").strip('"') for h in ("X-Repo-Commit", "X-Linked-Etag"))
+        commit = response.getheader("X-Repo-Commit", "")
+        linked = response.getheader("X-Linked-Etag", "").removeprefix("W/").strip('"')
         if commit not in ("", self._model.revision) or linked not in ("", oid):
             self._client(self._hub.origin).close()
             raise ModelCorrupt(f"{self._model}/{name}: the hub gives another file than it lists", hint="start again")
@@ -279,7 +282,7 @@ class HubConnection:
         self._hub.check_rested(what)
         client, token = self._client(self._hub.origin), self._hub.token()
         signed = {"Authorization": f"Bearer {token}"} if token else {}
-        response = client.ask(method, path, {**headers, **signed, "Accept-Encoding": "identity"}, what)
+        response = client.ask(method, path, {**headers, **signed, **_SAID}, what)
         if (error := busy_or_down(response, what)) is not None:
             client.close()
             if isinstance(error, Busy):

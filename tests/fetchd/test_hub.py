@@ -87,6 +87,7 @@ def credentials(tmp_path: Path, *entries: dict[str, object]) -> dict[str, object
 def test_a_model_on_a_hub_arrives_whole_through_signed_urls(
     fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes]
 ) -> None:
+    hub.weak = WEIGHTS
     facts = fetchd.client.inspect(BASE)
     commit = hub.repositories["org/base"].branches["main"]
     assert (facts.uri, facts.name) == (f"{BASE}@{commit}", BASE)
