@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ class Repository:
 
 
 class LoopbackHub:
-    def __init__(self, page_size: int = 1000) -> None:
+    def __init__(self, page_size: int = 1000, tls: ssl.SSLContext | None = None) -> None:
+        """``tls`` is for the hub; its store is plain."""
         self.repositories: dict[str, Repository] = {}
         self.moved: dict[str, str] = {}
         self.tokens: set[str] = set()
@@ -74,6 +76,9 @@ class LoopbackHub:
         self.lock = threading.Lock()
         self._servers = [_Server(self, _Hub), _Server(self, _Store)]
         self.endpoint, self.store = (f"http://127.0.0.1:{s.server_address[1]}" for s in self._servers)
+        if tls is not None:
+            self.endpoint = self.endpoint.replace("http:", "https:")
+            self._servers[0].socket = tls.wrap_socket(self._servers[0].socket, server_side=True)
 
     def __enter__(self) -> Self:
         self._threads = [threading.Thread(target=s.serve_forever, args=(0.05,)) for s in self._servers]

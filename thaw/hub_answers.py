@@ -104,10 +104,8 @@ def refusal(status: int, headers: Headers, model: HubModel, endpoint: str, *, ha
     code = headers.get("X-Error-Code", "")
     name, page = f"hf://{model.repository}", f"{endpoint}/{model.repository}"
     if code == "GatedRepo":
-        who = "the token in use has no leave" if has_token else "no token is in use"
-        return Refusal(
-            f"{name}: its authors give leave to read it, and {who}", f"ask for leave at {page}, and then {how}"
-        )
+        who = "gave no access to the owner of the token that was sent" if has_token else "want to see a token"
+        return Refusal(f"{name} is gated, and its authors {who}", f"request access at {page}, then {how}")
     if code == "RevisionNotFound":
         return Refusal(f"{name} has no revision {model.revision}", f"{page}/tree/main lists branches, tags and commits")
     if code == "EntryNotFound":
@@ -116,10 +114,10 @@ def refusal(status: int, headers: Headers, model: HubModel, endpoint: str, *, ha
             "name a repository with config.json, a tokenizer and safetensors",
         )
     if status == 401 and "invalid" in headers.get("X-Error-Message", "").lower():
-        return Refusal(f"{name}: the hub does not accept the token", how)
+        return Refusal(f"{name}: the hub does not accept the token that was sent", how)
     if code == "RepoNotFound" or status in (401, 404):
         return Refusal(
-            f"{name}: the hub has no such model, or it is private and the token in use does not open it",
+            f"{name}: the hub has no such model, or it is private and needs another token",
             f"check the name at {page}; for a private model {how}",
         )
     if status == 403:

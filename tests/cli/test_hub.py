@@ -88,8 +88,8 @@ def test_bytes_that_are_not_those_that_the_hub_lists_are_not_pushed(
 
 def test_a_token_opens_a_gated_model_and_goes_to_no_store(ask: Ask, hub: LoopbackHub) -> None:
     shut = ask("inspect", "hf://org/gated")
-    assert "its authors give leave to read it, and no token is in use" in shut.stderr
-    assert f"hint: ask for leave at {hub.endpoint}/org/gated, and then set HF_TOKEN" in shut.stderr
+    assert "hf://org/gated is gated, and its authors want to see a token" in shut.stderr
+    assert f"hint: request access at {hub.endpoint}/org/gated, then set HF_TOKEN" in shut.stderr
     assert ask("inspect", "hf://org/gated", token="t").returncode == 0
     assert {a.token for a in hub.asked if a.server == "store"} == {""}
 

@@ -102,7 +102,7 @@ def test_a_gated_model_says_where_to_ask_and_another_organisation_is_refused_whe
     refused = machine.chat("gated", "Hi", max_tokens=2)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (502, "ModelNotFound")
-    assert "its authors give leave to read it" in error["message"]
+    assert "hf://org/gated is gated" in error["message"]
     assert f"{hub.endpoint}/org/gated" in error["hint"]
     assert deploy(machine, "theirs", "hf://other/base") == 403
     assert deploy(machine, "theirs", "hf://org") == 400

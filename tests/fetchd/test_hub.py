@@ -190,8 +190,11 @@ def test_each_refusal_is_one_sentence_and_the_next_step(
         tmp_path, {"prefix": "hf://shut", "token_file": str(token_file)}, {"prefix": "hf://bad", "token": "old"}
     )
     told = {
-        "hf://org/gated": ("authors give leave to read it, and no token is in use", f"ask for leave at {page}"),
-        "hf://shut/gated": ("and the token in use has no leave", '"prefix": "hf://shut/gated"'),
+        "hf://org/gated": (
+            "hf://org/gated is gated, and its authors want to see a token",
+            f"request access at {page}, then",
+        ),
+        "hf://shut/gated": ("gave no access to the owner of the token", '"prefix": "hf://shut/gated"'),
         "hf://org/none": ("the hub has no such model, or it is private", "check the name"),
         f"{BASE}@v9": (f"{BASE} has no revision v9", "/org/base/tree/main lists"),
         "hf://org/adapter": ("holds no config.json", "config.json, a tokenizer and safetensors"),
@@ -350,12 +353,12 @@ def test_who_may_not_read_a_model_gets_none_of_its_bytes_although_the_host_holds
 ) -> None:
     fetched(fetchd, fetchd.client.inspect(BASE))
     hub.add("other/gated", files, opens=frozenset({"t"}), is_gated=True)
-    with pytest.raises(ModelNotFound, match="authors give leave"):
+    with pytest.raises(ModelNotFound, match="is gated"):
         fetchd.client.inspect("hf://other/gated")
     repository = hub.repositories["org/base"]
     repository.opens, repository.is_gated = frozenset({"t"}), True
     for uri in (BASE, f"{BASE}@{repository.branches['main']}"):
-        with pytest.raises(ModelNotFound, match="authors give leave"):
+        with pytest.raises(ModelNotFound, match="is gated"):
             fetchd.client.inspect(uri)
 
 
