@@ -112,7 +112,7 @@ class Catalog:
         place = self._place(uri)
         source = self._source(uri, place)
         if isinstance(source, Revisions):
-            return self._persist(source, lambda _: source.newest())
+            return self._persist(source, source.newest)
         try:
             data = self._persist(source, _read_pointer)  # no lock: a store that is away must hold up nobody else
         except AccessRefused:

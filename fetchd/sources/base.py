@@ -125,9 +125,9 @@ class Revisions(Protocol):
 
     revision: str  # the one of this source's URI; empty for a name that may move
 
-    def newest(self) -> str:
-        """The URI of the revision that the model's name means now.  Raises ModelNotFound when the store does not let us
-        read it, and StoreUnavailable."""
+    def newest(self, connection: Connection) -> str:
+        """The URI of the revision that the model's name means now, asked on a connection of this source.  Raises
+        ModelNotFound when the store does not let us read it, and StoreUnavailable."""
         ...
 
 

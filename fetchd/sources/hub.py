@@ -28,7 +28,7 @@ from fetchd.credentials import Identity, credentials_of
 from fetchd.gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import Busy, ObjectInfo, Refused, Target, Throttle
+from fetchd.sources.base import Busy, Connection, ObjectInfo, Refused, Target, Throttle
 from fetchd.sources.http_client import HttpClient, check_range, passing
 from fetchd.sources.hub_api import busy_or_down, refusal
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
@@ -121,14 +121,12 @@ class HubSource:
     def connect(self) -> HubConnection:
         return HubConnection(self)
 
-    def newest(self) -> str:
+    def newest(self, connection: Connection) -> str:
         """The URI of the commit that the model's revision means now.  Raises ModelNotFound when this identity may not
         read it, and StoreUnavailable."""
-        connection = self.connect()
-        try:
-            return self.model.at(connection.commit())
-        finally:
-            connection.close()
+        if not isinstance(connection, HubConnection):
+            raise TypeError(f"{connection!r} is no connection to a hub")
+        return self.model.at(connection.commit())
 
     def client(self, origin: str) -> HttpClient:
         connect = connect_marked if origin == self.hub.origin else self._connect_elsewhere
