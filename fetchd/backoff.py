@@ -18,5 +18,6 @@ def backoff_s(failures: int) -> float:
 
 
 def pause_s(failures: int, error: StoreUnavailable) -> float:
-    """The pause after the last of ``failures`` failures: at least what the store has asked for."""
-    return max(backoff_s(failures), error.after_s if isinstance(error, Busy) else 0.0)
+    """The pause after the last of ``failures`` failures: more than what the store has asked for, by another bit for
+    each host."""
+    return backoff_s(failures) + (error.after_s if isinstance(error, Busy) else 0.0)

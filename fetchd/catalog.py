@@ -48,9 +48,9 @@ _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
 _MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 _MOST_MODELS: Final = 128
 """A plain name and the pin that it leads to count as two."""
-_MOST_PAUSE_S: Final = 15.0
-"""A store that wants to be asked only after a longer pause has failed: those who wait for an inspection wait half a
-minute."""
+_PATIENCE_S: Final = 20.0
+"""The pauses of one inspection together.  Those who wait for it wait half a minute, so a store that wants to be asked
+only later has failed."""
 _LANES: Final = 8
 """How many connections compare the objects of a model with the store's."""
 _SPECULATIVE_BYTES: Final = 64 * 1024
@@ -84,6 +84,17 @@ class _Place:
         self.has_versions = False  # a pointer was read here
 
 
+class _Patience:
+    """How long one question to the catalogue may still pause, between all its requests."""
+
+    def __init__(self) -> None:
+        self._left_s = _PATIENCE_S
+
+    def takes(self, pause_s: float) -> bool:
+        self._left_s -= pause_s
+        return self._left_s >= 0
+
+
 class Catalog:
     """Thread-safe; loads of one uri wait for each other, loads of different ones do not."""
 
@@ -94,29 +105,34 @@ class Catalog:
 
     def inspect(self, uri: str) -> ModelFacts:
         """Return the facts of the version that the store has now: of a plain name, the newest one."""
-        found_at = self._newest(uri)
+        patience = _Patience()
+        found_at = self._newest(uri, patience)
         place = self._place(found_at)
         with place.lock:
             if place.entry is None or not (versions.pinned(found_at) or _is_current(place.entry)):
-                place.entry = self._load(found_at, place)
+                place.entry = self._load(found_at, place, patience)
             entry = place.entry
             if entry.facts is None:
-                config = self._persist(entry.source, lambda connection: _Loader(found_at, connection).config())
+                config = self._persist(
+                    entry.source, lambda connection: _Loader(found_at, connection).config(), patience
+                )
                 entry.facts = checkpoint.facts_of(found_at, entry.index, config)
             return entry.facts if found_at == uri else replace(entry.facts, name=uri)
 
-    def _newest(self, uri: str) -> str:
+    def _newest(self, uri: str, patience: _Patience) -> str:
         """Return the pin that a plain name leads to now, or ``uri`` itself: a pin, or a directory without versions."""
         if versions.pinned(uri):
             return uri
         place = self._place(uri)
         source = self._source(uri, place)
         if isinstance(source, Revisions):
-            return self._persist(source, source.newest)
+            return self._persist(source, source.newest, patience)
         try:
-            data = self._persist(source, _read_pointer)  # no lock: a store that is away must hold up nobody else
+            data = self._persist(
+                source, _read_pointer, patience
+            )  # no lock: a store that is away must hold up nobody else
         except AccessRefused:
-            if place.has_versions or not self._persist(source, _hides_what_is_missing):
+            if place.has_versions or not self._persist(source, _hides_what_is_missing, patience):
                 raise  # the directory may hold older weights beside the pointer
             return uri
         except Refused:
@@ -131,7 +147,7 @@ class Catalog:
         place = self._place(uri)
         with place.lock:
             if place.entry is None or place.entry.version != version:
-                place.entry = self._load(uri, place)
+                place.entry = self._load(uri, place, _Patience())
             entry = place.entry
         if entry.version != version:
             raise ModelChanged(
@@ -178,16 +194,16 @@ class Catalog:
                 del self._places[next(iter(self._places))]
             return place
 
-    def _load(self, uri: str, place: _Place) -> Entry:
+    def _load(self, uri: str, place: _Place, patience: _Patience) -> Entry:
         source = self._source(uri, place)
-        return self._persist(source, lambda connection: _Loader(uri, connection).load(source))
+        return self._persist(source, lambda connection: _Loader(uri, connection).load(source), patience)
 
     def _source(self, uri: str, place: _Place) -> Source:
         if place.source is None:
             place.source = self._open(uri)
         return place.source
 
-    def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
+    def _persist(self, source: Source, read: Callable[[Connection], T], patience: _Patience) -> T:
         """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
         failures = 0
         while True:
@@ -197,7 +213,7 @@ class Catalog:
             except StoreUnavailable as e:
                 failures += 1
                 after_s = pause_s(failures, e)
-                if failures >= self._retries or after_s > _MOST_PAUSE_S or self._stopping.wait(after_s):
+                if failures >= self._retries or not patience.takes(after_s) or self._stopping.wait(after_s):
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
             finally:
                 connection.close()
@@ -245,6 +261,8 @@ class _Loader:
         self._refused: AccessRefused | None = None
 
     def load(self, source: Source) -> Entry:
+        if isinstance(source, Revisions):
+            source.look_through(self._connection)
         pinned = versions.pinned(self._uri)
         index = self._index_beside() or (self._no_version() if pinned else self._index_by_structure())
         if isinstance(source, Revisions):
@@ -308,6 +326,11 @@ class _Loader:
                 )
         if self._refused is not None:
             raise self._refused
+        if hub.is_hub(self._uri):
+            raise ModelNotFound(
+                f"{self._uri} holds no weights in safetensors",
+                hint=f"name a repository with {checkpoint.WEIGHTS_NAME} or its shards at the top",
+            )
         raise ModelNotFound(
             f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
             hint="check the uri, or push the model: thaw model push DIR URI",

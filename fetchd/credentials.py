@@ -85,6 +85,11 @@ def _checked(entry: Identity, own: Identity) -> Identity:
 
 
 def _checked_of_hub(entry: Identity) -> Identity:
+    if len(ModelUri.parse_prefix(entry.prefix).path) > 1:  # a start asks for a name, and then for its commit
+        raise SettingError(
+            f"THAW_FETCHD_CREDENTIALS: {entry.prefix} has a revision, and a token is for all of them",
+            hint=f"write {entry.prefix.partition('@')[0]}",
+        )
     sources = (bool(entry.token), bool(entry.token_file), entry.anonymous)
     if sum(sources) != 1 or entry.key_id or entry.secret or entry.profile or entry.endpoint or entry.region:
         raise SettingError(

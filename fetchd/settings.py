@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thaw.hub_links import DEFAULT_ENDPOINT
 from thaw.settings import setting
 
 
@@ -63,7 +64,7 @@ class FetchdSettings:
         "HF_ENDPOINT",
         "URL of the hub that hf:// models come from; tokens are in THAW_FETCHD_CREDENTIALS. The hub leads to stores of "
         "its own, which must have public addresses or be in THAW_FETCHD_ALLOW",
-        "https://huggingface.co",
+        DEFAULT_ENDPOINT,
     )
     s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in its region", "")
     s3_region: str = setting(

@@ -16,6 +16,11 @@ from urllib.parse import quote, unquote
 from thaw import checkpoint
 from thaw.errors import ModelCorrupt
 from thaw.hub import HubModel
+from thaw.hub_links import Link, link_of
+
+MOST_PAGES: Final = 32
+MOST_LIST_BYTES: Final = 8 * 1024 * 1024
+"""A page of the list of a commit's files has at most so many bytes."""
 
 _NEXT: Final = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 _MOVED: Final = re.compile(r"(?:\A|/)([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)/resolve/")
@@ -93,14 +98,30 @@ def _file(entry: dict[str, Any]) -> HubFile:
     return HubFile(n_bytes, oid)
 
 
-def next_page(link: str) -> str:
-    """The URL of the list's next page, from the header Link; empty behind the last one."""
-    found = _NEXT.search(link)
-    return found[1] if found else ""
+def next_page(headers: Headers, page: Link) -> Link | Refusal | None:
+    """Where the list goes on behind ``page``, from the header Link; None behind the last one.  Refusal: elsewhere, and
+    the token is for the hub alone."""
+    found = _NEXT.search(headers.get("Link", ""))
+    if found is None:
+        return None
+    place = link_of(found[1], page)
+    if place is None:
+        return Refusal("the hub's list of files goes on at a place that is no URL", "is HF_ENDPOINT a hub?")
+    if place.origin != page.origin:
+        return Refusal(f"the hub's list of files goes on at {place.origin}", f"set HF_ENDPOINT to {place.origin}")
+    return place
 
 
-def refusal(status: int, headers: Headers, model: HubModel, endpoint: str, *, has_token: bool, how: str) -> Refusal:
-    """Why the hub gives neither the object nor a redirect to it.  ``how`` says how a token is given."""
+def too_long(model: HubModel) -> Refusal:
+    return Refusal(
+        f"{model}: the hub's list of its files has more than {MOST_PAGES} pages", "name a smaller repository"
+    )
+
+
+def refusal(
+    status: int, headers: Headers, model: HubModel, endpoint: str, file: str, *, has_token: bool, how: str
+) -> Refusal:
+    """Why the hub gives neither ``file`` nor a redirect to it.  ``how`` says how a token is given."""
     code = headers.get("X-Error-Code", "")
     name, page = f"hf://{model.repository}", f"{endpoint}/{model.repository}"
     if code == "GatedRepo":
@@ -108,6 +129,8 @@ def refusal(status: int, headers: Headers, model: HubModel, endpoint: str, *, ha
         return Refusal(f"{name} is gated, and its authors {who}", f"request access at {page}, then {how}")
     if code == "RevisionNotFound":
         return Refusal(f"{name} has no revision {model.revision}", f"{page}/tree/main lists branches, tags and commits")
+    if code == "EntryNotFound" and file != "config.json":
+        return Refusal(f"{model} has no {file} any more", "start again")
     if code == "EntryNotFound":
         return Refusal(
             f"{model} holds no config.json at its top, so it is no model that an engine loads",
@@ -123,7 +146,7 @@ def refusal(status: int, headers: Headers, model: HubModel, endpoint: str, *, ha
     if status == 403:
         return Refusal(f"{name}: the hub refuses access (403)", f"look at {page}; {how}")
     if 300 <= status < 400:
-        return _moved(headers.get("Location", "elsewhere"), name)
+        return _moved(headers.get("Location", ""), name)
     return Refusal(f"{name}: the hub answered {status}", "is HF_ENDPOINT a hub?")
 
 
@@ -131,5 +154,9 @@ def _moved(location: str, name: str) -> Refusal:
     place = unquote(location)
     found = _MOVED.search(place)
     if found is None:
-        return Refusal(f"{name}: the hub leads to {place:.200}", "HF_ENDPOINT must be the hub's own URL")
+        link = link_of(location)
+        return Refusal(
+            f"{name}: the hub leads {f'to {link.origin}' if link else 'elsewhere'}",
+            "HF_ENDPOINT must be the hub's own URL",
+        )
     return Refusal(f"{name} has moved to hf://{found[1]}", "use that URI; an operator may have to allow it", True)

@@ -130,6 +130,11 @@ class Revisions(Protocol):
         ModelNotFound when the store does not let us read it, and StoreUnavailable."""
         ...
 
+    def look_through(self, connection: Connection) -> None:
+        """Read what the revision holds, before its objects are asked for: an error is about the model as a whole, not
+        about one object.  Raises what :meth:`newest` raises, and ModelCorrupt."""
+        ...
+
 
 SourceOpener = Callable[[str], Source]
 

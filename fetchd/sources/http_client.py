@@ -44,13 +44,19 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+def _in_full(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 class HttpClient:
     """One thread uses it; any thread may call :meth:`interrupt`.  ``what`` is how errors call the object that a request
     is about."""
 
-    def __init__(self, origin: str, timeout_s: float, connect: Connect) -> None:
-        """``origin`` is ``scheme://host:port``; ``connect`` makes every connection."""
-        self.origin, self._timeout_s = origin, timeout_s
+    def __init__(
+        self, origin: str, timeout_s: float, connect: Connect, tell: Callable[[Exception], str] = _in_full
+    ) -> None:
+        """``origin`` is ``scheme://host:port``; ``connect`` makes every connection, ``tell`` says why one failed."""
+        self.origin, self._timeout_s, self._tell = origin, timeout_s, tell
         parts = urlsplit(origin)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
@@ -152,7 +158,7 @@ class HttpClient:
     def _unavailable(self, what: str, e: Exception) -> StoreUnavailable:
         if isinstance(e, TimeoutError):
             return StoreUnavailable(f"{what}: the store was silent for {self._timeout_s:g} s")
-        return StoreUnavailable(f"{what}: {type(e).__name__}: {e}", hint="is the store up and reachable?")
+        return StoreUnavailable(f"{what}: {self._tell(e)}", hint="is the store up and reachable?")
 
 
 def check_range(response: http.client.HTTPResponse, first: int, n_bytes: int, what: str) -> None:

@@ -8,7 +8,7 @@
 
 Everything behind the first line names the commit, so files of two commits never mix.  The token goes to the hub and
 nowhere else.  The operator has chosen the hub, and the hub says where its bytes are: that address is judged as one that
-a tenant has named (decision 28).  A signed URL serves until the store refuses it, then the hub signs another one.
+a tenant has named (decision 28).  A signed URL serves until a read from it fails, then the hub signs another one.
 """
 
 from __future__ import annotations
@@ -22,25 +22,33 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from fetchd.credentials import Identity, credentials_of
 from fetchd.gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Busy, Connection, ObjectInfo, Refused, Target, Throttle
-from fetchd.sources.http_client import HttpClient, check_range, passing
-from fetchd.sources.hub_api import busy_or_down, refusal
+from fetchd.sources.http_client import HttpClient, check_range
+from fetchd.sources.hub_api import busy_or_down, refusal, told
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.hub import HubModel, is_commit
-from thaw.hub_answers import HubFile, file_path, files_of, list_path, next_page
+from thaw.hub_answers import (
+    MOST_LIST_BYTES,
+    MOST_PAGES,
+    HubFile,
+    Refusal,
+    file_path,
+    files_of,
+    list_path,
+    next_page,
+    too_long,
+)
+from thaw.hub_links import Link, endpoint_of, link_of
 from thaw.model_uri import ModelUri
-from thaw.settings import SettingError
 
 _MOST_HOPS: Final = 4
-"""Redirects within the hub: it gives small files from a cache at another path."""
-_MOST_PAGES: Final = 32
-_MOST_LIST_BYTES: Final = 8 * 1024 * 1024
+"""Redirects within the hub, which gives small files from a cache at another path, and from one store to the next."""
 _MOST_NOTE_BYTES: Final = 64 * 1024
 """The longest body of a redirect, which says again where to go."""
 _SAID: Final = {"Accept-Encoding": "identity", "User-Agent": "thaw-fetchd"}
@@ -51,17 +59,8 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,500}")
 def open_hub(uri: str, settings: FetchdSettings, *, huge: bool) -> HubSource:
     parsed = ModelUri.parse(uri)
     identity = credentials_of(settings).of(parsed)
-    hub = _hub(endpoint_of(settings), identity, settings.read_timeout_s)
+    hub = _hub(endpoint_of(settings.hub_endpoint), identity, settings.read_timeout_s)
     return HubSource(HubModel.of(parsed), hub, gate_of(settings).connect)
-
-
-def endpoint_of(settings: FetchdSettings) -> str:
-    """The hub's URL without a slash at its end.  Raises SettingError."""
-    text = settings.hub_endpoint.rstrip("/")
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
-        raise SettingError(f"HF_ENDPOINT: {text!r} is not the URL of a hub", hint="write https://huggingface.co")
-    return text
 
 
 class Hub:
@@ -71,7 +70,7 @@ class Hub:
         parts = urlsplit(endpoint)
         self.endpoint, self.timeout_s, self._identity = endpoint, timeout_s, identity
         self.origin, self.base_path = f"{parts.scheme}://{parts.netloc}", parts.path
-        self.host, self.is_https = parts.hostname or "", parts.scheme == "https"
+        self.host = parts.hostname or ""
         self._busy_until_s = 0.0  # monotonic
 
     def token(self) -> str:
@@ -116,7 +115,7 @@ class HubSource:
         self._connect_elsewhere = connect_elsewhere
         self._lock = threading.Lock()
         self._files: dict[str, HubFile] | None = None
-        self._signed: dict[str, str] = {}  # by file
+        self._signed: dict[str, Link] = {}  # by file
 
     def connect(self) -> HubConnection:
         return HubConnection(self)
@@ -124,34 +123,40 @@ class HubSource:
     def newest(self, connection: Connection) -> str:
         """The URI of the commit that the model's revision means now.  Raises ModelNotFound when this identity may not
         read it, and StoreUnavailable."""
-        if not isinstance(connection, HubConnection):
-            raise TypeError(f"{connection!r} is no connection to a hub")
-        return self.model.at(connection.commit())
+        return self.model.at(_of_hub(connection).commit())
 
     def client(self, origin: str) -> HttpClient:
         connect = connect_marked if origin == self.hub.origin else self._connect_elsewhere
-        return HttpClient(origin, self.hub.timeout_s, connect)
+        return HttpClient(origin, self.hub.timeout_s, connect, told)
+
+    def look_through(self, connection: Connection) -> None:
+        self._all_files(_of_hub(connection))
 
     def file(self, name: str, connection: HubConnection) -> HubFile:
-        """The file as the commit has it; the list of files is read once.  Raises ModelNotFound."""
-        with self._lock:
-            if self._files is None:
-                self._files = connection.list_files()
-            found = self._files.get(name)
+        """The file as the commit has it.  Raises ModelNotFound."""
+        found = self._all_files(connection).get(name)
         if found is None:
             raise ModelNotFound(f"{self.model} has no {name}", hint="check the repository and the revision")
         return found
 
-    def signed(self, name: str) -> str | None:
+    def signed(self, name: str) -> Link | None:
         return self._signed.get(name)
 
-    def keep_signed(self, name: str, url: str) -> None:
-        self._signed[name] = url
-
-    def forget_signed(self, name: str, url: str) -> None:
+    def keep_signed(self, name: str, place: Link) -> None:
         with self._lock:
-            if self._signed.get(name) == url:  # another connection may have a new one already
+            self._signed[name] = place
+
+    def forget_signed(self, name: str, place: Link) -> None:
+        with self._lock:
+            if self._signed.get(name) == place:  # another connection may have a new one already
                 del self._signed[name]
+
+    def _all_files(self, connection: HubConnection) -> dict[str, HubFile]:
+        """The list is read once."""
+        with self._lock:
+            if self._files is None:
+                self._files = connection.list_files()
+            return self._files
 
 
 class HubConnection:
@@ -165,31 +170,32 @@ class HubConnection:
 
     def commit(self) -> str:
         """The commit that the revision means now, if we may read it."""
-        response = self._ask_hub("HEAD", self._path("config.json"), {}, str(self._model))
+        response = self._ask_hub("HEAD", self._path("config.json").path, {}, str(self._model))
         response.read()
         found = response.getheader("X-Repo-Commit", "")
         if response.status >= 400 or (response.status != 200 and not found):
-            raise self._refusal(response)
+            raise self._refusal(response, "config.json")
         if not is_commit(found) or self._model.commit not in ("", found):
             raise Refused(f"{self._model}: the hub does not say which commit this is", hint="is HF_ENDPOINT a hub?")
         return found
 
     def list_files(self) -> dict[str, HubFile]:
         """The files of the source's commit."""
-        page = f"{self._hub.endpoint}{list_path(self._model)}"
-        found: dict[str, HubFile] = {}
-        for _ in range(_MOST_PAGES):
-            what = f"{self._model}: its files"
-            response = self._ask_hub("GET", _path_of(page), {}, what)
+        page: Link | Refusal | None = Link(self._hub.origin, self._hub.base_path + list_path(self._model))
+        found, what, client = dict[str, HubFile](), f"{self._model}: its files", self._client(self._hub.origin)
+        for _ in range(MOST_PAGES):
+            if not isinstance(page, Link):
+                break
+            response = self._ask_hub("GET", page.path, {}, what)
             if response.status != 200:
-                self._client(self._hub.origin).close()
-                raise self._refusal(response)
-            found |= files_of(self._client(self._hub.origin).whole(response, _MOST_LIST_BYTES, what), self._model)
-            link = next_page(response.getheader("Link", ""))
-            page = urljoin(page, link)
-            if not link or _origin_of(page) != self._hub.origin:
-                return found
-        return found
+                client.close()
+                raise self._refusal(response, "list of files")
+            found |= files_of(client.whole(response, MOST_LIST_BYTES, what), self._model)
+            page = next_page(response.msg, page)
+        if page is None:
+            return found
+        why = too_long(self._model) if isinstance(page, Link) else page
+        raise Refused(why.sentence, hint=why.hint)
 
     def stat(self, name: str) -> ObjectInfo:
         found = self._source.file(name, self)
@@ -220,53 +226,71 @@ class HubConnection:
 
     def _read(self, name: str, oid: str, offset: int, target: Target, throttle: Throttle) -> None:
         """Ask the hub for the bytes, and go where it leads."""
-        path, what = self._path(name), f"{self._model}/{name}"
+        place, what = self._path(name), f"{self._model}/{name}"
         for _ in range(_MOST_HOPS):
             first = offset + target.done
-            response = self._ask_hub("GET", path, {"Range": f"bytes={first}-{first + target.left - 1}"}, what)
+            response = self._ask_hub("GET", place.path, {"Range": f"bytes={first}-{first + target.left - 1}"}, what)
             client, status = self._client(self._hub.origin), response.status
             location = response.getheader("Location", "") if 300 <= status < 400 else ""
             if status not in (200, 206) and not location:
                 client.close()
-                raise self._refusal(response)
+                raise self._refusal(response, name)
             self._check_same(name, oid, response)
             if not location:
-                _receive(client, response, first, target, throttle, what)
+                _check_range(client, response, first, target, what)
+                client.receive(response, target, throttle, what)
                 return
             client.whole(response, _MOST_NOTE_BYTES, what)
-            place = urljoin(f"{self._hub.origin}{path}", location)
-            if _origin_of(place) != self._hub.origin:
-                self._read_elsewhere(name, place, offset, target, throttle)
-                return
-            path = _path_of(place)
+            place = _led(place, location, what)
+            if place.origin == self._hub.origin:
+                continue
+            if not self._read_signed(name, place, offset, target, throttle):
+                raise StoreUnavailable(
+                    f"{what}: the hub's store refuses the URL that the hub has just signed",
+                    hint="retry later; are the clocks of the hub and its store right?",
+                )
+            return
         raise Refused(f"{what}: the hub leads from one place to the next", hint="is HF_ENDPOINT of fetchd a hub?")
 
-    def _read_elsewhere(self, name: str, place: str, offset: int, target: Target, throttle: Throttle) -> None:
-        scheme = urlsplit(place).scheme
-        if scheme != "https" and (self._hub.is_https or scheme != "http"):
-            raise Refused(f"{self._model}/{name}: the hub leads to {scheme}://, which is not as safe as the hub")
-        self._source.keep_signed(name, place)
-        if not self._read_signed(name, place, offset, target, throttle):
-            raise StoreUnavailable(
-                f"{self._model}/{name}: the hub's store refuses the URL that the hub has just signed",
-                hint="retry later; are the clocks of the hub and its store right?",
-            )
+    def _read_signed(self, name: str, signed: Link, offset: int, target: Target, throttle: Throttle) -> bool:
+        """False: the store does not take this URL, which has probably expired.  It is kept while reads from it end
+        well: whatever went wrong, the hub may know a better place next time."""
+        first, what, is_good = offset + target.done, f"{self._model}/{name}", False
+        try:
+            found = self._ask_stores(signed, first, target, what)
+            if found is not None:
+                client, response = found
+                _check_range(client, response, first, target, what)
+                self._source.keep_signed(name, signed)
+                client.receive(response, target, throttle, what)
+                is_good = True
+        finally:
+            if not is_good:
+                self._source.forget_signed(name, signed)
+        return is_good
 
-    def _read_signed(self, name: str, signed: str, offset: int, target: Target, throttle: Throttle) -> bool:
-        """False: the store does not take this URL, which has probably expired."""
-        client, what, first = self._client(_origin_of(signed)), f"{self._model}/{name}", offset + target.done
-        headers = {"Range": f"bytes={first}-{first + target.left - 1}"}
-        response = client.ask("GET", _path_of(signed), {**headers, **_SAID}, what)
-        if response.status in (200, 206):
-            _receive(client, response, first, target, throttle, what)
-            return True
-        client.close()
-        if (error := passing(response, what)) is not None:
-            raise error
-        if response.status == 416:
-            raise ModelCorrupt(f"{what}: it is shorter than the hub says (416)", hint="ask the model's authors")
-        self._source.forget_signed(name, signed)
-        return False
+    def _ask_stores(
+        self, place: Link, first: int, target: Target, what: str
+    ) -> tuple[HttpClient, http.client.HTTPResponse] | None:
+        """The answer with the bytes, from the store at ``place`` or one to which it leads; None when it refuses."""
+        headers = {"Range": f"bytes={first}-{first + target.left - 1}", **_SAID}
+        for _ in range(_MOST_HOPS):
+            client = self._client(place.origin)
+            response = client.ask("GET", place.path, headers, what)
+            if response.status in (200, 206):
+                return client, response
+            client.close()
+            if (error := busy_or_down(response, what)) is not None:
+                raise error
+            if response.status == 416:
+                raise ModelCorrupt(f"{what}: it is shorter than the hub says (416)", hint="ask the model's authors")
+            location = response.getheader("Location", "") if 300 <= response.status < 400 else ""
+            if not location:
+                return None
+            place = _led(place, location, what)
+            if place.origin == self._hub.origin:
+                break
+        raise StoreUnavailable(f"{what}: the hub's store leads from one place to the next", hint="retry later")
 
     def _check_same(self, name: str, oid: str, response: http.client.HTTPResponse) -> None:
         """Raises ModelCorrupt for an answer that is about another commit, or another content than the list's."""
@@ -283,7 +307,7 @@ class HubConnection:
         response = client.ask(method, path, {**headers, **signed, **_SAID}, what)
         if (error := busy_or_down(response, what)) is not None:
             client.close()
-            if isinstance(error, Busy):
+            if isinstance(error, Busy) and response.status == 429:  # about us; others are about this model
                 self._hub.rest(error.after_s)
             raise error
         return response
@@ -297,34 +321,32 @@ class HubConnection:
                     client.interrupt()
         return client
 
-    def _refusal(self, response: http.client.HTTPResponse) -> Exception:
-        return refusal(response, self._model, self._hub.endpoint, has_token=bool(self._hub.token()))
+    def _refusal(self, response: http.client.HTTPResponse, file: str) -> Exception:
+        return refusal(response, self._model, self._hub.endpoint, file, has_token=bool(self._hub.token()))
 
-    def _path(self, name: str) -> str:
-        return self._hub.base_path + file_path(self._model, name)
+    def _path(self, name: str) -> Link:
+        return Link(self._hub.origin, self._hub.base_path + file_path(self._model, name))
 
 
-def _receive(
-    client: HttpClient,
-    response: http.client.HTTPResponse,
-    first: int,
-    target: Target,
-    throttle: Throttle,
-    what: str,
-) -> None:
+def _of_hub(connection: Connection) -> HubConnection:
+    if not isinstance(connection, HubConnection):
+        raise TypeError(f"{connection!r} is no connection to a hub")
+    return connection
+
+
+def _led(place: Link, location: str, what: str) -> Link:
+    """Where an answer from ``place`` leads.  Its text may be a secret, and is in no error."""
+    found = link_of(location, place)
+    if found is None:
+        raise StoreUnavailable(f"{what}: the hub leads to a place that is no URL", hint="retry later")
+    if place.is_safe and not found.is_safe:
+        raise Refused(f"{what}: the hub leads to http://, which is not as safe as https://")
+    return found
+
+
+def _check_range(client: HttpClient, response: http.client.HTTPResponse, first: int, target: Target, what: str) -> None:
     try:
         check_range(response, first, target.left, what)
     except Exception:
         client.close()
         raise
-    client.receive(response, target, throttle, what)
-
-
-def _origin_of(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _path_of(url: str) -> str:
-    parts = urlsplit(url)
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

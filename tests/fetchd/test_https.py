@@ -74,7 +74,7 @@ def test_a_hub_behind_tls_leads_to_no_store_without_it(certificate: tuple[Path, 
         hub.add("org/base", files_in(write_model(tmp_path / "m", layer_bytes=1000)))
         with (
             Fetchd(tmp_path, SSL_CERT_FILE=certificate[0], HF_ENDPOINT=hub.endpoint) as fetchd,
-            pytest.raises(ModelNotFound, match="the hub leads to http://, which is not as safe as the hub"),
+            pytest.raises(ModelNotFound, match="the hub leads to http://, which is not as safe as https"),
         ):
             fetchd.client.inspect("hf://org/base")
         assert hub.requests("hub", "HEAD")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fetchd.backoff import pause_s
+from fetchd.catalog import Catalog
+from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Busy
+from fetchd.sources.hub import HubSource
+from fetchd.sources.registry import open_source
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from tests.hub import Answering, LoopbackHub, files_in
 from thaw import hub as words
-from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
+from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable, ThawError
 from thaw.ids import GroupId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts
 from thaw.versions import POINTER_NAME
@@ -182,6 +187,7 @@ def test_each_refusal_is_one_sentence_and_the_next_step(
     hub.add("org/gated", files, opens=frozenset({"t"}), is_gated=True)
     hub.add("shut/gated", files, opens=frozenset({"t"}), is_gated=True)
     hub.add("org/adapter", {"adapter_config.json": b"{}"})
+    hub.add("org/gguf", {"config.json": b"{}", "weights.gguf": b"x"})
     hub.moved["org/was"] = "org/base"
     page = f"{hub.endpoint}/org/gated"
     token_file = tmp_path / "token"
@@ -196,6 +202,7 @@ def test_each_refusal_is_one_sentence_and_the_next_step(
         ),
         "hf://shut/gated": ("gave no access to the owner of the token", '"prefix": "hf://shut/gated"'),
         "hf://org/none": ("the hub has no such model, or it is private", "check the name"),
+        "hf://org/gguf": ("holds no weights in safetensors", "name a repository with model.safetensors"),
         f"{BASE}@v9": (f"{BASE} has no revision v9", "/org/base/tree/main lists"),
         "hf://org/adapter": ("holds no config.json", "config.json, a tokenizer and safetensors"),
         "hf://bad/x": ("the hub does not accept the token", "THAW_FETCHD_CREDENTIALS"),
@@ -238,6 +245,7 @@ def test_a_token_goes_to_the_hub_and_to_no_store(hub: LoopbackHub, files: dict[s
         {"prefix": "hf://team"},
         {"prefix": "hf://team", "token": "a", "token_file": "b"},
         {"prefix": "hf://team", "token": "a", "key_id": "b"},
+        {"prefix": "hf://team/x@main", "token": "a"},
         {"prefix": "s3://team", "token_file": "a", "anonymous": True},
         {"prefix": "https://team", "token": "a"},
     ],
@@ -257,9 +265,31 @@ def test_a_hub_that_is_no_url_stops_the_start(tmp_path: Path, endpoint: str) -> 
         assert "HF_ENDPOINT" in str(fetchd.events)
 
 
+def test_an_empty_endpoint_is_the_default(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, HF_ENDPOINT="") as fetchd:
+        assert fetchd.events[-1]["event"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "answer"),
+    [
+        ("the hub has no such model, or it is private", lambda a: a.tell(404, X_Error_Code="RepoNotFound")),
+        ("goes on at http://other.example", lambda a: a.tell(200, b"[]", Link='<//other.example/x>; rel="next"')),
+        ("has more than 32 pages", lambda a: a.tell(200, b"[]", Link=f'<{a.path}>; rel="next"')),
+    ],
+)
+def test_a_list_of_files_that_cannot_be_read_to_its_end_is_no_repository_without_a_model(
+    fetchd: Fetchd, hub: LoopbackHub, sentence: str, answer: Callable[[Answering], None]
+) -> None:
+    hub.fault = lambda a: "/tree/" in a.path and answer(a) is None
+    with pytest.raises(ModelNotFound, match=sentence):
+        fetchd.client.inspect(BASE)
+    assert len(hub.requests("hub", "GET")) <= 32
+
+
 def test_the_hubs_word_leads_to_no_address_that_is_not_public(hub: LoopbackHub, tmp_path: Path) -> None:
     with host(tmp_path, hub, THAW_FETCHD_ALLOW="", THAW_FETCHD_RETRIES=1) as fetchd:
-        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1 is (not a public|an) address"):
+        with pytest.raises(StoreUnavailable, match="leads to an address that this host does not connect to"):
             fetchd.client.inspect(BASE)
         assert hub.requests("store") == []
 
@@ -296,9 +326,72 @@ def test_a_signed_url_that_expires_is_made_anew_and_the_fetch_goes_on_where_it_s
         hub.sent_bytes = 0
         assert fetched(fetchd, facts) == large
     asked = [(a.server, a.first) for a in hub.asked if "config" not in a.path and "tokenizer" not in a.path]
-    assert asked[:4] == [("store", 0), ("store", cut[0]), ("hub", cut[0]), ("store", cut[0])]
+    assert asked[:3] == [("store", 0), ("hub", cut[0]), ("store", cut[0])]
     assert len([server for server, _ in asked if server == "hub"]) == 1, "the new URL serves the other chunks, too"
-    assert asked[4:] == [("store", i * CHUNK_BYTES) for i in (1, 2)]
+    assert asked[3:] == [("store", i * CHUNK_BYTES) for i in (1, 2)]
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_signed_url_that_served_and_now_fails_is_made_anew(
+    fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes], status: int
+) -> None:
+    facts = fetchd.client.inspect(BASE)
+    hub.expire()
+    hub.fault = lambda a: a.name == "store" and "signature=0" in a.path and a.tell(status) is None
+    hub.asked.clear()
+    assert fetched(fetchd, facts) == files
+    asked = [a.server for a in hub.asked if a.first == 0 and "config" not in a.path and "tokenizer" not in a.path]
+    assert asked == ["store", "hub", "store"]
+
+
+@pytest.mark.parametrize("way", ["500", "416", "range", "gone", "port", "space", "private"])
+def test_a_signed_url_that_fails_is_forgotten_and_no_error_tells_it(
+    hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path, way: str
+) -> None:
+    store, allowed = hub.store, hub.endpoint.partition("//")[2] + "," + hub.store.partition("//")[2]
+
+    def fails(answering: Answering) -> bool:
+        if answering.name != "store" or "signature=0" not in answering.path:
+            return False
+        if way == "range":
+            answering.tell(206, b"x", Content_Range="bytes 0-0/1")
+        else:
+            answering.tell(int(way))
+        return True
+
+    if way in ("500", "416", "range"):
+        hub.fault = fails
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            port = gone.getsockname()[1]
+        at = {"gone": f"127.0.0.1:{port}", "port": "127.0.0.1:99999", "space": "127.0.0.1/a b", "private": "[::1]:9"}
+        hub.store = f"http://{at[way]}"
+        allowed += f",127.0.0.1:{port}"
+    with host(tmp_path, hub, THAW_FETCHD_RETRIES=1, THAW_FETCHD_ALLOW=allowed) as fetchd:
+        with pytest.raises(ThawError) as found:
+            fetchd.client.inspect(BASE)
+        told = found.value.message + found.value.hint
+        assert not [word for word in ("signature", "blobs", "127.0", "::1", "99999", "a b") if word in told], told
+        if way in ("gone", "private"):
+            wait_until(lambda: any(e["event"] == "hub_failed" and e["cause"] for e in fetchd.events))
+        hub.store = store
+        hub.expire()
+        assert fetched(fetchd, fetchd.client.inspect(BASE)) == files
+
+
+def test_a_store_of_the_hub_may_lead_to_another_one(fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes]) -> None:
+    def lead(answering: Answering) -> bool:
+        if answering.name != "store" or "hop" in answering.path:
+            return False
+        answering.tell(302, Location=f"{answering.path}&hop=1")
+        return True
+
+    hub.fault = lead
+    assert fetched(fetchd, fetchd.client.inspect(BASE)) == files
+    hub.fault = lambda a: a.name == "store" and a.tell(302, Location=a.path) is None
+    hub.add("org/other", {**files, "tokenizer.json": b"{}"})
+    with pytest.raises(StoreUnavailable, match="leads from one place to the next"):
+        fetchd.client.inspect("hf://org/other")
 
 
 def test_a_store_that_refuses_even_a_new_url_is_unavailable(hub: LoopbackHub, tmp_path: Path) -> None:
@@ -325,7 +418,41 @@ def test_a_hub_that_is_busy_is_asked_again_after_its_pause_and_by_nobody_before(
                 fetchd.client.inspect(BASE)
         assert len(hub.asked) == n_before + 1
         assert facts.n_layers == 3
-    assert pause_s(1, Busy("x", 3.0)) == 3.0
+    assert 3.0 < pause_s(1, Busy("x", 3.0)) <= 3.1, "and not by all hosts at once"
+
+
+def test_a_pause_that_a_hub_wants_for_one_model_is_no_other_ones_and_none_is_endless(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    hub.fault = lambda a: "/org/slow/" in a.path and a.tell(503, Retry_After="999999999") is None
+    with host(tmp_path, hub) as fetchd:
+        with pytest.raises(StoreUnavailable, match="503"):
+            fetchd.client.inspect("hf://org/slow")
+        assert fetchd.client.inspect(BASE).n_layers == 3
+    hub.fault = lambda a: a.tell(429, Retry_After="999999999") is None
+    source = open_source(BASE, FetchdSettings("s", "d", hub_endpoint=hub.endpoint))
+    assert isinstance(source, HubSource)
+    for _ in range(2):
+        with pytest.raises(Busy) as found:
+            source.newest(source.connect())
+        assert 50 < found.value.after_s <= 60
+
+
+def test_the_pauses_of_one_inspection_have_a_limit_together(hub: LoopbackHub) -> None:
+    class Clock(threading.Event):
+        waited = 0.0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.waited += timeout or 0.0
+            return False
+
+    clock, n_asked = Clock(), itertools.count(1)
+    settings = FetchdSettings("s", "d", hub_endpoint=hub.endpoint, allow="127.0.0.1")
+    catalog = Catalog(lambda uri: open_source(uri, settings), 100, clock)
+    hub.fault = lambda a: next(n_asked) % 2 == 1 and a.tell(503, Retry_After="6") is None
+    with pytest.raises(StoreUnavailable, match="503"):
+        catalog.inspect(BASE)
+    assert 18 <= clock.waited <= 20
 
 
 # held once --------------------------------------------------------------------------------------------------------------

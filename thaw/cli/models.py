@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -33,20 +34,23 @@ def push(directory: Source, uri: Uri) -> None:
     """
     from thaw.hub import is_hub
 
-    _push(_copy_of(directory) if is_hub(directory) else Path(directory), uri)
+    if is_hub(directory):
+        _push_copy(directory, uri)
+    else:
+        _push(Path(directory), uri)
 
 
-def _copy_of(uri: str) -> Path:
-    """A model of a hub, copied into the cache.  A copy that was cut goes on where it stopped."""
+def _push_copy(of: str, uri: str) -> None:
+    """Push a model of a hub.  Its copy stays in the cache until the push has ended well."""
     from thaw.cli.demo_model import cache_dir
-    from thaw.cli.hub import HubStore
+    from thaw.cli.hub import HubStore, copied
     from thaw.cli.progress import progress
 
-    store = HubStore(uri)
-    directory = cache_dir() / store.uri.removeprefix("hf://").replace("/", "--")
-    with progress("copying", store.index().n_bytes) as advance:
-        store.copy(directory, advance)
-    return directory
+    store = HubStore(of)
+    with ExitStack() as stack:
+        with progress("copying", store.index().n_bytes) as advance:
+            directory = stack.enter_context(copied(store, cache_dir(), advance))
+        _push(directory, uri)
 
 
 def _push(directory: Path, uri: str) -> None:
