@@ -174,16 +174,10 @@ class Fetch:
             reason = self._reason(e) if isinstance(e, ThawError) else e
             told = disclosed(key.uri, reason, self._machinery.log)
             defect = PlatformError(f"fetch failed: {type(told).__name__}: {told}")
-            self._fail((told if isinstance(told, ThawError) else defect).info())
+            self.error = (told if isinstance(told, ThawError) else defect).info()
         self._seconds = time.monotonic() - self._began_s
-
-    def _fail(self, error: ErrorInfo) -> None:
-        """Those who share the segment hear what it says; the log has the reason, too."""
-        self.segment.fail(error)
-        self.error = self.segment.error
-        if self.segment.is_shared:
-            key = self.segment.key
-            self._machinery.log.event("shared_fetch_failed", uri=key.uri, code=error.code, error=error.message)
+        if self.error is not None:
+            self.segment.fail(self.error)
 
     def _reason(self, error: ThawError) -> ThawError:
         """A model that was pushed again during the start looks damaged; the store's version now tells the two apart."""

@@ -19,22 +19,16 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
 from relay.protocol.messages import PlacedRange, SegmentStatus
 from relay.protocol.pool import content_key, n_slabs
 from relay.protocol.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, StoreUnavailable, ThawError
+from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
 from thaw.hub import content_of
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
-
-_OF_ANOTHER: Final = ErrorInfo(
-    StoreUnavailable.__name__,
-    "the fetch of these bytes failed, which several models have in common",
-    "nothing to do: the next start fetches them for its own model",
-)
 
 
 class SegmentKey(NamedTuple):
@@ -95,8 +89,6 @@ class Segment:
     error: ErrorInfo | None = None
     given_up: bool = False
     """The fetch was cancelled and may take a moment to end; no other stage may join it."""
-    is_shared: bool = False
-    """Also held for a model with another URI, whose users must not read about this one in an error."""
     first_is_here: bool = False
     arrived: dict[tuple[str, int], list[Arrived]] = field(default_factory=dict)  # by file and number of the chunk
 
@@ -166,15 +158,16 @@ class Segment:
             self.complete,
         )
 
-    def join(self, key: SegmentKey) -> bool:
-        """Whether a start with ``key`` may use this segment, now and when it fails."""
-        if not self.key.has_same_bytes(key):
+    def serves(self, key: SegmentKey) -> bool:
+        """Whether a start with ``key`` may use this segment.
+
+        Bytes that are here serve every model that has them.  Bytes that are still coming serve their own one: a fetch
+        fails for reasons of its model (access, a pause that its hub wants), which are no other's.  Another model's
+        start meanwhile has a segment of its own, and sharing.py still reads each byte once.
+        """
+        if self.error is not None or not self.key.has_same_bytes(key):
             return False
-        with self.lock:
-            if self.error is not None or (self.given_up and not self.complete):
-                return False
-            self.is_shared = self.is_shared or self.key.uri != key.uri
-            return True
+        return self.complete or (not self.given_up and self.key.uri == key.uri)
 
     def finish(self) -> None:
         with self.lock:
@@ -183,8 +176,8 @@ class Segment:
     def fail(self, error: ErrorInfo) -> None:
         with self.lock:
             if self.error is None:  # only the first error counts
-                self.error = _OF_ANOTHER if self.is_shared else error
-                self.page.fail(self.error)
+                self.error = error
+                self.page.fail(error)
         self.indexed.set()
 
 
@@ -213,7 +206,7 @@ class SegmentStore:
         """Return a usable segment of exactly these bytes, now also held by ``holder``."""
         with self._lock:
             for segment in self._by_id.values():
-                if segment.join(key):
+                if segment.serves(key):
                     segment.holders[holder] = None
                     return segment
         return None

@@ -25,8 +25,8 @@ from fetchd.pacing import Pacer
 from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
 from fetchd.segments import Arrived, Segment
 from fetchd.sharing import Board, Claim, Gap
-from fetchd.sources.base import Connection, Source, Target
-from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable, ThawError
+from fetchd.sources.base import Busy, Connection, Source, Target
+from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable
 from thaw.trace import Phase, TraceEvent, event
 
 _PROGRESS_BYTES: Final = 64 * 1024
@@ -86,7 +86,7 @@ class Transfer:
         self._first_is_here = threading.Event()  # or the fetch has ended
         self._first_left = sum(c.n_bytes for c in chunks if not c.later)
         self._later_left = sum(c.n_bytes for c in chunks if c.later)
-        self._error: ThawError | None = None
+        self._error: Exception | None = None
         self._readers = [_Reader(self) for _ in range(self.connections)]
 
     @property
@@ -142,19 +142,17 @@ class Transfer:
         spent, reader.account = 0.0, ReaderAccount()
         try:
             while (taken := self._take(reader.account)) is not None:
-                i, claim = taken
+                i, reader.claim = taken
                 try:
                     reader.read(self.chunks[i])
                     spent = self._account(spent)
                     self._mark(i)
                 finally:
-                    self.origin.board.release(claim)
+                    reader.release()
         except FetchCancelled:
             pass
-        except ThawError as e:
-            self._fail(e)
         except Exception as e:  # noqa: BLE001 - edge of a thread: a defect must end the fetch, not hang it
-            self._fail(PlatformError(f"fetch failed: {type(e).__name__}: {e}"))
+            self._fail(e)
         finally:
             reader.close()
             self._account(spent)
@@ -229,7 +227,7 @@ class Transfer:
             self._first_is_here.set()
             self._on_first()
 
-    def _fail(self, error: ThawError) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._lock:
             self._error = self._error or error
         self.cancel()
@@ -243,6 +241,8 @@ class _Reader:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._chunk: Chunk = transfer.chunks[0]
+        self.claim: Claim | None = None
+        """On the chunk; none while the store wants a pause."""
         self.account: ReaderAccount  # made by the thread that reads
 
     def read(self, chunk: Chunk) -> None:
@@ -300,6 +300,11 @@ class _Reader:
                 self._connection.close()
             self._connection = None
 
+    def release(self) -> None:
+        if self.claim is not None:
+            self._transfer.origin.board.release(self.claim)
+            self.claim = None
+
     def _fill(self, file: str, offset: int, target: Target) -> None:
         """Fill the target; after a broken connection go on from the byte reached."""
         t, failures = self._transfer, 0
@@ -317,7 +322,25 @@ class _Reader:
                 if failures >= retries or after_s > _MOST_PAUSE_S:
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
                 t.count_retry()
-                t.stopped.wait(after_s)
+                if isinstance(e, Busy):
+                    self._leave_alone(after_s)
+                else:
+                    t.stopped.wait(after_s)
+                    self._check_stopped()
+
+    def _leave_alone(self, after_s: float) -> None:
+        """Pause without the claim: the store may give others the bytes that it does not give us."""
+        t, board = self._transfer, self._transfer.origin.board
+        self.release()
+        t.stopped.wait(after_s)
+        self._check_stopped()
+        while self.claim is None:
+            version = board.version
+            found = board.claim(t.segment, self._chunk, t.pacer)
+            if isinstance(found, Claim):
+                self.claim = found
+            else:
+                board.wait(version, found, t.pacer, t.stopped.is_set)
                 self._check_stopped()
 
     def _connected(self) -> Connection:

@@ -496,23 +496,44 @@ def test_the_same_checksums_from_a_web_server_share_nothing_with_a_hub() -> None
         assert words.content_of(uri, version) == (uri, version)
 
 
-def test_an_error_of_a_fetch_that_two_models_share_names_neither(
+def test_a_model_neither_joins_the_fetch_of_another_nor_waits_for_its_pauses(
     hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     hub.add("other/copy", files)
-    joined = threading.Event()
-    with host(tmp_path, hub, THAW_FETCHD_RETRIES=1, THAW_FETCHD_READ_TIMEOUT_S=30) as fetchd:
+    with host(tmp_path, hub, THAW_FETCHD_RETRIES=3) as fetchd:
         one, two = fetchd.client.inspect(BASE), fetchd.client.inspect("hf://other/copy")
-        hub.fault = lambda a: a.name == "store" and joined.wait(20) and a.tell(500) is None
+        hub.fault = lambda a: "/org/base/" in a.path and a.tell(503, Retry_After="40") is None
+        hub.expire()
         first = fetchd.start(one, "one")
-        assert fetchd.start(two, "two").segment_id == first.segment_id
-        joined.set()
-        for group in ("one", "two"):
-            with pytest.raises(StoreUnavailable, match="several models have in common") as told:
-                fetchd.client.wait(GroupId(group), 0, deadline_s=20)
-            assert "org/base" not in told.value.message
-        wait_until(lambda: any(e["event"] == "shared_fetch_failed" for e in fetchd.events))
-        (logged,) = (e for e in fetchd.events if e["event"] == "shared_fetch_failed")
-        assert (logged["uri"], "the store answered 500" in logged["error"]) == (one.uri, True)
-        hub.fault = lambda a: False
+        wait_until(lambda: any("/org/base/" in path for path in hub.requests("hub", "GET")[-4:]))
+        assert fetchd.start(two, "two").segment_id != first.segment_id
+        fetchd.client.wait(GroupId("two"), 0, deadline_s=20)
         assert fetched(fetchd, two) == files
+
+
+def test_a_model_that_is_withdrawn_fails_no_start_of_another_with_the_same_files(
+    hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.add("other/copy", files)
+    both, opened = threading.Event(), []
+    with host(tmp_path, hub, THAW_FETCHD_READ_TIMEOUT_S=30) as fetchd:
+        one, two = fetchd.client.inspect(BASE), fetchd.client.inspect("hf://other/copy")
+        hub.expire()
+
+        def withdrawn(answering: Answering) -> bool:
+            if "/org/base/" in answering.path and not opened:
+                both.wait(20)
+                return answering.tell(401, X_Error_Code="RepoNotFound") is None
+            return False
+
+        hub.fault = withdrawn
+        fetchd.start(one, "one")
+        fetchd.start(two, "two")
+        both.set()
+        with pytest.raises(ModelNotFound, match="hf://org/base: the hub has no such model"):
+            fetchd.client.wait(GroupId("one"), 0, deadline_s=20)
+        fetchd.client.wait(GroupId("two"), 0, deadline_s=20)
+        sent = hub.sent_bytes
+        hub.fault = lambda a: False
+        assert fetched(fetchd, one) == files
+        assert hub.sent_bytes == sent, "bytes that are here serve every model that has them"
