@@ -66,3 +66,14 @@ def content_of(uri: str, version: str) -> tuple[str, str]:
     other stores whoever writes a model says so, hence their models share bytes only with themselves.
     """
     return (HUB, version.partition(".")[2]) if is_hub(uri) else (uri, version)
+
+
+def place_of_content(uri: str, version: str) -> str:
+    """A word under which hosts that may have a model are found: of a hub its content, else its URI, because a host may
+    not say which version it has."""
+    return "://".join(content_of(uri, version)) if is_hub(uri) else uri
+
+
+def is_same_content(uri: str, version: str, held_uri: str, held_version: str) -> bool:
+    """Whether what a host holds are the files of a model.  An empty ``held_version``: the host does not say."""
+    return (held_uri == uri and not held_version) or content_of(held_uri, held_version) == content_of(uri, version)
