@@ -329,7 +329,8 @@ class _Reader:
                     self._check_stopped()
 
     def _leave_alone(self, after_s: float) -> None:
-        """Pause without the claim: the store may give others the bytes that it does not give us."""
+        """Pause without the claim: the store may give others the bytes that it does not give us.  The read goes on
+        behind those that we have, also if others have read the chunk meanwhile."""
         t, board = self._transfer, self._transfer.origin.board
         self.release()
         t.stopped.wait(after_s)
