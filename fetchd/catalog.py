@@ -2,7 +2,7 @@
 
 A model's description is read once and remembered while the store still has that version.  A plain name leads to its
 newest version through a small object, the pointer (thaw/versions.py), which every inspection reads anew; what a pin
-names never changes, so it is read once.
+names never changes, so it is read once.  A hub is asked each time, because it also says whether we may read the model.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -18,12 +18,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from fetchd.backoff import backoff_s
+from fetchd.backoff import pause_s
 from fetchd.deadline import CallLater, Deadline
 from fetchd.description import Description, LargeTexts, combined_etag
 from fetchd.lanes import Lanes
-from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Refused, Source, SourceOpener, read_bytes
-from thaw import checkpoint, versions
+from fetchd.sources.base import (
+    AccessRefused,
+    Connection,
+    ObjectInfo,
+    Refused,
+    Revisions,
+    Source,
+    SourceOpener,
+    read_bytes,
+)
+from thaw import checkpoint, hub, versions
 from thaw.errors import ModelChanged, ModelNotFound, StoreUnavailable, ThawError
 from thaw.model import ModelFacts, ModelIndex
 
@@ -99,7 +108,8 @@ class Catalog:
         with deadline.holding(place.lock, uri):
             entry = place.entry
             is_known = entry is not None and entry.version.startswith(root)
-            if entry is None or not is_known or not (root or _is_current(uri, entry, deadline)):
+            is_fixed = bool(root) or hub.is_hub(found_at)  # of a hub it is a commit
+            if entry is None or not is_known or not (is_fixed or _is_current(uri, entry, deadline)):
                 entry = self._load(found_at, place, root, deadline)
             if entry.facts is None:
                 if not entry.is_whole:
@@ -110,12 +120,14 @@ class Catalog:
     def _newest(self, uri: str, deadline: Deadline) -> tuple[str, str]:
         """Return the place of the version that ``uri`` means now, and (the first digits of) its root.
 
-        A directory without versions is its own place, and its root is empty.
+        A directory without versions is its own place, and its root is empty.  So is the root of a hub's commit.
         """
         if digits := versions.pinned(uri):
             return versions.place(uri), digits
         place = self._place(uri)
         source = self._source(uri, place)
+        if isinstance(source, Revisions):
+            return self._persist(source, source.newest, uri, deadline), ""
         try:  # no lock: a store that is away must hold up nobody else
             data = self._persist(source, _read_pointer, uri, deadline)
         except AccessRefused:
@@ -199,8 +211,13 @@ class Catalog:
         place.entry = before.without_tensors() if before is not None and not before.index.verified else None
 
         def load(connection: Connection) -> Entry:
+            if isinstance(source, Revisions):
+                source.look_through(connection)
             description = Description(uri, source, connection, self._large, deadline)
-            return Entry(source, description.index(root), description.objects)
+            index = description.index(root)
+            if isinstance(source, Revisions):
+                index = replace(index, etag=hub.version(source.revision, index.etag))
+            return Entry(source, index, description.objects)
 
         entry = self._persist(source, load, uri, deadline)
         if before is not None and before.version == entry.version:
@@ -251,7 +268,8 @@ class Catalog:
                 if not isinstance(e, StoreUnavailable):
                     raise
                 failures += 1
-                if failures >= self._retries or self._stopping.wait(backoff_s(failures)):
+                after_s = pause_s(failures, e)
+                if failures >= self._retries or not deadline.allows(after_s) or self._stopping.wait(after_s):
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
             finally:
                 connection.close()

@@ -7,12 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from thaw.errors import StoreUnavailable
 
 CallLater = Callable[[float, Callable[[], None]], None]
 """(delay in seconds, call): Janitor.call_later."""
+
+_PATIENCE_S: Final = 20.0
+"""The pauses of one inspection together.  Those who wait for it wait half a minute, so a store that wants to be asked
+only later has failed."""
 
 
 class _Interruptible(Protocol):
@@ -28,6 +32,7 @@ class Deadline:
         self._lock = threading.Lock()
         self._guarded: set[_Interruptible] = set()
         self._is_watched = False
+        self._patience_s = _PATIENCE_S
 
     @property
     def left_s(self) -> float:
@@ -37,6 +42,11 @@ class Deadline:
         """Raises StoreUnavailable."""
         if self.left_s <= 0:
             raise self._passed(uri)
+
+    def allows(self, pause_s: float) -> bool:
+        """Count a pause before the next request; False when the pauses together would be too long."""
+        self._patience_s -= pause_s
+        return self._patience_s >= 0
 
     @contextmanager
     def guarding(self, connection: _Interruptible) -> Iterator[None]:

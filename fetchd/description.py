@@ -17,7 +17,7 @@ from fetchd.chunks import digest
 from fetchd.deadline import Deadline
 from fetchd.lanes import LANES, Lanes
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, Target, Unthrottled, read_bytes
-from thaw import checkpoint, model_json
+from thaw import checkpoint, hub, model_json
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import INDEX_NAME, ModelFile, ModelIndex, TensorInfo
 
@@ -140,6 +140,11 @@ class Description:
                 )
         if self._refused is not None:
             raise self._refused
+        if hub.is_hub(self._uri):
+            raise ModelNotFound(
+                f"{self._uri} holds no weights in safetensors",
+                hint=f"name a repository with {checkpoint.WEIGHTS_NAME} or its shards at the top",
+            )
         raise ModelNotFound(
             f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
             hint="check the uri, or push the model: thaw model push DIR URI",

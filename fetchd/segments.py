@@ -26,13 +26,14 @@ from relay.protocol.messages import PlacedRange, SegmentStatus
 from relay.protocol.pool import content_key, n_slabs
 from relay.protocol.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
+from thaw.hub import content_of
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
 
 class SegmentKey(NamedTuple):
-    """Equal keys are equal bytes.  The version is the root sha256, or the etag while unverified.  ``stamp`` tells
-    whether local files were written after their index (Catalog.stamp)."""
+    """Keys with the same bytes may differ in their URI and version (thaw/hub.py).  The version is the root sha256, or
+    the etag while unverified.  ``stamp`` tells whether local files were written after their index (Catalog.stamp)."""
 
     uri: str
     version: str
@@ -45,8 +46,16 @@ class SegmentKey(NamedTuple):
         """The name of these bytes in a host's reports."""
         return content_key(self.uri, self.version, self.ranges, self.later)
 
+    @property
+    def files(self) -> tuple[str, str]:
+        """Equal for keys whose models have the same files."""
+        return content_of(self.uri, self.version)
+
     def has_same_files(self, other: SegmentKey) -> bool:
-        return (self.uri, self.version, self.stamp) == (other.uri, other.version, other.stamp)
+        return (*self.files, self.stamp) == (*other.files, other.stamp)
+
+    def has_same_bytes(self, other: SegmentKey) -> bool:
+        return (self.ranges, self.later) == (other.ranges, other.later) and self.has_same_files(other)
 
 
 class Arrived(NamedTuple):
@@ -150,6 +159,17 @@ class Segment:
             self.complete,
         )
 
+    def serves(self, key: SegmentKey) -> bool:
+        """Whether a start with ``key`` may use this segment.
+
+        Bytes that are here serve every model that has them.  Bytes that are still coming serve their own one: a fetch
+        fails for reasons of its model (access, a pause that its hub wants), which are no other's.  Another model's
+        start meanwhile has a segment of its own, and sharing.py still reads each byte once.
+        """
+        if self.error is not None or not self.key.has_same_bytes(key):
+            return False
+        return self.complete or (not self.given_up and self.key.uri == key.uri)
+
     def finish(self) -> None:
         with self.lock:
             self.page.complete()
@@ -187,7 +207,7 @@ class SegmentStore:
         """Return a usable segment of exactly these bytes, now also held by ``holder``."""
         with self._lock:
             for segment in self._by_id.values():
-                if segment.key == key and segment.error is None and (segment.complete or not segment.given_up):
+                if segment.serves(key):
                     segment.holders[holder] = None
                     return segment
         return None

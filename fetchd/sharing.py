@@ -7,9 +7,9 @@ A reader copies the bytes that another segment has, and waits for the bytes that
     segment A   [====verified====][reading]..............        A's range
     segment B            [copied ][ waits ][ claimed, read ]      B's range, cut at the same 8 MiB of the file
 
-A reader decides this per chunk.  A claim is held only while its bytes are being read, and a reader that holds one never
-waits for another, so there is no deadlock.  If a claim ends without its bytes, because its fetch failed, the readers
-that waited take them from the store.
+A reader decides this per chunk.  A claim is held only while its bytes are being read, not in a pause that the store has
+asked for, and a reader that holds one never waits for another, so there is no deadlock.  If a claim ends without its
+bytes, because its fetch failed or pauses, the readers that waited take them from the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fetchd.pacing import Pacer
 from fetchd.segments import Segment, SegmentStore
 
 Place = tuple[str, str, str, int]
-"""(uri, version, file, chunk number)"""
+"""(the model's files, in two words; file, chunk number)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Board:
 
     def claim(self, segment: Segment, chunk: Chunk, owner: Pacer) -> Claim | list[Pacer]:
         """Return the right to read ``chunk``, or the pacers of the fetches that are reading a part of it."""
-        place = (segment.key.uri, segment.key.version, chunk.file, chunk.number)
+        place = (*segment.key.files, chunk.file, chunk.number)
         wanted = Claim(place, chunk.offset, chunk.offset + chunk.n_bytes, owner)
         with self._changed:
             present = self._claims.setdefault(place, [])

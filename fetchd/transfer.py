@@ -22,20 +22,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fetchd import metrics
-from fetchd.backoff import backoff_s
+from fetchd.backoff import pause_s
 from fetchd.chunks import Check, Chunk, digest
 from fetchd.pacing import Pacer
 from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
 from fetchd.segments import Arrived, Segment
 from fetchd.sharing import Board, Claim, Gap
-from fetchd.sources.base import Connection, Source, Target
-from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable, ThawError
+from fetchd.sources.base import Busy, Connection, Source, Target
+from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
 from thaw.trace import Phase, TraceEvent, event
 
 _READERS_PER_CONNECTION: Final = 2
 _PROGRESS_BYTES: Final = 64 * 1024
 """After an attempt that brought this much, the count of failures begins again: the store as a whole works."""
+_MOST_PAUSE_S: Final = 600.0
+"""A start without progress for so long is given up anyway (THAW_START_DEADLINE_S), so a store that wants to be asked
+only later has failed.  A cancelled fetch ends its pause at once."""
 
 
 class FetchCancelled(PlatformError):
@@ -88,7 +91,7 @@ class Transfer:
         self._first_is_here = threading.Event()  # or the fetch has ended
         self._first_left = sum(c.n_bytes for c in chunks if not c.later)
         self._later_left = sum(c.n_bytes for c in chunks if c.later)
-        self._error: ThawError | None = None
+        self._error: Exception | None = None
         self._shared = [_SharedConnection(origin.source) for _ in range(self.connections)]
         n_readers = min(_READERS_PER_CONNECTION * self.connections, max(1, len(chunks)))
         self._readers = [_Reader(self, self._shared[i % self.connections]) for i in range(n_readers)]
@@ -148,20 +151,18 @@ class Transfer:
         spent, reader.account = 0.0, ReaderAccount()
         try:
             while (taken := self._take_in_turn(reader)) is not None:
-                i, claim = taken
+                i, reader.claim = taken
                 try:
                     reader.read(self.chunks[i])
                     spent = self._account(spent)
                     self._mark(i)
                 finally:
                     reader.end_turn()
-                    self.origin.board.release(claim)
+                    reader.release()
         except FetchCancelled:
             pass
-        except ThawError as e:
-            self._fail(e)
         except Exception as e:  # noqa: BLE001 - edge of a thread: a defect must end the fetch, not hang it
-            self._fail(PlatformError(f"fetch failed: {type(e).__name__}: {e}"))
+            self._fail(e)
         finally:
             self._account(spent)
             with self._lock:
@@ -243,7 +244,7 @@ class Transfer:
             self._first_is_here.set()
             self._on_first()
 
-    def _fail(self, error: ThawError) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._lock:
             self._error = self._error or error
         self.cancel()
@@ -283,11 +284,16 @@ class _Reader:
         self._transfer, self._shared = transfer, shared
         self._has_turn = False
         self._chunk: Chunk = transfer.chunks[0]
+        self.claim: Claim | None = None
+        """On the chunk; none while the store wants a pause."""
         self.account: ReaderAccount  # made by the thread that reads
 
     def begin_turn(self) -> None:
         with self.account.waiting_for(self._waits_for(CHUNK_BYTES)):  # for what the other reader waits for
-            self._shared.turn.acquire()
+            self._acquire_turn()
+
+    def _acquire_turn(self) -> None:
+        self._shared.turn.acquire()
         self._has_turn = True
 
     def end_turn(self) -> None:
@@ -357,6 +363,11 @@ class _Reader:
     def interrupt(self) -> None:
         self._shared.interrupt()
 
+    def release(self) -> None:
+        if self.claim is not None:
+            self._transfer.origin.board.release(self.claim)
+            self.claim = None
+
     def _fill(self, file: str, offset: int, target: Target) -> None:
         """Fill the target; after a broken connection go on from the byte reached."""
         t, failures = self._transfer, 0
@@ -370,10 +381,33 @@ class _Reader:
                 self._shared.close()
                 self._check_stopped()
                 failures = 1 if target.done - reached >= _PROGRESS_BYTES else failures + 1
-                if failures >= retries:
+                after_s = pause_s(failures, e)
+                if failures >= retries or after_s > _MOST_PAUSE_S:
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
                 t.count_retry()
-                t.stopped.wait(backoff_s(failures))
+                if isinstance(e, Busy):
+                    self._leave_alone(after_s)
+                else:
+                    t.stopped.wait(after_s)
+                    self._check_stopped()
+
+    def _leave_alone(self, after_s: float) -> None:
+        """Pause without the claim and without the turn: the store may give others the bytes that it does not give us.
+        The read goes on behind those that we have, also if others have read the chunk meanwhile."""
+        t, board, had_turn = self._transfer, self._transfer.origin.board, self._has_turn
+        self.release()
+        self.end_turn()
+        t.stopped.wait(after_s)
+        if had_turn:  # and then the claim, as at first: whoever has a claim waits for no turn
+            self._acquire_turn()
+        self._check_stopped()
+        while self.claim is None:
+            version = board.version
+            found = board.claim(t.segment, self._chunk, t.pacer)
+            if isinstance(found, Claim):
+                self.claim = found
+            else:
+                board.wait(version, found, t.pacer, t.stopped.is_set)
                 self._check_stopped()
 
     def _connected(self) -> Connection:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from thaw import wire
+from thaw import hub, wire
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
 
 POINTER_NAME: Final = "thaw-version.json"
@@ -37,8 +37,9 @@ def pin(uri: str, sha256: str) -> str:
 
 
 def pinned(uri: str) -> str:
-    """The digits of the version that ``uri`` pins; empty for a plain name."""
-    match = _PIN.search(uri)
+    """The digits of the version that ``uri`` pins; empty for a plain name, and for every model on a hub, which has
+    revisions of its own (thaw/hub.py) and is asked at each start whether it may still be read."""
+    match = None if hub.is_hub(uri) else _PIN.search(uri)
     return match[1] if match else ""
 
 
@@ -49,7 +50,7 @@ def place(uri: str) -> str:
 
 def plain_name(uri: str) -> str:
     """``uri`` without its pin."""
-    return _PIN.sub("", uri)
+    return _PIN.sub("", uri) if pinned(uri) else uri
 
 
 def write_pointer(sha256: str) -> bytes:

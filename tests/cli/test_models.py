@@ -212,7 +212,7 @@ def test_ctrl_c_says_that_nothing_was_harmed_and_how_to_go_on(
     monkeypatch.setattr(checkpoints, "upload", interrupt)
     uri = (tmp_path / "m").as_uri()
     with pytest.raises(typer.Exit) as caught:
-        models.push(model, uri)
+        models.push(str(model), uri)
     assert caught.value.exit_code == 130
     told = f"stopped: {uri} is what it was; the same command goes on where this one stopped\n"
     assert capsys.readouterr().err == told
@@ -373,7 +373,7 @@ def test_a_uri_without_a_store_is_refused_with_the_forms_there_are(thaw: Run, mo
     done = thaw("model", "push", str(model), "models/x")
     assert done.stderr == (
         "error: 'models/x' is not the URI of a model\n"
-        "hint: s3://bucket/prefix, file:///absolute/path or http://host/path\n"
+        "hint: s3://bucket/prefix, hf://org/name, file:///absolute/path or http://host/path\n"
     )
 
 

@@ -312,7 +312,10 @@ def test_a_model_that_is_replaced_after_it_was_inspected_answers_the_very_first_
         ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch: value is less than the minimum of 1 (got 0)"),
         ({"resources": {"gpu_mem": 1}}, "$.resources.gpu_mem: unknown key (got 1)"),
         ({"model": {}}, "$.model.uri: required but missing (got None)"),
-        ({"model": {"uri": "ftp://x"}}, "$.model.uri: value does not match '^(s3|https?|file)://.+' (got 'ftp://x')"),
+        (
+            {"model": {"uri": "ftp://x"}},
+            "$.model.uri: value does not match '^(s3|hf|https?|file)://.+' (got 'ftp://x')",
+        ),
         ({"engine": {"dtype": "int3"}}, "$.engine.dtype: value is not one of"),
     ],
 )

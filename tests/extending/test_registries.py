@@ -101,7 +101,7 @@ def test_an_unknown_driver_is_refused_with_those_that_there_are(installed: Path,
 def test_an_unknown_source_is_refused_with_those_that_there_are(installed: Path) -> None:
     with pytest.raises(ModelNotFound, match="no model store of this host serves 'ftp://x/y'") as caught:
         open_source("ftp://x/y", FetchdSettings("s", "d"))
-    assert caught.value.hint == "a uri begins with one of these schemes: file, http, https, s3, zip"
+    assert caught.value.hint == "a uri begins with one of these schemes: file, hf, http, https, s3, zip"
 
 
 def test_an_unknown_engine_is_refused_with_those_that_there_are(installed: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fetchd.backoff import pause_s
+from fetchd.sources.base import Busy
 from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
 from thaw.ids import GroupId, InstanceId
@@ -384,3 +386,20 @@ def test_the_link_rate_bounds_all_fetches_together(tmp_path: Path, store: Store)
         assert total <= rate * seconds + 3 * 256 * 1024
         assert total >= rate * seconds * 0.5, "pacing wastes the link"
         assert fetchd.client.status().link_bytes_per_s == rate
+
+
+def test_a_store_is_asked_again_only_after_the_pause_that_it_asks_for() -> None:
+    assert pause_s(1, Busy("busy", 7.0)) >= 7.0
+    assert pause_s(1, StoreUnavailable("away")) < 1.0
+
+
+@pytest.mark.parametrize("after", ["100000", "Fri, 31 Dec 2100 23:59:59 GMT"])
+def test_a_store_that_wants_a_longer_pause_than_a_start_may_take_is_given_up(
+    fetchd: Fetchd, store: Store, after: str
+) -> None:
+    facts = inspect(fetchd, store)
+    head = f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {after}\r\nContent-Length: 0\r\n\r\n".encode()
+    store.fault = lambda request: request.sock.sendall(head) is None
+    with pytest.raises(StoreUnavailable) as told:
+        fetch(fetchd, facts)
+    assert fetchd.reason(told.value)["error"].endswith("the store answered 429 (gave up after 1 attempts)")

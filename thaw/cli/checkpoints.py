@@ -20,6 +20,7 @@ from thaw.cli import guards, near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.hub import is_hub
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
@@ -276,7 +277,8 @@ def read_index(store: Store, root: str = "") -> ModelIndex:
     try:
         data = b"".join(store.read(INDEX_NAME))
     except ModelNotFound as e:
-        raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"push it: thaw model push DIR {store.uri}") from e
+        command = f"thaw model push {store.uri} s3://…" if is_hub(store.uri) else f"thaw model push DIR {store.uri}"
+        raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"a push makes one: {command}") from e
     return checkpoint.read_index(data, root or versions.pinned(store.uri))
 
 
@@ -294,11 +296,19 @@ def read_architecture(store: Store) -> str:
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
+def index_of(store: Store, root: str = "") -> ModelIndex:
+    """As :func:`read_index`; for a hub, which has no index of ours, what its files say."""
+    from thaw.cli.hub import HubStore
+
+    return store.index() if isinstance(store, HubStore) else read_index(store, root)
+
+
 def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
-    """Raises ModelCorrupt, also for a config.json that is not the one of the index, and ModelNotFound."""
+    """Raises ModelCorrupt, also for a config.json that is not the one of a verified index, and ModelNotFound."""
     file = checkpoint.config_file(index)
     config = b"".join(store.read(file.name))
-    checkpoint.check_config(file, config, _digest)
+    if index.verified:
+        checkpoint.check_config(file, config, _digest)
     return checkpoint.facts_of(store.uri, index, _read_config(config))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the model store.")
 
-Uri = Annotated[str, typer.Argument(help="The model: s3://bucket/prefix, file:///absolute/path, http(s)://host/path.")]
+Uri = Annotated[
+    str,
+    typer.Argument(help="The model: s3://bucket/prefix, hf://org/name, file:///absolute/path, http(s)://host/path."),
+]
+Source = Annotated[
+    str,
+    typer.Argument(metavar="DIRECTORY", help="A directory that save_pretrained wrote, or hf://org/name@revision."),
+]
 
 DEMO_NAME = "smollm2-135m"
 _UNBOUND = (
@@ -27,7 +35,7 @@ _INTERRUPTED = 130  # as shells say it of a program that Ctrl-C ended
 
 @app.command()
 def push(
-    directory: Annotated[Path, typer.Argument(help="A directory that save_pretrained wrote.")],
+    directory: Source,
     uri: Uri,
     force: Annotated[
         bool, typer.Option("--force", help="Push it even if a check says that it would not start.")
@@ -38,7 +46,25 @@ def push(
     The next start of each function takes the new version; one that names URI@VERSION keeps its version.  Before the
     name means it, the platform's engine says whether it would start.
     """
-    _push(directory, uri, force=force)
+    from thaw.hub import is_hub
+
+    if is_hub(directory):
+        _push_copy(directory, uri, force=force)
+    else:
+        _push(Path(directory), uri, force=force)
+
+
+def _push_copy(of: str, uri: str, *, force: bool) -> None:
+    """Push a model of a hub.  Its copy stays in the cache until the push has ended well."""
+    from thaw.cli.demo_model import cache_dir
+    from thaw.cli.hub import HubStore, copied
+    from thaw.cli.progress import progress
+
+    store = HubStore(of)
+    with ExitStack() as stack:
+        with progress("copying", store.index().n_bytes) as advance:
+            directory = stack.enter_context(copied(store, cache_dir(), advance))
+        _push(directory, uri, force=force)
 
 
 def _push(directory: Path, uri: str, *, force: bool = False) -> None:
@@ -164,18 +190,20 @@ def inspect(uri: Uri) -> None:
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
     from thaw.cli.tables import show, size, table
+    from thaw.hub import is_hub
 
     store, root = checkpoints.resolve(open_store(uri))
-    if not root and not checkpoints.has_index(store):
+    if not (root or is_hub(uri) or checkpoints.has_index(store)):
         out().print(f"[bold]{uri}[/bold]  {checkpoints.read_architecture(store)}", soft_wrap=True)
         out().print(_UNBOUND, soft_wrap=True)
         return
-    index = checkpoints.read_index(store, root)
+    index = checkpoints.index_of(store, root)
     facts = checkpoints.read_facts(store, index)
     out().print(f"[bold]{uri}[/bold]  {facts.architecture}", soft_wrap=True)
     if store.uri != uri:
         out().print(f"newest   {store.uri}", soft_wrap=True)
-    out().print(f"sha256   {facts.sha256}", soft_wrap=True)
+    if facts.sha256:
+        out().print(f"sha256   {facts.sha256}", soft_wrap=True)
     out().print(f"bytes    {facts.n_bytes} ({size(facts.n_bytes)}), weights {size(facts.weight_bytes)}")
     per_layer = f", {size(max(facts.layer_bytes))} the largest" if facts.layer_bytes else ""
     out().print(f"layers   {facts.n_layers}{per_layer}; outside of layers {size(facts.outer_bytes)}")

@@ -1,4 +1,4 @@
-"""The model stores that the CLI writes and reads: S3, a directory, or (read only) a web server.
+"""The model stores that the CLI writes and reads: S3, a directory, or (read only) a web server or a hub.
 
 fetchd has its own sources, which are made for speed and for resuming; these stores are made to be simple.
 """
@@ -69,13 +69,14 @@ class Store(Protocol):
 
 
 def open_store(uri: str) -> Store:
-    """The store of a model's URI.  Raises BadRequest for a URI that names no store."""
+    """The store of a model's URI.  Raises BadRequest for a URI that names no store, and what a hub answers."""
     parts = urlsplit(uri)
     open_one = _STORES.get(parts.scheme)
     store = open_one(uri, parts) if open_one is not None else None
     if store is None:
         raise BadRequest(
-            f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path"
+            f"{uri!r} is not the URI of a model",
+            hint="s3://bucket/prefix, hf://org/name, file:///absolute/path or http://host/path",
         )
     return store
 
@@ -83,6 +84,12 @@ def open_store(uri: str) -> Store:
 def _open_s3(uri: str, parts: SplitResult) -> Store | None:
     prefix = parts.path.strip("/")
     return S3Store(uri, parts.netloc, prefix) if parts.netloc and prefix else None
+
+
+def _open_hub(uri: str, _parts: SplitResult) -> Store | None:
+    from thaw.cli.hub import HubStore
+
+    return HubStore(uri)
 
 
 def _open_directory(uri: str, parts: SplitResult) -> Store | None:
@@ -95,6 +102,7 @@ def _open_http(uri: str, parts: SplitResult) -> Store | None:
 
 _STORES: Final[Mapping[str, Callable[[str, SplitResult], Store | None]]] = {
     "s3": _open_s3,
+    "hf": _open_hub,
     "file": _open_directory,
     "http": _open_http,
     "https": _open_http,

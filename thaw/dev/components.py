@@ -40,6 +40,7 @@ _PASSED_ON = (
     "THAW_FETCHD_ALLOW",
     "THAW_FETCHD_REFUSE",
     "THAW_FETCHD_CREDENTIALS",
+    "HF_ENDPOINT",
 )
 """Children inherit only these variables of our environment: a stray variable of a shell must not change a start.  The
 last ones say who may reach what, which only whoever runs the platform can decide."""

@@ -49,6 +49,8 @@ for success.
 
 **Models.** A model's URI is `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else in that of the
 platform on this machine, else at AWS), `file:///absolute/path`, or `http(s)://host/path`, which can only be read.
+`hf://org/name@revision` is a model of a hub ([models](models.md#from-a-hub)), which can only be read, too:
+`HF_ENDPOINT` names the hub, and `HF_TOKEN` has the token.
 A push makes a version, `URI@VERSION`, and `URI` means the newest one from then on
 ([layout](formats/checkpoint-index.md#where-a-push-puts-a-model)).
 
