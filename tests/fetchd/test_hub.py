@@ -511,6 +511,26 @@ def test_a_model_neither_joins_the_fetch_of_another_nor_waits_for_its_pauses(
         assert fetched(fetchd, two) == files
 
 
+def test_a_reader_that_the_store_sends_away_leaves_its_connection_to_the_other(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    large = checkpoint(tmp_path, layer_bytes=5_000_000)
+    hub.add("org/large", large)
+    with host(tmp_path, hub, THAW_FETCHD_CONNECTIONS=1, THAW_FETCHD_RETRIES=2) as fetchd:
+        facts = fetchd.client.inspect("hf://org/large")
+        n_before = len(hub.asked)
+
+        def second_was_asked_for() -> bool:
+            return any(a.first == CHUNK_BYTES for a in hub.asked[n_before:] if a.server == "store")
+
+        def busy(answering: Answering) -> bool:
+            is_first = answering.name == "store" and answering.span is not None and answering.span[0] == 0
+            return is_first and not second_was_asked_for() and answering.tell(503, Retry_After="2") is None
+
+        hub.fault = busy
+        assert fetched(fetchd, facts) == large
+
+
 def test_a_model_that_is_withdrawn_fails_no_start_of_another_with_the_same_files(
     hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
 ) -> None:
