@@ -53,14 +53,6 @@ _MOST: Final = 2**53 - 1
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class BadField(BadRequest):
-    """An OpenAI body is wrong at ``param``."""
-
-    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.openai_code = param, code
-
-
 def gateway() -> Gateway:
     core: Gateway = current_app.extensions["thaw"]
     return core

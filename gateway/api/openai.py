@@ -12,9 +12,9 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
+from gateway.api.bad_field import BadField
 from gateway.api.http import (
     ACTIVATION_HEADER,
-    BadField,
     caller,
     gateway,
     json_object,

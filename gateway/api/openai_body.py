@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gateway.api.http import BadField
+from gateway.api.bad_field import BadField
 from gateway.api.openai_grammar import GRAMMARS, check_grammars
 from gateway.api.openai_messages import check_messages
 from gateway.api.openai_tools import check_tools

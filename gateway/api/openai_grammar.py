@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.api.http import BadField
+from gateway.api.bad_field import BadField
 
 _CHOICES: Final = "a non-empty list of non-empty strings"
 _WANTED: Final[Mapping[str, str]] = {

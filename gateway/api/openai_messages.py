@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.api.http import BadField
+from gateway.api.bad_field import BadField
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.api.http import BadField
+from gateway.api.bad_field import BadField
 
 MOST_TOOLS: Final = 128
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")

@@ -16,7 +16,8 @@ from typing import Any, Final
 from flask import Response, request
 
 from gateway import metrics
-from gateway.api.http import ACTIVATION_HEADER, BadField, json_response, openai_error
+from gateway.api.bad_field import BadField
+from gateway.api.http import ACTIVATION_HEADER, json_response, openai_error
 from gateway.api.openai_body import choose_seed
 from gateway.core import Gateway
 from gateway.serving.call import Call

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.http import BadField
+from gateway.api.bad_field import BadField
 from gateway.api.openai_body import check_text, validate
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]

@@ -6,15 +6,14 @@ import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
 
-from gateway.api.several_answers import _Merging
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
+from gateway.serving.merging import Merging
 from gateway.serving.several import merged, several
 from relay.state.api_keys import Subject
 from tests.gateway.conftest import GatewayProcess
@@ -134,15 +133,14 @@ def test_a_stream_ends_when_a_part_never_runs() -> None:
     with ThreadPoolExecutor(1) as choices:
         choices.submit(lambda: (busy.set(), hold.wait(10)))
         assert busy.wait(10)
-        parts: Any = SimpleNamespace(core=SimpleNamespace(choices=choices), calls=[call], stop=Hangup())
-        texts = _Merging(parts).texts(1)
+        texts = Merging(choices, [call], Hangup(), lambda _: iter(())).texts(1)
         choices.shutdown(wait=False, cancel_futures=True)
         with pytest.raises(Unavailable):
             next(texts)
         late = replace(action, limits=replace(action.limits, timeout=-60_000))
-        parts.calls, parts.core = [replace(call, action=late)], SimpleNamespace(choices=_Never())
+        never: Any = _Never()
         with pytest.raises(TimeLimitExceeded):
-            next(_Merging(parts).texts(1))
+            next(Merging(never, [replace(call, action=late)], Hangup(), lambda _: iter(())).texts(1))
         hold.set()
 
 
