@@ -8,7 +8,7 @@ from typing import Final
 from flask import Blueprint, Response
 
 from gateway.api.http import action_name, gateway, json_response
-from relay.protocol.messages import EndedOutput, OutputWanted
+from relay.protocol.data_port_messages import EndedOutput, OutputWanted
 from thaw import wire
 from thaw.errors import ThawError
 from thaw.host import HostReport

@@ -19,7 +19,7 @@ from gateway.serving.hangup import Hangup
 from gateway.serving.run_keys import RunKeys
 from relay.clients.http11 import Connection
 from relay.protocol import messages
-from relay.protocol.messages import LogsFound, LogsWanted, OutputFound, OutputWanted
+from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted
 from thaw import wire
 from thaw.errors import (
     DeveloperError,

@@ -80,8 +80,8 @@ class Merging:
                 self._room.acquire()
                 self._steps.put((index, step))
         except ThawError as e:
+            self._steps.put((index, e))  # before the others hear of it: theirs would be that their client has gone
             self._stop.set()
-            self._steps.put((index, e))
         except Exception as e:  # noqa: BLE001  the edge of a thread: its reader would wait for ever
-            self._stop.set()
             self._steps.put((index, PlatformError(f"There was an internal server error: {type(e).__name__}.")))
+            self._stop.set()

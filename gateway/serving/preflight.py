@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool
-from relay.protocol.messages import PreflightFound, PreflightWanted
+from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
 from relay.state.registry import Registry
 from thaw import wire
 from thaw.action import KIND_LLM

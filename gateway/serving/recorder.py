@@ -22,7 +22,7 @@ from gateway.serving.hangup import ClientGone
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.outcome import activation_of
 from gateway.serving.runs import Outcome
-from relay.protocol.messages import LogsWanted, RunRef
+from relay.protocol.data_port_messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records
 from thaw import wire
 from thaw.activation import ActivationStatus

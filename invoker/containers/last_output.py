@@ -15,7 +15,7 @@ from typing import Final
 
 from invoker.drivers.activation_logs import last_lines
 from invoker.drivers.base import Handle
-from relay.protocol.messages import EndedOutput
+from relay.protocol.data_port_messages import EndedOutput
 from thaw import wire
 from thaw.clock import wall_ms
 from thaw.errors import ProtocolError

@@ -24,14 +24,8 @@ from invoker.containers.fleet import Fleet
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.base import Handle, Spec
 from relay.clients.fetch import FetchClient
-from relay.protocol.messages import (
-    FetchStart,
-    LlmInit,
-    PreflightFound,
-    PreflightReply,
-    PreflightWanted,
-    StageShape,
-)
+from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
+from relay.protocol.messages import FetchStart, LlmInit, PreflightReply, StageShape
 from thaw import checkpoint, fitness, wire
 from thaw.action import KIND_LLM
 from thaw.errors import DeveloperError, ErrorInfo, PlatformError, ProtocolError, ThawError, Unavailable, from_info

@@ -28,7 +28,8 @@ from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
-from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
+from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
+from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.bearer import is_bearer

@@ -139,3 +139,8 @@ return said
 )
 """Accept 202s of one namespace (ARGV[6], ARGV[7] and so on: each with its id), all of them or none."""
 TAKE_BACK: Final = _ENDED + "for i = 2, #ARGV do ended(KEYS[1], KEYS[2], ARGV[1], ARGV[i]) end"
+
+
+def texts(*numbers: object) -> tuple[str, ...]:
+    """Arguments of a script."""
+    return tuple(map(str, numbers))

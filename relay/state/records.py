@@ -16,26 +16,15 @@ import redis
 from relay.state import keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
-from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK
+from relay.state.quota_errors import not_accepted, too_many_actions
+from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
 from relay.state.storage import RECORD_TTL_S, Storage
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
-from thaw.errors import (
-    Conflict,
-    Forbidden,
-    NotFound,
-    PlatformError,
-    ProtocolError,
-    RequestError,
-    ThawError,
-    Throttled,
-    TooLarge,
-    Unavailable,
-)
+from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
-from thaw.quotas import who_raises
 from thaw.trace import Phase, TraceEvent
 
 TRACE_TTL_S: Final = 7 * 24 * 3600
@@ -105,10 +94,10 @@ class Records:
         version stands for one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and
         StorageFull when the namespace may have no more."""
         code, before = _code_key(action), "" if old is None else _code_key(old)
-        data, limits = wire.dumps(action), _texts("", "", "", "")
+        data, limits = wire.dumps(action), texts("", "", "", "")
         if self._storage is not None:
             quotas = self._storage.quotas_of(action.namespace)
-            limits = _texts(quotas.actions, quotas.code_bytes, *self._storage.code_share())
+            limits = texts(quotas.actions, quotas.code_bytes, *self._storage.code_share())
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 PUT_ACTION,
@@ -131,7 +120,7 @@ class Records:
                 0 if action.exec.stored is None else action.exec.stored.n_bytes,
             )
         if self._storage is not None and written[0] < 0:
-            raise _too_many(action.namespace, written[0] == -1, written[1], self._storage)
+            raise too_many_actions(action.namespace, written[0] == -1, written[1], self._storage)
         if not written[0]:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
         if written[0] == 2:
@@ -247,9 +236,9 @@ class Records:
 
     def _accept(self, namespace: Namespace, rows: Sequence[bytes | str], owner: str) -> list[bytes]:
         """``rows``: each 202 and its activation's id."""
-        limits = _texts("", "", "", "")
+        limits = texts("", "", "", "")
         if self._storage is not None and not owner:
-            limits = _texts(self._storage.quotas_of(namespace).accepted, *self._storage.room(namespace))
+            limits = texts(self._storage.quotas_of(namespace).accepted, *self._storage.room(namespace))
         used = keys.used(namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
@@ -266,7 +255,7 @@ class Records:
             raise PlatformError(f"the state server refused an activation: {accepted}", hint="is its memory full?")
         refused, *entries = accepted
         if refused and self._storage is not None:
-            raise _not_accepted(namespace, redis_link.text(refused), int(entries[0]), self._storage)
+            raise not_accepted(namespace, redis_link.text(refused), int(entries[0]), self._storage)
         if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
             return [bytes(entry) for entry in entries]
         with redis_link.translated("take an activation back"):
@@ -332,9 +321,9 @@ class Records:
         return list(map(bool, written))
 
     def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
-        record, room = ended.record, _texts("", "", "")
+        record, room = ended.record, texts("", "", "")
         if self._storage is not None and len(encoded) > _LONG and record.result != _NOT_KEPT:
-            room = _texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
+            room = texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
         pipe.eval(
             END,
             5,
@@ -439,29 +428,6 @@ def _with_less(ended: Ended) -> Ended:
         return replace(ended, record=replace(record, logs=_NO_LOGS))
     status = ActivationStatus.INTERNAL_ERROR if record.status is ActivationStatus.SUCCESS else record.status
     return replace(ended, record=replace(record, status=status, result=_NOT_KEPT, logs=()))
-
-
-def _texts(*numbers: object) -> tuple[str, ...]:
-    return tuple(map(str, numbers))
-
-
-def _too_many(namespace: Namespace, too_many: bool, n: int, storage: Storage) -> ThawError:
-    if not too_many:
-        return storage.too_much_code(namespace, n)
-    allowed = storage.quotas_of(namespace).actions
-    return Forbidden(
-        f"The namespace has too many actions (count: {n}, allowed: {allowed}). {who_raises('actions', namespace)}.",
-        hint="delete actions that nobody needs",
-    )
-
-
-def _not_accepted(namespace: Namespace, what: str, n: int, storage: Storage) -> RequestError:
-    if what == "bytes":
-        return storage.full(namespace, n)
-    allowed = storage.quotas_of(namespace).accepted
-    return Throttled(
-        f"Too many concurrent requests in flight (count: {n}, allowed: {allowed}). {who_raises('accepted', namespace)}."
-    )
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:

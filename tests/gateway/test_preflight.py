@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from gateway.serving.preflight import Verdict, by_kind, merged
-from relay.protocol.messages import PreflightFound
+from relay.protocol.data_port_messages import PreflightFound
 from tests.gateway.conftest import LLM_CONFIG, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.scheduler.world import report

@@ -15,7 +15,7 @@ from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
-from relay.protocol.messages import LogsFound, LogsWanted
+from relay.protocol.data_port_messages import LogsFound, LogsWanted
 from relay.state.api_keys import Subject
 from relay.state.records import Ended, Records
 from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits

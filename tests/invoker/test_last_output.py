@@ -16,7 +16,7 @@ from invoker.containers import last_output
 from invoker.containers.last_output import KEPT_S, LastOutput
 from invoker.drivers.activation_logs import SENTINEL
 from invoker.drivers.base import Handle
-from relay.protocol.messages import EndedOutput
+from relay.protocol.data_port_messages import EndedOutput
 from tests.invoker.platform import HOST, Host, until
 from thaw import wire
 from thaw.clock import wall_ms

@@ -419,13 +419,14 @@ class VllmEngine:
                 config.cache_config.kv_cache_memory_bytes = self._memory.kv
                 if not part.whole:  # exactly as many blocks as in the other stages
                     config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
-                self._core = _core(part)(config, _executor(part), log_stats=False)
+                core = EngineCore if part.first else FollowerCore
+                self._core = core(config, _executor(part), log_stats=False)
             load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
             self._background = begun.background
             self._staying = Staying(self._changed, begun.background)
             self._spending = Work(getattr(self._core.model_executor, "stages_awaited", None))
-        n_tokens = config.model_config.get_vocab_size()
-        self._grammars = Grammars(read_sidecar(segment, "tokenizer.json"), n_tokens, init.n_threads)
+        vocabulary = read_sidecar(segment, "tokenizer.json"), config.model_config.get_vocab_size()
+        self._grammars = Grammars(*vocabulary, init.n_threads)
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
             self._link.check()
@@ -439,10 +440,6 @@ class VllmEngine:
         while self._core.scheduler.has_requests():
             self._core.step_fn()
         self._core.reset_prefix_cache()
-
-
-def _core(part: StagePart) -> type[EngineCore]:
-    return EngineCore if part.first else FollowerCore
 
 
 def _executor(part: StagePart) -> type[SegmentExecutor]:

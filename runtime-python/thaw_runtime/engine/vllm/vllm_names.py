@@ -130,12 +130,8 @@ NAMES: Final = (
     _names("vllm.config.model:ModelConfig", "dtype quantization", "plan the memory of a stage", Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "max_model_len", "check a batch of another stage", Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "get_vocab_size", "check a batch of another stage"),
-    _names(
-        "vllm.config.scheduler:SchedulerConfig",
-        "max_num_batched_tokens max_num_seqs",
-        "plan the memory of a stage",
-        Kind.FIELD,
-    ),
+    _names("vllm.config.scheduler:SchedulerConfig", "max_num_batched_tokens", "plan a stage's memory", Kind.FIELD),
+    _names("vllm.config.scheduler:SchedulerConfig", "max_num_seqs", "plan the memory of a stage", Kind.FIELD),
     _names("vllm.config.parallel:ParallelConfig", "pipeline_parallel_size", "count a pipeline's batches", Kind.FIELD),
     # ── loader.py, window.py, packing.py ──
     _names("vllm.model_executor.model_loader", "register_model_loader utils", "load weights from a segment"),
