@@ -8,6 +8,7 @@ that came now would be served.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,7 +117,7 @@ class QueueCaps:
         room: WaitingRoom,
         expected: Expectation,
         n_held: Callable[[Namespace], int] = lambda _: 0,
-        most_held: Callable[[Namespace], int] = lambda _: 1,
+        most_held: Callable[[Namespace], int] = lambda _: sys.maxsize,
     ) -> None:
         """``n_held``: how many requests of the namespace wait at all gateways; ``most_held``: how many may."""
         self._per_action, self._per_namespace = per_action, per_namespace

@@ -26,6 +26,12 @@ NOBODY = removal.NOBODY
 MARK = "thaw-gc.0123.mark"
 
 
+def _verify(uri: str) -> None:
+    """Read the version whole and compare it with its index."""
+    store = open_store(uri)
+    checkpoints.verify(store, checkpoints.read_index(store), lambda _: None)
+
+
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with seaweed(tmp_path_factory.mktemp("weed"), "models") as started:
@@ -89,7 +95,7 @@ def test_what_nobody_uses_goes_and_the_newest_stays(uri: str, pushed: Callable[[
     one, two = pushed("one"), pushed("two")
     assert collect(uri) == {one: ""}
     assert there(uri) == [two]
-    checkpoints.verify(open_store(two), lambda _: None)
+    _verify(two)
     assert open_store(one).objects() == {}
 
 
@@ -100,7 +106,7 @@ def test_what_a_function_names_or_an_instance_runs_stays(uri: str, pushed: Calla
     assert collect(uri, uses) == {pins[0]: "guest/a uses it", pins[1]: "guest/b (runs) uses it"}
     for pin in pins:
         assert signs(pin) == []
-        checkpoints.verify(open_store(pin), lambda _: None)
+        _verify(pin)
 
 
 def test_a_function_that_names_the_version_by_another_address_of_the_store_uses_it(
@@ -117,14 +123,14 @@ def test_what_may_have_been_the_newest_a_moment_ago_stays_for_a_start_that_chose
     one, _ = pushed("one"), pushed("two")
     (kept,) = collect(uri, grace_s=3600.0).values()
     assert "it may have been the newest one until" in kept
-    checkpoints.verify(open_store(one), lambda _: None)
+    _verify(one)
 
 
 def test_a_dry_run_removes_nothing(uri: str, pushed: Callable[[str], str]) -> None:
     one, two = pushed("one"), pushed("two")
     assert [r.kept for r in removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True)] == [""]
     for pin in (one, two):
-        checkpoints.verify(open_store(pin), lambda _: None)
+        _verify(pin)
 
 
 # ── at the same time ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +259,7 @@ def test_the_time_of_a_removal_goes_on_while_the_machine_sleeps(
     )
     with pytest.raises(Conflict, match="took too long"):
         guards.remove(open_store(one), open_store(uri), asked_after_a_sleep, 0.0)
-    checkpoints.verify(open_store(one), lambda _: None)
+    _verify(one)
 
 
 class Cut(Exception):
@@ -278,7 +284,7 @@ def test_a_removal_that_is_killed_has_taken_nothing_that_was_promised_and_the_ne
         with pytest.raises(Cut):
             collect(uri)
     assert INDEX_NAME not in open_store(one).objects(), "hosts say that there is no such version"
-    checkpoints.verify(open_store(two), lambda _: None)
+    _verify(two)
     assert collect(uri) == {one: ""}
     assert there(uri) == [two]
 
@@ -288,7 +294,7 @@ def test_who_names_the_version_while_it_goes_finds_it_again(uri: str, pushed: Ca
     answers = iter([NOBODY, replace(NOBODY, actions={"guest/late": one})])
     (found,) = removal.collect(uri, lambda: next(answers), 0.0, dry_run=False)
     assert found.kept == "guest/late uses it"
-    checkpoints.verify(open_store(one), lambda _: None)
+    _verify(one)
 
 
 def test_a_platform_that_is_lost_in_the_middle_costs_nothing(uri: str, pushed: Callable[[str], str]) -> None:
@@ -303,7 +309,7 @@ def test_a_platform_that_is_lost_in_the_middle_costs_nothing(uri: str, pushed: C
 
     with pytest.raises(StoreUnavailable):
         list(removal.collect(uri, ask, 0.0, dry_run=False))
-    checkpoints.verify(open_store(one), lambda _: None)
+    _verify(one)
     assert signs(one) == []
 
 
@@ -343,7 +349,7 @@ def test_what_is_used_is_not_deleted_and_the_names_are_told(uri: str, pushed: Ca
     with pytest.raises(Conflict, match="is used by guest/a"):
         removal.delete(uri, lambda: uses)
     for pin in (one, two):
-        checkpoints.verify(open_store(pin), lambda _: None)
+        _verify(pin)
     assert removal.versions_of(uri)[-1].newest or removal.versions_of(uri)[0].newest
 
 
@@ -375,7 +381,7 @@ def test_what_was_pushed_while_the_model_went_stays(
     with pytest.raises(Conflict, match="has been pushed again meanwhile"):
         removal.delete(uri, lambda: NOBODY)
     assert [(v.uri, v.newest) for v in removal.versions_of(uri)] == [(late[0], True)]
-    checkpoints.verify(open_store(late[0]), lambda _: None)
+    _verify(late[0])
 
 
 @pytest.mark.parametrize("answers", [2, 3, 4])
@@ -386,7 +392,7 @@ def test_a_platform_that_is_lost_while_a_model_goes_costs_nothing(
     with pytest.raises(StoreUnavailable):
         removal.delete(uri, lost_after(answers))
     assert [(v.uri, v.newest) for v in removal.versions_of(uri)] == [(two, True)]
-    checkpoints.verify(open_store(two), lambda _: None)
+    _verify(two)
 
 
 def test_a_model_without_versions_is_asked_about_twice_and_keeps_its_index(tmp_path: Path) -> None:

@@ -77,9 +77,10 @@ class Machine:
         options.setdefault("timeout", 120)
         return requests.request(method, self.api + path, auth=self.auth(), **options)
 
-    def chat(self, action: str, content: str, **body: Any) -> requests.Response:
+    def chat(self, action: str, content: str, *, timeout: float | None = None, **body: Any) -> requests.Response:
         message = {"model": action, "messages": [{"role": "user", "content": content}], "max_tokens": 24, **body}
-        return self.request("POST", "/v1/chat/completions", json=message, stream=bool(body.get("stream")))
+        limits = {} if timeout is None else {"timeout": timeout}
+        return self.request("POST", "/v1/chat/completions", json=message, stream=bool(body.get("stream")), **limits)
 
     def pid_of(self, component: str) -> int:
         """The pid of a component, as the supervisor recorded it."""

@@ -94,7 +94,13 @@ def test_it_takes_a_share_of_the_cores_and_what_is_spare_of_the_pool(
 
 
 def test_a_refusal_is_answered_as_the_error_of_the_start_and_kept(host: Asked) -> None:
-    info = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another", "printed": ""}
+    info = {
+        "code": "ModelUnsupported",
+        "message": "no such architecture",
+        "hint": "take another",
+        "printed": "",
+        "printed_out": "",
+    }
     refused = host.answered({"status": 502, "error": info["message"], "info": info})
     assert refused == (502, {"error": "no such architecture", "info": info})
     assert host.answered("nobody is asked") == refused
@@ -104,7 +110,7 @@ def test_a_refusal_is_answered_as_the_error_of_the_start_and_kept(host: Asked) -
 def test_a_container_that_breaks_has_said_nothing(host: Asked) -> None:
     status, found = host.answered({"exit": 3})
     assert (status, "the stem cell gave no answer" in found["unchecked"]) == (200, True)
-    info = {"code": "PlatformError", "message": "a bug", "hint": "", "printed": ""}
+    info = {"code": "PlatformError", "message": "a bug", "hint": "", "printed": "", "printed_out": ""}
     assert host.answered({"status": 500, "error": "a bug", "info": info})[1]["unchecked"] == "a bug"
     assert host.answered(FOUND)[1]["engine"] == "toy 1.0", "what nobody said is not kept"
 
