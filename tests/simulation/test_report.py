@@ -97,6 +97,7 @@ def test_the_page_says_what_each_system_has_by_its_specification() -> None:
     assert SYSTEMS["thaw"].mechanisms - without.mechanisms == {
         Mechanism.STEM_CELLS,
         Mechanism.GROUPS,
+        Mechanism.CONSOLIDATION,
         Mechanism.SUCCESSION,
     }
 
