@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from relay.clients.fetch import FetchClient
 from tests.e2e import bad_models
@@ -42,7 +43,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, hub: LoopbackHub) -> Itera
         yield made
 
 
-def deploy(machine: Machine, name: str, uri: str) -> int:
+def deploy(machine: Machine, name: str, uri: str, query: str = "") -> requests.Response:
     config = {
         "kind": "llm:vllm",
         "model": {"uri": uri},
@@ -50,7 +51,7 @@ def deploy(machine: Machine, name: str, uri: str) -> int:
         "resources": {"gpu_memory_mb": 256},
         "scaling": {"keep_alive_s": 0},
     }
-    return machine.request("PUT", f"/api/v1/namespaces/_/actions/{name}", json={"config": config}).status_code
+    return machine.request("PUT", f"/api/v1/namespaces/_/actions/{name}{query}", json={"config": config})
 
 
 def answer(machine: Machine, name: str) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def test_a_model_of_a_hub_answers_from_nothing_and_a_new_commit_at_the_next_star
     machine: Machine, hub: LoopbackHub
 ) -> None:
     base = hub.repositories["org/base"]
-    assert deploy(machine, "base", "hf://org/base") == 200
+    assert deploy(machine, "base", "hf://org/base").status_code == 200
     first = version_in(answer(machine, "base"))
     assert first.startswith(base.branches["main"])
     commit = base.commit({**base.commits[base.branches["main"]], "generation_config.json": b'{"temperature": 0.5}'})
@@ -88,7 +89,7 @@ def test_functions_with_one_model_in_two_repositories_hold_it_once(machine: Mach
     assert known is not None
     fetchd = FetchClient(str(Path(known.run_dir) / "host-0" / "fetchd.sock"))
     for name, uri in (("one", "hf://org/base"), ("other", "hf://org/copy")):
-        assert deploy(machine, name, uri) == 200
+        assert deploy(machine, name, uri).status_code == 200
         answer(machine, name)
         if name == "one":
             segments = {s.segment_id for s in fetchd.status().segments}
@@ -98,11 +99,15 @@ def test_functions_with_one_model_in_two_repositories_hold_it_once(machine: Mach
 def test_a_gated_model_says_where_to_ask_and_another_organisation_is_refused_when_it_is_deployed(
     machine: Machine, hub: LoopbackHub
 ) -> None:
-    assert deploy(machine, "gated", "hf://org/gated") == 200
-    refused = machine.chat("gated", "Hi", max_tokens=2)
-    error = refused.json()["error"]
-    assert (refused.status_code, error["code"]) == (502, "ModelNotFound")
+    refused = deploy(machine, "gated", "hf://org/gated")
+    assert refused.status_code == 400, refused.text
+    assert "hf://org/gated is gated" in refused.json()["error"]
+    assert f"{hub.endpoint}/org/gated" in refused.json()["hint"]
+    assert deploy(machine, "gated", "hf://org/gated", "?force=true").status_code == 200
+    failed = machine.chat("gated", "Hi", max_tokens=2)
+    error = failed.json()["error"]
+    assert (failed.status_code, error["code"]) == (502, "ModelNotFound")
     assert "hf://org/gated is gated" in error["message"]
     assert f"{hub.endpoint}/org/gated" in error["hint"]
-    assert deploy(machine, "theirs", "hf://other/base") == 403
-    assert deploy(machine, "theirs", "hf://org") == 400
+    assert deploy(machine, "theirs", "hf://other/base").status_code == 403
+    assert deploy(machine, "theirs", "hf://org").status_code == 400
