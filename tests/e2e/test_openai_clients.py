@@ -176,8 +176,9 @@ def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.
 
 
 def test_several_choices_and_prompts_are_answered(client: openai.OpenAI) -> None:
+    """That a seed repeats an answer is the engine's promise where it computes alone: in bfloat16 the others of a batch
+    change the last bits of a logit.  tests/conformance/test_engine.py holds it.
+    """
     texts = client.completions.create(model="chat", prompt=["One two", "A b"], n=2, seed=1, max_tokens=4)
     assert [c.index for c in texts.choices] == [0, 1, 2, 3]
-    again = client.completions.create(model="chat", prompt=["One two", "A b"], n=2, seed=1, max_tokens=4)
-    assert [c.text for c in again.choices] == [c.text for c in texts.choices]
     assert len({c.text for c in texts.choices}) > 1
