@@ -25,10 +25,10 @@ from pathlib import Path
 from bench import _container_starts
 from bench._common import interleave, judge, median, options, report, say
 from invoker.drivers.base import Driver, Handle, Spec
+from invoker.drivers.confined import Limits
 from invoker.drivers.cpu_shares import NoShares
 from invoker.drivers.docker.client import Engine
 from invoker.drivers.docker.driver import DockerDriver, Images
-from invoker.drivers.docker.spec import Limits
 from invoker.drivers.process.driver import ProcessDriver
 from invoker.drivers.socket_wait import wait_socket
 from relay.clients.http_unix import UnixConnection
@@ -149,8 +149,7 @@ def _drivers(image: str) -> Iterator[dict[str, Driver]]:
             yield drivers
         finally:
             for driver in drivers.values():
-                for owned in driver.list_owned():
-                    driver.end(owned)
+                driver.end(driver.list_owned())
                 driver.close()
 
 

@@ -29,8 +29,17 @@ class InvokerSettings:
     )
     memory_mb: int = setting("THAW_MEMORY_MB", "device memory this host declares, MiB", 4096)
     device: str = setting("THAW_DEVICE", "name of the device", "cpu")
-    driver: str = setting("THAW_DRIVER", "container driver: process, docker, or one that a package adds", "process")
+    driver: str = setting(
+        "THAW_DRIVER", "container driver: process, docker, kubernetes, or one that a package adds", "process"
+    )
     docker_host: str = setting("DOCKER_HOST", "the engine's socket (driver docker)", "unix:///var/run/docker.sock")
+    kubeconfig: str = setting("KUBECONFIG", "credentials (driver kubernetes); empty: those of this pod", "")
+    pod_namespace: str = setting("THAW_POD_NAMESPACE", "namespace of the functions' pods (driver kubernetes)", "thaw")
+    node_name: str = setting("THAW_NODE_NAME", "this node's name in the cluster (driver kubernetes)", "")
+    pod_name: str = setting("THAW_POD_NAME", "this invoker's own pod; empty: it is none (driver kubernetes)", "")
+    pod_logs: str = setting(
+        "THAW_POD_LOGS", "where the node keeps the output of pods (driver kubernetes)", "/var/log/pods"
+    )
     image_python: str = setting("THAW_IMAGE_PYTHON", "image of python:3.11 functions", "thaw/python:0.1.0")
     image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")
     image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)

@@ -95,6 +95,14 @@ def health() -> Response:
     return json_response(plain, status)
 
 
+@blueprint.get("/live")
+def live() -> Response:
+    """Not to be started again: every thread that must last is alive, and this one answers.  A supervisor asks this, and
+    a load balancer /health: another process would find the state server away as well."""
+    status, plain = lasting.health(gateway=gateway().gateway_id)
+    return json_response(plain, status)
+
+
 @blueprint.get("/metrics")
 def prometheus() -> Response:
     """A gateway that others reach tells its metrics only to holders of a token."""

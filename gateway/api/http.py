@@ -45,7 +45,7 @@ _CORS: Final = {
 }
 _WEB: Final = "web.web"
 _INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions", "openai.tokenize", "openai.detokenize")
-_ALWAYS_ANSWERED: Final = ("/health", "/metrics")
+_ALWAYS_ANSWERED: Final = ("/health", "/live", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
 _MOST: Final = 2**53 - 1

@@ -191,7 +191,13 @@ def _entity_routes(name: str, entity: Json) -> list[tuple[str, str, str, list[Js
     ]
 
 
-_OPEN: Final = {"/": "the installation", "/api/v1": "the API", "/health": "ready to serve?", "/metrics": "Prometheus"}
+_OPEN: Final = {
+    "/": "the installation",
+    "/api/v1": "the API",
+    "/health": "ready to serve?",
+    "/live": "alive?",
+    "/metrics": "Prometheus",
+}
 """What needs no key."""
 _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/namespaces", "the key's namespace", [], None),

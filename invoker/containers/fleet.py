@@ -9,7 +9,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.containers.instance import Effect, Event, State
-from invoker.containers.last_output import LastOutput
+from invoker.containers.last_output import LastOutput, printed_by
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
@@ -264,7 +264,7 @@ class Fleet:
         live.drop_connections()
         self.close_fetches(live)
         if live.handle is not None:
-            self.last_output.keep(record, live.handle, record.error.message if record.error else "")
+            self.last_output.keep(record, printed_by(live.handle), record.error.message if record.error else "")
             self.driver.remove(live.handle)
         with self._lock:
             self._instances.pop(record.instance_id, None)

@@ -31,14 +31,18 @@ _MOST_LINES: Final = 2000
 _MOST_ANSWERED: Final = 20  # newest ones of an action: a bounded answer
 
 
+def printed_by(handle: Handle) -> str:
+    """The end of the container's stderr."""
+    return last_lines(handle, _MOST_LINES, MOST_BYTES, of_last_run=True)
+
+
 class LastOutput:
     def __init__(self, run_dir: Path, log: Log) -> None:
         self._root, self._log = run_dir / "ended", log
         self._lock = threading.Lock()
 
-    def keep(self, record: InstanceRecord, handle: Handle, reason: str) -> None:
-        """Keep the end of the container's stderr.  A full disk costs the output and nothing else."""
-        text = last_lines(handle, _MOST_LINES, MOST_BYTES, of_last_run=True)
+    def keep(self, record: InstanceRecord, text: str, reason: str) -> None:
+        """``text`` is what the container printed last, if it did.  A full disk costs the output and nothing else."""
         if not text:
             return
         output = EndedOutput(

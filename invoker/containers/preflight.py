@@ -21,6 +21,7 @@ from typing import Final
 
 from invoker.containers.call import ContainerCall
 from invoker.containers.fleet import Fleet
+from invoker.containers.pool import StemCell
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.base import Handle, Spec
 from relay.clients.fetch import FetchClient
@@ -119,15 +120,14 @@ class Preflights:
         if cell is None:
             raise Unavailable("the host has no stem cell of the engine now")
         owner = f"cell-{_LABEL}-{random_hex_id()[:12]}"
-        taken = None if cell.shared else self._cells.take(cell)
+        taken = None
         try:
-            if not cell.shared and taken is None:
-                raise Unavailable("a start has just taken the host's stem cell")
+            taken = None if cell.shared else self._taken(cell)
             n_bytes = FORK_BYTES if cell.shared else cell.n_bytes + FORK_BYTES
             if not self._fleet.ledger.take(owner, n_bytes, spare=True):
                 raise Unavailable("the host has no memory to spare now")
             if taken is not None:
-                self._fleet.driver.limit(taken, SHARE, n_bytes)
+                self._bound(taken, n_bytes)
             return self._with_container(owner, taken, facts, wanted, ends_s)
         finally:
             if taken is not None:
@@ -135,6 +135,29 @@ class Preflights:
             self._fleet.ledger.give_back(owner)
             if not cell.shared:
                 self._cells.refill()
+
+    def _taken(self, cell: StemCell) -> Handle:
+        """A stem cell that is nobody else's.  Raises Unavailable."""
+        if not self._fleet.driver.reachable():  # a claim would wait for its engine longer than a deploy can
+            raise Unavailable("the host's container engine is away")
+        taken = self._cells.take(cell)
+        if taken is None:
+            raise Unavailable("a start has just taken the host's stem cell")
+        try:
+            is_ours = self._fleet.driver.claim(taken)
+        except ThawError as e:
+            self._cells.end(taken)
+            raise Unavailable(e.message, hint=e.hint) from e
+        if not is_ours:
+            raise Unavailable("another invoker has just taken the host's stem cell")
+        return taken
+
+    def _bound(self, taken: Handle, n_bytes: int) -> None:
+        """Raises Unavailable."""
+        try:
+            self._fleet.driver.limit(taken, SHARE, n_bytes)
+        except ThawError as e:
+            raise Unavailable(e.message, hint=e.hint) from e
 
     def _with_container(
         self, owner: str, taken: Handle | None, facts: ModelFacts, wanted: PreflightWanted, ends_s: float
@@ -149,8 +172,8 @@ class Preflights:
             forked = None if taken is not None else self._fork(instance_id, door)
             handle = taken or forked
             assert handle is not None  # noqa: S101  one of the two
-            path = self._fleet.driver.connect(handle, deadline_s=_left_s(ends_s))
-            return _asked(path, self._init(group_id, facts, wanted), ends_s)
+            handle = self._fleet.driver.connect(handle, deadline_s=_left_s(ends_s))
+            return _asked(handle.socket_path, self._init(group_id, facts, wanted), ends_s)
         finally:
             if forked is not None:
                 self._cells.end(forked)

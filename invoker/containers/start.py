@@ -183,9 +183,9 @@ class Starting:
     def _container(self, placement: Placement) -> str:
         """The path of a socket that answers.  A zygote that fails is replaced by a cold start."""
         cell, handle = placement
-        if handle is not None and self._granted(handle):
+        if handle is not None and self._claimed(handle) and self._bounded(handle) and self._granted(handle):
             self._take(handle, StartMode.PREWARMED)
-            return self._connect(handle)
+            return self._connect(handle).socket_path
         descriptor_socket = self._descriptor_socket() if self._plan.model is not None else ""
         if cell is not None and cell.shared:
             try:
@@ -195,6 +195,31 @@ class Starting:
                     raise
                 self._deps.log.event("fork_failed", instance_id=self._live.record.instance_id, error=e.message)
         return self._create(descriptor_socket, fork=False)
+
+    def _claimed(self, handle: Handle) -> bool:
+        """Whether the stem cell is ours: an invoker that replaces this one may have taken it, or it has ended."""
+        try:
+            claimed = self._fleet.driver.claim(handle)
+        except WorkerLost:
+            self._deps.cells.end(handle)
+            claimed = False
+        except ThawError:
+            self._deps.cells.end(handle)
+            raise
+        if not claimed:
+            self._deps.log.event("stem_cell_lost", container_id=handle.container_id)
+        return claimed
+
+    def _bounded(self, handle: Handle) -> bool:
+        """Give a stem cell the function's limits.  If it cannot have them it is ended, and this is False: a container
+        that is made with them can."""
+        try:
+            self._fleet.driver.limit(handle, self._stage.share, self._memory_bytes())
+        except ThawError as e:
+            self._deps.cells.end(handle)
+            self._deps.log.event("stem_cell_not_bounded", container_id=handle.container_id, error=e.message)
+            return False
+        return True
 
     def _granted(self, handle: Handle) -> bool:
         """Give a stem cell its model, through the descriptor socket it was made with.  False if the socket is no more.
@@ -252,12 +277,14 @@ class Starting:
             raise
         self._evidence.begun()
         self._take(handle, StartMode.PREWARMED if fork else StartMode.COLD)
-        path = self._connect(handle)
+        if fork:
+            driver.limit(handle, self._stage.share, self._memory_bytes())
+        handle = self._connect(handle)
         self._spent = self._evidence.answered(handle.pid)
-        return path
+        return handle.socket_path
 
-    def _connect(self, handle: Handle) -> str:
-        """The path of the container's socket, which answers now."""
+    def _connect(self, handle: Handle) -> Handle:
+        """The container, whose socket answers now."""
         try:
             return self._fleet.driver.connect(handle, deadline_s=CONTAINER_ANSWERS_S)
         except WorkerLost as e:
@@ -275,8 +302,6 @@ class Starting:
             self._deps.cells.end(handle)
             raise _given_up(live)
         self._fleet.driver.relabel(handle, live.labels())
-        if mode is StartMode.PREWARMED:
-            self._fleet.driver.limit(handle, self._stage.share, self._memory_bytes())
 
     def _memory_bytes(self) -> int:
         """The container's limit of host memory.  A worker whose device is the CPU has its reserve there too."""

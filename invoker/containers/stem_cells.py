@@ -8,7 +8,6 @@ forks any number of containers.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +30,8 @@ LABEL: Final = "stem-cell"
 WARM: Final = "THAW_WARM"  # tells the container to import the modules for which a start would otherwise wait
 _ANSWER_S: Final = 30.0
 _RETRY_S: Final = 5.0
+_GROWTH: Final = 2.0  # of the pause after each failure in succession
+_LONGEST_RETRY_S: Final = 60.0
 
 
 class StemCells:
@@ -46,6 +47,9 @@ class StemCells:
         self._waiting: deque[Handle] = deque()
         self._targets = {KIND_PYTHON: 0, KIND_LLM: 0}
         self._retries: dict[str, threading.Thread] = {}  # of kinds that could not be made
+        self._pauses: dict[str, float] = {}  # of kinds whose last cell failed
+        self._changed = threading.Condition()
+        self._n_ends = 0
         self._closing = False
         self._closed_fd = os.eventfd(0, os.EFD_CLOEXEC)  # readable once we are closing
         self.on_ready: Callable[[], None] = lambda: None
@@ -64,6 +68,8 @@ class StemCells:
 
     def set_target(self, kind: str, count: int) -> None:
         """Set how many cells of a kind to keep; they are made and given up in the background."""
+        if kind == KIND_LLM and self._driver.whole_devices and not self._device.startswith("cpu"):
+            count = 0
         with self._lock:
             if kind in self._targets:
                 self._targets[kind] = count
@@ -118,6 +124,8 @@ class StemCells:
     def close(self) -> None:
         self._closing = True
         os.eventfd_write(self._closed_fd, 1)
+        with self._changed:
+            self._changed.notify_all()
         with self._lock:
             retries = list(self._retries.values())
         for retry in retries:
@@ -169,7 +177,7 @@ class StemCells:
         cell_id = f"cell-{random_hex_id()[:12]}"
         if not self._ledger.take(cell_id, self._bytes[kind], spare=True):
             return False
-        handle = None
+        handle, n_ends = None, self._n_ends
         try:
             spec = self._spec(cell_id, kind)
             handle = self._driver.create(spec)
@@ -181,10 +189,11 @@ class StemCells:
                 self.end(handle)
             else:
                 self._close_descriptor_socket(cell_id, kind)  # it is opened before the container is made
-            self._retry_later(kind, e)
+            self._retry_later(kind, e, n_ends)
             return False
         with self._lock:
             self._waiting.append(handle)
+            self._pauses.pop(kind, None)
         self._ready()
         return True
 
@@ -192,34 +201,43 @@ class StemCells:
         self._ledger.wake()  # a start that waits for memory may take the cell's
         self.on_ready()
 
-    def _retry_later(self, kind: str, error: ThawError) -> None:
+    def _retry_later(self, kind: str, error: ThawError, n_ends: int) -> None:
+        """``n_ends`` containers had ended when the cell that failed was begun."""
         no_fetchd = kind == KIND_LLM and not listens(self._fetch.path)
         self._log.event("stem_cell_waits" if no_fetchd else "stem_cell_failed", kind=kind, error=error.message)
         with self._lock:
             if self._closing or kind in self._retries:
                 return
             wait = self._fetchd_listens if no_fetchd else self._a_while_passes
-            retry = threading.Thread(target=self._refill_when, args=(wait, kind), name="stem-cells-again", daemon=True)
+            retry = threading.Thread(
+                target=self._refill_when, args=(wait, kind, n_ends), name="stem-cells-again", daemon=True
+            )
             self._retries[kind] = retry
             retry.start()
 
-    def _refill_when(self, wait: Callable[[], bool], kind: str) -> None:
-        goes_on = wait()
+    def _refill_when(self, wait: Callable[[str, int], bool], kind: str, n_ends: int) -> None:
+        goes_on = wait(kind, n_ends)
         with self._lock:
             del self._retries[kind]
         if goes_on:
             self.refill()
 
-    def _fetchd_listens(self) -> bool:
+    def _fetchd_listens(self, kind: str, n_ends: int) -> bool:
         """Wait for fetchd: it fills its pool before it listens, which takes some seconds after a host's start."""
         try:
             return wait_listens(self._fetch.path, self._closed_fd)
         except PlatformError:  # not even its directory is there
-            return self._a_while_passes()
+            return self._a_while_passes(kind, n_ends)
 
-    def _a_while_passes(self) -> bool:
-        """Wait a moment: the engine may be coming up, or may have room again, and no event announces that."""
-        return not select.select([self._closed_fd], [], [], _RETRY_S)[0]
+    def _a_while_passes(self, kind: str, n_ends: int) -> bool:
+        """Wait: the engine may be coming up, which no event announces, or has room again when a container ends."""
+        with self._lock:
+            pause_s = self._pauses.get(kind, _RETRY_S)
+            self._pauses[kind] = min(_GROWTH * pause_s, _LONGEST_RETRY_S)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, _RETRY_S)
+            self._changed.wait_for(lambda: self._closing or self._n_ends > n_ends, pause_s - _RETRY_S)
+        return not self._closing
 
     def _spec(self, cell_id: str, kind: str) -> Spec:
         """Raises Unavailable when an llm cell cannot have a descriptor socket."""
@@ -240,6 +258,9 @@ class StemCells:
             self._log.event("descriptor_socket_close_failed", instance_id=container_id, error=e.message)
 
     def _exited(self, end: Exit) -> None:
+        with self._changed:
+            self._n_ends += 1
+            self._changed.notify_all()
         with self._lock:
             dead = next((h for h in self._waiting if h.container_id == end.container_id), None)
             if dead is None:

@@ -136,10 +136,12 @@ class SharedCell(Protocol):
 
 
 class Driver(Protocol):
-    """``zygote`` is the shared stem cell of llm kinds.  Without one, each stem cell is a container of its own."""
+    """``zygote`` is the shared stem cell of llm kinds.  Without one, each stem cell is a container of its own.
+    ``whole_devices``: an llm container has its accelerator to itself; one that waited would keep it from all others."""
 
     name: str
     share: str  # "enforced" | "none"
+    whole_devices: bool
 
     @property
     def zygote(self) -> SharedCell | None: ...
@@ -158,9 +160,15 @@ class Driver(Protocol):
         """The same handle, with the process that was started.  Raises PlatformError."""
         ...
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
-        """The path of the container's socket, once it takes connections.  Raises InitFailed when the process ends
-        first, PlatformError at the deadline."""
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
+        """Wait until the container's socket takes connections.  The same handle, with the process that answers, which a
+        driver may not know before.  Raises WorkerLost when the process ends first, PlatformError at the deadline."""
+        ...
+
+    def claim(self, handle: Handle) -> bool:
+        """Take a stem cell for an instance, before anything is done with it.  False when an invoker that replaces this
+        one was first: then nothing of it is this driver's any more.  Raises WorkerLost when the cell is no more (the
+        caller removes what is left of it), PlatformError."""
         ...
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None: ...
@@ -201,8 +209,10 @@ class Driver(Protocol):
         """Take over a container of an earlier invoker, and report its exit from now on."""
         ...
 
-    def end(self, owned: Owned) -> None:
-        """End a container of an earlier invoker that was not adopted.  Returns when nothing of it is left."""
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
+        """End containers of an earlier invoker that were not adopted.  Returns when nothing of them is left, or after
+        a bounded time; what could not be ended by then is logged.  Those that belong to another living invoker are left
+        to it; the others are returned."""
         ...
 
     def close(self) -> None: ...

@@ -35,7 +35,9 @@ class _Owner:
 
 
 class OwnedContainers:
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, by_environment: bool = True) -> None:
+        """``by_environment``: look for a process whose pid was not written down yet."""
+        self._by_environment = by_environment
         self._root = run_dir / "c"
         self._root.mkdir(parents=True, exist_ok=True)
 
@@ -76,7 +78,7 @@ class OwnedContainers:
         except (OSError, ProtocolError):
             return None
         pid, ticks = owner.pid, owner.start_ticks
-        if pid == 0:
+        if pid == 0 and self._by_environment:
             pid, ticks = find_by_socket(str(directory / "s"))
         handle = Handle(owner.container_id, owner.kind, directory, pid, ticks)
         return Owned(handle, owner.labels, process_ids.is_alive(pid, ticks))
@@ -88,22 +90,29 @@ def find_by_socket(socket_path: str) -> tuple[int, int]:
     It is the process that listens there, or else the one whose environment names the socket.  The environment alone
     would not do: a fork of the stem cell shows the stem cell's.
     """
-    for pid in (_listener(socket_path), _started_for(socket_path)):
-        ticks = process_ids.start_ticks(pid) if pid else None
-        if ticks is not None:
-            return pid, ticks
-    return 0, 0
+    found = find_listener(socket_path)
+    return found if found[0] else _with_ticks(_started_for(socket_path))
 
 
-def _listener(socket_path: str) -> int:
+def find_listener(socket_path: str) -> tuple[int, int]:
+    """The process that listens there: (pid, start ticks), or zeros."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)  # a full queue is no reason to wait
         try:
             sock.connect(socket_path)
         except OSError:
-            return 0
-        pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
-        return pid
+            return 0, 0
+        return listener(sock)
+
+
+def listener(connected: socket.socket) -> tuple[int, int]:
+    """The process on the other side; zeros when its pid means nothing here."""
+    return _with_ticks(_PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0])
+
+
+def _with_ticks(pid: int) -> tuple[int, int]:
+    ticks = process_ids.start_ticks(pid) if pid else None
+    return (pid, ticks) if ticks is not None else (0, 0)
 
 
 def _started_for(socket_path: str) -> int:

@@ -15,6 +15,7 @@ DRIVERS: Final = Registry[MakeDriver](
     {
         "process": ProcessDriver.make,
         "docker": "invoker.drivers.docker.driver:DockerDriver.make",  # its SDK takes a third of a second to import
+        "kubernetes": "invoker.drivers.kubernetes.driver:KubernetesDriver.make",  # its client takes half a second
     },
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 from thaw.errors import PlatformError, WorkerLost
 
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
+_IN_DELETE_SELF = 0x400
 _BIND_TO_LISTEN_S = 0.005
 """A server that binds in place needs a moment between the file's appearance and listen; no event announces its end."""
 
@@ -71,6 +73,12 @@ def wait_listens(path: str, cancelled: int | None = None, *, deadline_s: float |
     return True
 
 
+def watch_end(path: str) -> int:
+    """A descriptor that is readable once the socket's file is deleted and its server has closed it; the caller closes
+    the descriptor.  Raises PlatformError when there is no such file."""
+    return _inotify(path, _IN_DELETE_SELF)
+
+
 def _wait(path: str, watch: int, ended: int, cancelled: int, deadline: float) -> socket.socket:
     poll = select.poll()
     for fd in (watch, ended, cancelled):
@@ -100,11 +108,12 @@ def _connected(path: str) -> socket.socket | None:
     return sock
 
 
-def _inotify(directory: str) -> int:
+def _inotify(path: str, mask: int = _IN_CREATE | _IN_MOVED_TO) -> int:
     fd: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE | _IN_MOVED_TO) < 0:
-        reason = os.strerror(ctypes.get_errno())
+    if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(path), mask) < 0:
+        error = ctypes.get_errno()
         if fd >= 0:
             os.close(fd)
-        raise PlatformError(f"cannot watch {directory}: {reason}")
+        hint = "raise fs.inotify.max_user_instances" if error == errno.EMFILE else ""
+        raise PlatformError(f"cannot watch {path}: {os.strerror(error)}", hint=hint)
     return fd

@@ -20,6 +20,7 @@ from invoker.drivers.process.driver import ProcessDriver
 from invoker.drivers.programs import PROGRAMS
 from relay.clients.http_unix import UnixConnection
 from tests.docker.engine import DockerEngine, docker_engine
+from tests.kubernetes.cluster import fake_cluster
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, WorkerLost
 from thaw.logs import Log
@@ -55,15 +56,21 @@ def run_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(params=["process", "docker"])
-def make(request: pytest.FixtureRequest, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Driver]:
+@pytest.fixture(params=["process", "docker", "kubernetes"])
+def make(
+    request: pytest.FixtureRequest, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Driver]]:
     """A function that makes a driver.  Each driver has the same owner."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")]))
     if request.param == "process":
-        return lambda: ProcessDriver(run_dir, NoShares(), 2, Log("test"))
-    engine: DockerEngine = request.getfixturevalue("docker_engine")
-    engine.build("python")
-    return lambda: engine.driver(run_dir)
+        yield lambda: ProcessDriver(run_dir, NoShares(), 2, Log("test"))
+    elif request.param == "kubernetes":
+        with fake_cluster(tmp_path) as cluster:
+            yield lambda: cluster.driver(run_dir)
+    else:
+        engine: DockerEngine = request.getfixturevalue("docker_engine")
+        engine.build("python")
+        yield lambda: engine.driver(run_dir)
 
 
 @pytest.fixture
@@ -89,9 +96,7 @@ def spec(container_id: str = "one", **labels: str) -> Spec:
 
 
 def up(driver: Driver, wanted: Spec) -> Handle:
-    handle = driver.start(driver.create(wanted), wanted)
-    driver.connect(handle, deadline_s=WAIT_S)
-    return handle
+    return driver.connect(driver.start(driver.create(wanted), wanted), deadline_s=WAIT_S)
 
 
 def health(handle: Handle, deadline_s: float = WAIT_S) -> int:
@@ -165,6 +170,10 @@ def test_a_stop_wakes_a_connect(driver: Driver, monkeypatch: pytest.MonkeyPatch)
 
 def test_pause_and_unpause_hold_the_process(driver: Driver) -> None:
     handle = up(driver, spec())
+    if driver.name == "kubernetes":
+        with pytest.raises(PlatformError, match="a pod cannot be paused"):
+            driver.pause(handle)
+        return
     driver.pause(handle)
     with pytest.raises(TimeoutError):
         health(handle, 0.3)
@@ -223,8 +232,7 @@ def test_a_crash_between_start_and_its_note_is_found_all_the_same(driver: Driver
 def test_an_owned_container_that_nobody_adopts_can_be_ended(driver: Driver, make: Callable[[], Driver]) -> None:
     handle = up(driver, spec())
     second = make()
-    (owned,) = second.list_owned()
-    second.end(owned)
+    second.end(second.list_owned())
     assert not process_ids.is_alive(handle.pid, handle.start_ticks)
     assert second.list_owned() == ()
     second.close()

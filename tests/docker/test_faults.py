@@ -15,9 +15,9 @@ import pytest
 
 from invoker.drivers.activation_logs import FILE_LIMIT_BYTES, LogCollector, last_lines
 from invoker.drivers.base import Exit, Spec
+from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import Engine
 from invoker.drivers.docker.driver import DockerDriver, Images
-from invoker.drivers.docker.spec import Limits
 from invoker.drivers.programs import PROGRAMS
 from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.inside import WAIT_S, ask, load, post, up
@@ -146,7 +146,7 @@ def test_two_invokers_on_one_engine_do_not_see_each_others_containers(
     theirs = up(other, "same-name")
     assert [o.handle.pid for o in driver.list_owned()] == [mine.pid]
     assert [o.handle.pid for o in other.list_owned()] == [theirs.pid]
-    other.end(other.list_owned()[0])
+    other.end(other.list_owned())
     assert post(mine, "/init", {"code": "def main(args): return {}"})[0] == 200
     other.close()
     (other_dir / "relays").rmdir()
@@ -334,8 +334,7 @@ def test_an_engine_that_is_killed_and_restarted_loses_no_container_and_no_run(
         assert time.monotonic() < deadline
     assert lines[0].endswith("stdout: awake")
     assert {o.handle.container_id for o in driver.list_owned()} == {"lives", "dies"}
-    for owned in driver.list_owned():
-        driver.end(owned)
+    driver.end(driver.list_owned())
     assert own_engine.containers() == []
     driver.close()
 
@@ -354,8 +353,7 @@ def test_an_engine_without_live_restore_ends_them_when_it_comes_back_and_that_is
         ends.wait("lost")
         assert post(up(driver, "new"), "/init", {"code": "def main(args): return {}"})[0] == 200
     finally:
-        for owned in driver.list_owned():
-            driver.end(owned)
+        driver.end(driver.list_owned())
         driver.close()
         own_engine.script("crash")
         own_engine.script("up")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.base import Spec
+from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import gpu_request
 from invoker.drivers.docker.logs import _next_after
 from invoker.drivers.docker.paths import EnginePaths, is_replaced, own_container_id
 from invoker.drivers.docker.seccomp import profile
-from invoker.drivers.docker.spec import Asked, Limits, Mounts, config, cpu_quota_us
+from invoker.drivers.docker.spec import Asked, Mounts, config, cpu_quota_us
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
 

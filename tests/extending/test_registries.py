@@ -91,7 +91,7 @@ def test_an_unknown_driver_is_refused_with_those_that_there_are(installed: Path,
     settings = InvokerSettings("redis://x", "h", str(tmp_path), "f", driver="podman")
     with pytest.raises(SettingError, match="THAW_DRIVER='podman' is not a driver") as caught:
         make_driver(DriverContext(settings, tmp_path, Log("test")))
-    assert caught.value.hint == "set it to one of: confined, docker, process"
+    assert caught.value.hint == "set it to one of: confined, docker, kubernetes, process"
     with pytest.raises(BadRequest, match="--driver podman") as refused:
         Options(driver="podman")
     assert refused.value.hint == "use --driver with one of: process, docker, confined"

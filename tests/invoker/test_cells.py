@@ -54,6 +54,8 @@ class Shared:
 class Containers:
     """Containers that answer as soon as ``may_answer`` allows it, which is at once by default."""
 
+    whole_devices = False
+
     def __init__(self, zygote: Shared | None = None) -> None:
         self.zygote = zygote
         self.may_answer = threading.Event()
@@ -62,7 +64,7 @@ class Containers:
         self.made = {KIND_PYTHON: threading.Event(), KIND_LLM: threading.Event()}
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
-        pass
+        self.ended = callback
 
     def create(self, spec: Spec) -> Handle:
         self.doors[spec.kind] = spec.descriptor_socket
@@ -71,10 +73,10 @@ class Containers:
     def start(self, handle: Handle, spec: Spec) -> Handle:
         return handle
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         self.made[handle.kind].set()
         assert self.may_answer.wait(WAIT_S)
-        return handle.socket_path
+        return handle
 
     def stop(self, handle: Handle, *, deadline_s: float) -> None:
         pass
@@ -141,7 +143,7 @@ class Broken(Containers):
         self._reach("start")
         return super().start(handle, spec)
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         self._reach("connect to")
         return super().connect(handle, deadline_s=deadline_s)
 
@@ -159,6 +161,33 @@ def test_llm_cells_that_fail_leave_no_descriptor_socket_in_fetchd(
             assert driver.failed.acquire(timeout=WAIT_S)
         cells.close()
         assert fetchd.client.descriptor_sockets() == ()
+
+
+def test_no_cell_waits_on_a_device_that_it_would_keep_from_all_others(run_dir: Path) -> None:
+    driver = Containers()
+    driver.whole_devices = True
+    cells = StemCells(driver, FetchClient(str(run_dir / "f")), Ledger(1 << 30), 1 << 20, Log("test"), device="cuda:0")  # type: ignore[arg-type]
+    cells.set_target(KIND_LLM, 2)
+    cells.set_target(KIND_PYTHON, 1)
+    assert driver.made[KIND_PYTHON].wait(WAIT_S)
+    assert {t.kind: t.count for t in cells.targets()} == {KIND_LLM: 0, KIND_PYTHON: 1}
+    cells.close()
+
+
+def test_a_cell_for_which_there_is_no_room_is_tried_again_when_a_container_has_ended(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invoker.containers.stem_cells, "_RETRY_S", 0.01)
+    monkeypatch.setattr(invoker.containers.stem_cells, "_GROWTH", 1e6)
+    monkeypatch.setattr(invoker.containers.stem_cells, "_LONGEST_RETRY_S", 1e6)
+    driver = Broken("start")
+    cells = StemCells(driver, FetchClient(str(run_dir / "f")), Ledger(1 << 30), 1 << 20, Log("test"))  # type: ignore[arg-type]
+    cells.set_target(KIND_PYTHON, 1)
+    for _ in range(2):  # the first pause is short
+        assert driver.failed.acquire(timeout=WAIT_S)
+    driver.ended(Exit("an instance", 0))
+    assert driver.failed.acquire(timeout=WAIT_S)
+    cells.close()
 
 
 def test_a_host_says_of_the_cell_that_starts_wait_for_in_how_long_it_is_ready(run_dir: Path) -> None:

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from invoker.drivers.base import Exit, Handle, Owned
+from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen
 from invoker.drivers.docker.driver import DockerDriver, Images
-from invoker.drivers.docker.spec import Limits
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from invoker.drivers import log_files
 from invoker.drivers.activation_logs import SENTINEL, SentinelSplitter
 from invoker.drivers.base import Handle
-from invoker.drivers.docker import logs as docker_logs
 from invoker.drivers.docker.logs import LogFollower, Repeats
 
 END = SENTINEL + "\n"
@@ -32,8 +32,8 @@ def serve(listener: socket.socket, lines: list[str]) -> None:
 
 
 def test_the_end_of_a_run_that_printed_too_much_is_still_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker_logs, "FILE_LIMIT_BYTES", 100)
-    monkeypatch.setattr(docker_logs, "SENTINELS_BYTES", 3 * len(END))
+    monkeypatch.setattr(log_files, "FILE_LIMIT_BYTES", 100)
+    monkeypatch.setattr(log_files, "SENTINELS_BYTES", 3 * len(END))
     lines = [*(f"{n:031}\n" for n in range(9)), END, END, *(SENTINEL + END for _ in range(9))]
     handle = Handle("c", "k", tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:

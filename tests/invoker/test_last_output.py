@@ -5,17 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from invoker.containers import last_output
-from invoker.containers.last_output import KEPT_S, LastOutput
+from invoker.containers import last_output, recovery
+from invoker.containers.fleet import Fleet
+from invoker.containers.last_output import KEPT_S, LastOutput, printed_by
+from invoker.containers.memory_ledger import Ledger
 from invoker.drivers.activation_logs import SENTINEL
-from invoker.drivers.base import Handle
+from invoker.drivers.base import Exit, Handle, Owned
 from relay.protocol.data_port_messages import EndedOutput
 from tests.invoker.platform import HOST, Host, until
 from thaw import wire
@@ -43,7 +47,7 @@ def keep(kept: LastOutput, tmp_path: Path, instance_id: str, text: str, action: 
     directory = tmp_path / f"c-{instance_id}"
     directory.mkdir(exist_ok=True)
     (directory / "stderr.log").write_text(text)
-    kept.keep(record(instance_id, action), Handle(instance_id, "llm:vllm", directory), "it broke")
+    kept.keep(record(instance_id, action), printed_by(Handle(instance_id, "llm:vllm", directory)), "it broke")
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -67,6 +71,31 @@ def test_the_end_of_the_output_is_kept_by_action_and_instance(kept: LastOutput, 
 def test_lines_of_runs_that_have_ended_are_in_their_records_and_not_kept(kept: LastOutput, tmp_path: Path) -> None:
     keep(kept, tmp_path, "i1", f"of an earlier run\n{SENTINEL}\nof the last\n")
     assert kept.of_action(HELLO)[0].stderr == "of the last"
+
+
+def test_output_of_a_container_that_is_left_to_another_invoker_is_not_that_of_an_ended_one(
+    kept: LastOutput, tmp_path: Path
+) -> None:
+    class Leaves:
+        """A driver whose first container belongs to another invoker, which lives."""
+
+        def on_exit(self, callback: Callable[[Exit], None]) -> None:
+            pass
+
+        def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
+            for one in owned:
+                shutil.rmtree(one.handle.directory)
+            return owned[1:]
+
+    left = []
+    for name in ("others", "ours"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stderr.log").write_text(f"of {name}")
+        labels = {"role": "instance", "record": wire.dumps(record(name)).decode()}
+        left.append(Owned(Handle(name, "llm:vllm", tmp_path / name), labels, True))
+    fleet = Fleet(Leaves(), None, None, Ledger(1), kept, Log("test"))  # type: ignore[arg-type]
+    recovery._end(fleet, left, Log("test"))
+    assert [(o.stderr, o.reason) for o in kept.of_action(HELLO)] == [("of ours", "its host's invoker was restarted")]
 
 
 def test_an_invoker_that_comes_back_still_has_it(kept: LastOutput, tmp_path: Path) -> None:

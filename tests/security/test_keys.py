@@ -40,6 +40,7 @@ WHO_MAY = {
     "GET /api/v1": ANYBODY,
     "GET /api/v1/api-docs": ANYBODY,
     "GET /health": ANYBODY,
+    "GET /live": ANYBODY,
     "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
     "GET /api/v1/namespaces": KEY_HOLDER,
     "GET /api/v1/namespaces/<ns>/limits": OWN,

@@ -9,7 +9,6 @@ invokers on one engine never see each other's.
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from invoker.drivers import log_files, process_ids
+from invoker.drivers import io_directory, log_files, process_ids
 from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.confined import Limits
 from invoker.drivers.docker import seccomp
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen, gpu_request
 from invoker.drivers.docker.events import EngineEvents
 from invoker.drivers.docker.logs import LogFollower
 from invoker.drivers.docker.paths import EnginePaths
-from invoker.drivers.docker.spec import Asked, Limits, Mounts
+from invoker.drivers.docker.spec import Asked, Mounts
 from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange, Uids
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.relay_socket import RelaySockets
@@ -69,6 +69,7 @@ class Images:
 class DockerDriver:
     name = "docker"
     share = "enforced"
+    whole_devices = False
     zygote = None  # each stem cell is a container
 
     def __init__(
@@ -127,7 +128,7 @@ class DockerDriver:
         handle = self._handle(spec.container_id, spec.kind)
         try:
             self._owned.write(handle, spec.labels)
-            _open_directory(handle)
+            io_directory.make(handle)
         except PlatformError:
             self._owned.remove(handle)
             raise
@@ -163,11 +164,15 @@ class DockerDriver:
             self._ended(container, early[0] if early is not None else seen.exit_code)
         return started
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         container = self._get(handle)
         wait_socket_until(handle.socket_path, container.ended_fd, deadline_s, container.cancelled_fd).close()
-        _close_directory(handle)
-        return handle.socket_path
+        io_directory.close(handle)
+        return handle
+
+    def claim(self, handle: Handle) -> bool:
+        """No other invoker has its stem cells."""
+        return True
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         """An engine's labels never change: these are kept beside the container."""
@@ -271,8 +276,10 @@ class DockerDriver:
         self._owned.write(handle, owned.labels)
         self._look(container)
 
-    def end(self, owned: Owned) -> None:
-        self.remove(owned.handle)
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
+        for one in owned:
+            self.remove(one.handle)
+        return owned
 
     def close(self) -> None:
         self._events.stop()
@@ -289,7 +296,7 @@ class DockerDriver:
     def _create(self, handle: Handle, spec: Spec) -> None:
         image = self._images.by_kind[spec.kind]
         mounts = Mounts(
-            self._paths.there(str(_io(handle))),
+            self._paths.there(str(io_directory.of(handle))),
             self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",
             self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
         )
@@ -318,7 +325,7 @@ class DockerDriver:
 
     def _handle(self, container_id: str, kind: str) -> Handle:
         handle = self._owned.handle(container_id, kind)
-        return replace(handle, socket=str(_io(handle) / "s"))
+        return replace(handle, socket=str(io_directory.of(handle) / "s"))
 
     def _handle_of(self, seen: Seen) -> Handle:
         handle = self._handle(seen.labels[CONTAINER], seen.labels.get(KIND, ""))
@@ -405,23 +412,3 @@ class DockerDriver:
                 os.eventfd_write(container.ended_fd, 1)
         for callback in self._callbacks:
             callback(Exit(container.handle.container_id, status_of(exit_code), reason, container.out_of_memory))
-
-
-def _io(handle: Handle) -> Path:
-    return handle.directory / "io"
-
-
-def _open_directory(handle: Handle) -> None:
-    """Let the container's user make its socket in there.  No other user gets that far: the parent is ours alone."""
-    io = _io(handle)
-    io.mkdir(exist_ok=True)
-    io.chmod(0o777)
-    handle.directory.chmod(0o700)
-
-
-def _close_directory(handle: Handle) -> None:
-    """From now on the container can make no file there, which would be on the host's disk, nor put a link in its
-    socket's place, which we would follow.  Raises WorkerLost when there is something else than a socket."""
-    _io(handle).chmod(0o555)
-    if not stat.S_ISSOCK(os.lstat(handle.socket_path).st_mode):
-        raise WorkerLost("the container put something else in its socket's place")

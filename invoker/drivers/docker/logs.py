@@ -9,7 +9,6 @@ a disk.
 from __future__ import annotations
 
 import calendar
-import contextlib
 import http.client
 import socket
 import struct
@@ -20,19 +19,13 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Final
 
-from invoker.drivers.activation_logs import SENTINEL
+from invoker.drivers import log_files
 from invoker.drivers.base import Handle
 from invoker.drivers.docker.client import OLDEST_API
 from relay.clients.http_unix import UnixConnection
 from thaw.errors import ThawError
 
-FILE_LIMIT_BYTES: Final = 32 << 20
-"""A file that is never read (an LLM's) stops at this size; the collector empties the files it reads long before."""
-SENTINELS_BYTES: Final = 1 << 20
-"""Room beyond the limit for sentinels: the end of a run that printed more is still seen, so the next run gets its own
-lines."""
 _FRAME: Final = struct.Struct(">BxxxI")
-_SENTINEL: Final = SENTINEL.encode()
 _STDERR: Final = 2
 _CONNECT_S: Final = 10.0
 _LONGEST_FRAME: Final = 1 << 20  # the engine cuts lines at 16 KiB
@@ -71,18 +64,14 @@ class LogFollower:
     def wait_grown(self, cursors: tuple[int, int], deadline_s: float) -> bool:
         """Whether there is more than ``cursors`` (stdout, stderr); waits for it while the container runs."""
         with self._grown:
-            self._grown.wait_for(lambda: self._ended or self._more_than(cursors), deadline_s)
-            return self._more_than(cursors)
+            self._grown.wait_for(lambda: self._ended or log_files.more_than(self._handle, cursors), deadline_s)
+            return log_files.more_than(self._handle, cursors)
 
     def close(self) -> None:
         self._closing = True
         self._hang_up()
         self._look_up()
         self._thread.join(_CONNECT_S)
-
-    def _more_than(self, cursors: tuple[int, int]) -> bool:
-        paths = (self._handle.stdout, self._handle.stderr)
-        return any(p.stat().st_size > cursor for p, cursor in zip(paths, cursors, strict=True) if p.exists())
 
     def _run(self) -> None:
         try:
@@ -129,15 +118,7 @@ class LogFollower:
             if self._repeats.has(stream, since, text, now=f"{time.time():.9f}"):
                 return
             self._since = since
-        if _has_room(file, FILE_LIMIT_BYTES):
-            kept = text
-        elif text.rstrip(b"\n").endswith(_SENTINEL) and _has_room(file, FILE_LIMIT_BYTES + SENTINELS_BYTES):
-            kept = _SENTINEL + b"\n"
-        else:
-            kept = b""
-        if kept:
-            with contextlib.suppress(OSError):  # the disk is full: the line is lost, the next may have room
-                file.write(kept)
+        log_files.append(file, text)
         with self._grown:
             self._grown.notify_all()
 
@@ -180,11 +161,6 @@ class Repeats:
             return True
         newest.since, newest.is_line_end, newest.is_repeating = since, text.endswith(b"\n"), False
         return False
-
-
-def _has_room(file: FileIO, limit_bytes: int) -> bool:
-    """Whether the file is below the limit; its reader may have emptied it."""
-    return file.tell() < limit_bytes or file.seek(0, 2) < limit_bytes
 
 
 def _frames(response: http.client.HTTPResponse) -> Iterator[tuple[int, bytes]]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from invoker.drivers.base import Spec
+from invoker.drivers.confined import ENVIRONMENT, SCRATCH, Limits
 from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_LLM
 
@@ -30,25 +31,6 @@ PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 """OpenWhisk's largest log of one activation is 10 MB; the engine keeps at most twice as much of a function's output."""
-_SCRATCH: Final = "/tmp"  # noqa: S108  the container's own
-_ENVIRONMENT: Final = {
-    "HOME": _SCRATCH,
-    "USER": "thaw",  # no entry of /etc/passwd has the container's uid
-    "TMPDIR": _SCRATCH,
-    "XDG_CACHE_HOME": f"{_SCRATCH}/.cache",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of every container; each Spec adds memory and share."""
-
-    n_cores: int
-    pids: int = 512
-    tmp_mb: int = 256
-    default_memory_mb: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +56,14 @@ class Asked:
 
 def config(spec: Spec, asked: Asked) -> dict[str, Any]:
     """The body of ``POST /containers/create``."""
-    environment = {**_ENVIRONMENT, "THAW_SOCKET": f"{IO}/s", **spec.env}
+    environment = {**ENVIRONMENT, "THAW_SOCKET": f"{IO}/s", **spec.env}
     if spec.descriptor_socket:
         environment["THAW_DOOR"] = DESCRIPTOR_SOCKET
     return {
         "Image": asked.image,
         "Entrypoint": ["python"],
         "Cmd": list(PROGRAMS[spec.kind]),
-        "WorkingDir": "/tmp",  # noqa: S108  the container's own
+        "WorkingDir": SCRATCH,
         "User": f"{asked.uid}:{asked.uid}",
         "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
         "Labels": dict(asked.labels),
@@ -105,7 +87,7 @@ def _host_config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "MemorySwap": memory,  # the same: no swap
         "CpuPeriod": PERIOD_US,
         "CpuQuota": cpu_quota_us(spec.share, limits.n_cores),
-        "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"},  # noqa: S108
+        "Tmpfs": {SCRATCH: f"rw,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"},
         "Mounts": _mounts(spec, asked.mounts),
         "LogConfig": {"Type": "json-file", "Config": _LOG_OPTIONS},
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],

@@ -56,6 +56,7 @@ _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report o
 
 class ProcessDriver:
     name = "process"
+    whole_devices = False
 
     def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log, *, zygote_parent: str = "") -> None:
         self._owned = OwnedContainers(run_dir)
@@ -119,9 +120,13 @@ class ProcessDriver:
         self._watch(started, forked=spec.fork)
         return started
 
-    def connect(self, handle: Handle, *, deadline_s: float) -> str:
+    def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         wait_socket(handle.socket_path, handle.pid, deadline_s, self._cancelled[handle.container_id]).close()
-        return handle.socket_path
+        return handle
+
+    def claim(self, handle: Handle) -> bool:
+        """No other invoker has its stem cells."""
+        return True
 
     def relabel(self, handle: Handle, labels: Mapping[str, str]) -> None:
         self._owned.write(handle, labels)
@@ -199,9 +204,11 @@ class ProcessDriver:
         self._owned.write(handle, owned.labels)
         self._watch(handle, forked=False)
 
-    def end(self, owned: Owned) -> None:
-        _stop_unwatched(owned.handle)
-        self.remove(owned.handle)
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
+        for one in owned:
+            _stop_unwatched(one.handle)
+            self.remove(one.handle)
+        return owned
 
     def close(self) -> None:
         self._exits.close()

@@ -1,0 +1,26 @@
+"""What every container that confines a function gets, whichever engine runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SCRATCH: Final = "/tmp"  # noqa: S108  the container's own
+ENVIRONMENT: Final = {
+    "HOME": SCRATCH,
+    "USER": "thaw",  # no entry of /etc/passwd has the container's uid
+    "TMPDIR": SCRATCH,
+    "XDG_CACHE_HOME": f"{SCRATCH}/.cache",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of every container; each Spec adds memory and share."""
+
+    n_cores: int
+    pids: int = 512
+    tmp_mb: int = 256
+    default_memory_mb: int = 2048

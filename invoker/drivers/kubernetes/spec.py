@@ -1,0 +1,217 @@
+"""The pod with which a cluster runs a container.  Pure.
+
+The pod is bound to the invoker's own node by affinity, so the cluster's scheduler and the device plugin account for it.
+It is reached through a socket, and reaches fetchd and the relay server through others.  They are in directories
+of the node that have the same paths inside the pod::
+
+    <run_dir>/c/<id>/io/s        the container's socket; the directory is closed to it once the socket is there
+    its descriptor socket        from fetchd (llm)
+    <run_dir>/relays/            one socket a relay server, read-only (llm)
+    /tmp                         memory, bounded
+    /root/termination-log        the node's file, which every container has; no user but root gets into /root
+
+Everything else is read-only.
+
+A pod always has a network.  Nothing in it uses one: a network policy for ``APP_LABEL`` closes it (docs/kubernetes.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from invoker.drivers.base import Spec
+from invoker.drivers.confined import ENVIRONMENT, SCRATCH, Limits
+from invoker.drivers.programs import PROGRAMS
+from thaw.action import KIND_LLM
+
+APP_LABEL: Final = "app.kubernetes.io/name"
+APP: Final = "thaw-function"
+OWNER: Final = "thaw.dev/owner"
+CONTAINER: Final = "thaw.dev/container"
+ROLE: Final = "thaw.dev/role"
+KIND: Final = "thaw.dev/kind"  # an annotation: a label's value may have no colon
+CLAIMANT: Final = "thaw.dev/claimant"  # an annotation: the invoker process whose start has the pod (claimants.py)
+STEM_CELL: Final = "stem-cell"
+INSTANCE: Final = "instance"
+
+CONTAINER_NAME: Final = "function"
+_TERMINATION_LOG: Final = "/root/termination-log"
+"""A file of the node's disk that nothing bounds; by default everybody may write it, at /dev/termination-log."""
+_DISK: Final = {"requests": "16Mi", "limits": "1Gi"}
+"""Of its output, which is all that a container can write to its node's disk; one that writes more is evicted."""
+GPU: Final = "nvidia.com/gpu"
+_FIRST_UID: Final = 1 << 20
+_N_UIDS: Final = 1 << 30
+"""Uids beyond those of people, of systemd and of the usual ranges for user namespaces."""
+_MIB: Final = 1 << 20
+_LEAST_CPU_M: Final = 10  # a quota of 1 ms in 100 ms, the kernel's smallest
+_LABEL_CHARACTERS: Final = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The object whose deletion deletes the pod."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """Paths on the node; ``descriptor_socket`` and ``relays`` may be empty."""
+
+    io: str
+    descriptor_socket: str = ""
+    relays: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``request_mb`` is the memory that the cluster counts for a container whose own limit is not known yet."""
+
+    image: str
+    node: str
+    owner_label: str
+    mounts: Mounts
+    limits: Limits
+    request_mb: int
+    pull: bool = True
+    owner: Owner | None = None
+    claimant: str = ""
+
+
+def pod_name(container_id: str) -> str:
+    return f"thaw-{container_id}".lower()
+
+
+def owner_label(name: str) -> str:
+    """The label's value for an invoker of this name; names end with a hash, so the end is what is kept."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[-_LABEL_CHARACTERS:].strip("-_.")
+
+
+def uid_of(container_id: str) -> int:
+    """The user id of a container, which no other container of the node is likely to have."""
+    digest = hashlib.sha256(container_id.encode()).digest()
+    return _FIRST_UID + int.from_bytes(digest[:8]) % _N_UIDS
+
+
+def pod(spec: Spec, asked: Asked) -> dict[str, Any]:
+    """The body of ``POST /api/v1/namespaces/…/pods``."""
+    labels = {
+        APP_LABEL: APP,
+        OWNER: asked.owner_label,
+        CONTAINER: spec.container_id,
+        ROLE: spec.labels.get("role", INSTANCE),
+    }
+    annotations = {KIND: spec.kind}
+    if labels[ROLE] != STEM_CELL:
+        annotations[CLAIMANT] = asked.claimant
+    metadata: dict[str, Any] = {"name": pod_name(spec.container_id), "labels": labels, "annotations": annotations}
+    if asked.owner is not None:
+        metadata["ownerReferences"] = [_reference(asked.owner)]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(spec, asked)}
+
+
+def resources(share: float, memory_bytes: int, limits: Limits, request_bytes: int) -> dict[str, dict[str, str]]:
+    """Requests are what the cluster's scheduler counts.  The CPU request stays small: shares of a host overlap, and
+    requests that differ from the limits keep the pod's quality of service the same when it is resized."""
+    cpu_m = max(_LEAST_CPU_M, int(1000 * min(1.0, share) * limits.n_cores))
+    memory = memory_bytes or limits.default_memory_mb * _MIB
+    return {
+        "requests": {"cpu": f"{_LEAST_CPU_M}m", "memory": str(min(memory, memory_bytes or request_bytes))},
+        "limits": {"cpu": f"{cpu_m}m", "memory": str(memory)},
+    }
+
+
+def _reference(owner: Owner) -> dict[str, Any]:
+    return {
+        "apiVersion": owner.api_version,
+        "kind": owner.kind,
+        "name": owner.name,
+        "uid": owner.uid,
+        "controller": False,  # else the owner would count the pod as its own replica
+        "blockOwnerDeletion": False,
+    }
+
+
+def _spec(spec: Spec, asked: Asked) -> dict[str, Any]:
+    uid = uid_of(spec.container_id)
+    return {
+        "restartPolicy": "Never",
+        "affinity": _on_node(asked.node),
+        "tolerations": [{"key": GPU, "operator": "Exists"}],  # nodes with GPUs keep other pods away by this taint
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "dnsPolicy": "None",  # no name is looked up; the policy demands a server
+        "dnsConfig": {"nameservers": ["127.0.0.1"]},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": uid,
+            "runAsGroup": uid,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(spec, asked)],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": f"{asked.limits.tmp_mb}Mi"}},
+            *(
+                {"name": name, "hostPath": {"path": path, "type": kind}}
+                for name, path, kind, _ in _host_paths(spec, asked.mounts)
+            ),
+        ],
+    }
+
+
+def _container(spec: Spec, asked: Asked) -> dict[str, Any]:
+    environment = {**ENVIRONMENT, "THAW_SOCKET": f"{asked.mounts.io}/s", **spec.env}
+    if spec.descriptor_socket:
+        environment["THAW_DOOR"] = asked.mounts.descriptor_socket
+    bounds = resources(spec.share, spec.memory_bytes, asked.limits, asked.request_mb * _MIB)
+    if spec.kind == KIND_LLM and not spec.device.startswith("cpu"):
+        bounds["limits"][GPU] = "1"
+    for name, amount in _DISK.items():
+        bounds[name]["ephemeral-storage"] = amount
+    return {
+        "name": CONTAINER_NAME,
+        "image": asked.image,
+        "imagePullPolicy": "IfNotPresent" if asked.pull else "Never",
+        "command": ["python"],
+        "args": list(PROGRAMS[spec.kind]),
+        "workingDir": SCRATCH,
+        "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
+        "resources": bounds,
+        "terminationMessagePath": _TERMINATION_LOG,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "scratch", "mountPath": SCRATCH},
+            *(
+                {"name": name, "mountPath": path, "readOnly": read_only}
+                for name, path, _, read_only in _host_paths(spec, asked.mounts)
+            ),
+        ],
+    }
+
+
+def _host_paths(spec: Spec, mounts: Mounts) -> Sequence[tuple[str, str, str, bool]]:
+    """(name, path, what must be there, whether it is read-only); a path that is missing fails the start."""
+    found = [("io", mounts.io, "Directory", False)]
+    if mounts.descriptor_socket:
+        found.append(("descriptors", mounts.descriptor_socket, "Socket", True))
+    if mounts.relays and spec.kind == KIND_LLM:
+        found.append(("relays", mounts.relays, "Directory", True))
+    return found
+
+
+def _on_node(node: str) -> Mapping[str, Any]:
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
