@@ -159,13 +159,12 @@ class Listening(FakeFetchd):
 def engine(cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """A host whose fetchd is in this process and that has a stem cell of an engine."""
     monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
-    with host_in(cluster, valkey_url, run_dir, memory_mb=8192) as host:
-        fetchd = Listening(run_dir)
+    fetchd = Listening(run_dir)
+    with fetchd.sockets, host_in(cluster, valkey_url, run_dir, memory_mb=8192) as host:
         host.agent.fleet.fetch = host.agent.cells._fetch = host.agent.port.preflights._fetch = fetchd
         host.agent.cells.set_target(KIND_LLM, 1)
         until(lambda: bool(host.agent.cells.view()))
-        with fetchd.sockets:
-            yield host
+        yield host
 
 
 def preflight(host: Host) -> PreflightFound:
