@@ -16,6 +16,7 @@ from gateway.api import (
     openapi,
     operator,
     packages,
+    probes,
     rules,
     triggers,
     web,
@@ -28,6 +29,7 @@ def create_app(core: Gateway) -> Flask:
     app.url_map.strict_slashes = False
     app.extensions["thaw"] = core
     http.install(app)
+    probes.install(app)
     for module in (
         *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
         *(activations, last_output, web),

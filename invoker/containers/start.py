@@ -272,6 +272,7 @@ class Starting:
         try:
             with self._evidence.waiting_for("the stem cell", cell_pid) if cell_pid else nullcontext():
                 handle = driver.start(handle, spec)
+            pulled_s = handle.image_pull_s
         except PlatformError:
             driver.remove(handle)
             raise
@@ -280,7 +281,8 @@ class Starting:
         if fork:
             driver.limit(handle, self._stage.share, self._memory_bytes())
         handle = self._connect(handle)
-        self._spent = self._evidence.answered(handle.pid)
+        pulled = {"image_pull_s": round(pulled_s, 3)} if pulled_s > 0 else {}
+        self._spent = {**pulled, **self._evidence.answered(handle.pid)}
         return handle.socket_path
 
     def _connect(self, handle: Handle) -> Handle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import socketserver
@@ -14,13 +15,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from invoker.drivers.base import Exit, Handle, Owned
+from invoker.drivers.base import Exit, Handle, Owned, Spec
 from invoker.drivers.confined import Limits
+from invoker.drivers.docker import driver as docker_driver
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen
 from invoker.drivers.docker.driver import DockerDriver, Images
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_PYTHON
-from thaw.errors import PlatformError
+from thaw.errors import NotFound, PlatformError
 from thaw.logs import Log
 from thaw.settings import SettingError
 
@@ -152,4 +154,40 @@ def test_an_adopted_container_that_ran_out_of_memory_names_its_own_limit(run_dir
     driver.on_exit(ends.put)
     driver.adopt(Owned(Handle("c", KIND_PYTHON, run_dir / "c" / "c"), {}, alive=True))
     assert ends.get(timeout=WAIT_S) == Exit("c", -9, "out of memory: its limit is 640 MiB", out_of_memory=True)
+    driver.close()
+
+
+class WithoutImage(OutOfMemory):
+    """An engine that has an image only once it was pulled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pulled: list[str] = []
+
+    def label_values(self, label: str) -> list[str]:
+        return []
+
+    def create(self, name: str, config: Any) -> None:
+        if config["Image"] not in self.pulled:
+            raise NotFound(f"no such image: {config['Image']}")
+
+    def pull(self, image: str, deadline_s: float) -> None:
+        self.pulled.append(image)
+
+    def remove(self, name: str) -> None:
+        pass
+
+
+def test_a_container_whose_image_was_pulled_says_how_long_that_took(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = WithoutImage()
+    images = Images({KIND_PYTHON: "acme/python:1"}, pull_s=WAIT_S)
+    driver = DockerDriver(engine, run_dir, "h", images, Limits(1), Log("test"))  # type: ignore[arg-type]
+    clock = itertools.count(100.0, 7.5)
+    monkeypatch.setattr(docker_driver.time, "monotonic", lambda: next(clock))
+    assert driver.create(Spec("first", KIND_PYTHON)).image_pull_s == 7.5
+    assert driver.create(Spec("next", KIND_PYTHON)).image_pull_s == 0.0
+    monkeypatch.undo()
+    assert engine.pulled == ["acme/python:1"]
     driver.close()

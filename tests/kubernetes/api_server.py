@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.kubernetes.schema import problems
 
 JSON, MERGE, BY_NAME = "application/json", "application/merge-patch+json", "application/strategic-merge-patch+json"
-QUERY = {"labelSelector", "watch", "resourceVersion", "allowWatchBookmarks", "timeoutSeconds"}
+QUERY = {"labelSelector", "fieldSelector", "watch", "resourceVersion", "allowWatchBookmarks", "timeoutSeconds"}
 NAMESPACE = "functions"
 
 
@@ -63,6 +63,7 @@ class ApiServer:
         self.refuse: Callable[[Request], None] = lambda request: None
         self.on_change: Callable[[Event], None] = lambda event: None
         self.can_resize = True
+        self.noted: dict[str, str] = {}  # a pod's name → what its node has noted of its image
         self.token = "secret-of-the-test"
         self._pods: dict[str, dict[str, Any]] = {}
         self._version = 100
@@ -172,6 +173,8 @@ class ApiServer:
             self.requests.append(request)
             self._changed.notify_all()
         self.refuse(request)
+        if request.path == f"/api/v1/namespaces/{NAMESPACE}/events":
+            return self._events_of(query)
         parts = request.path.removeprefix(f"/api/v1/namespaces/{NAMESPACE}/pods").strip("/").split("/")
         if not request.path.startswith(f"/api/v1/namespaces/{NAMESPACE}/pods") or len(parts) > 2:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
@@ -220,6 +223,13 @@ class ApiServer:
     def _list(self, query: dict[str, str]) -> dict[str, Any]:
         items = [copy.deepcopy(p) for p in self._pods.values() if _selected(p, query)]
         return {"kind": "PodList", "metadata": {"resourceVersion": str(self._version)}, "items": items}
+
+    def _events_of(self, query: dict[str, str]) -> dict[str, Any]:
+        wanted = dict(term.split("=", 1) for term in query["fieldSelector"].split(","))
+        with self._changed:
+            uids = {pod["metadata"]["uid"]: name for name, pod in self._pods.items()}
+        said = self.noted.get(uids[wanted["involvedObject.uid"]]) if wanted["reason"] == "Pulled" else None
+        return {"kind": "EventList", "items": [{"message": said}] if said else []}
 
     def _create(self, body: Any, content: str) -> dict[str, Any]:
         self._check(body, "V1Pod", content, {JSON})

@@ -143,13 +143,13 @@ def test_a_start_whose_stem_cell_cannot_have_its_memory_makes_a_pod(
 class Listening(FakeFetchd):
     """A node looks whether a pod's socket to fetchd is there, and the driver whether fetchd listens on it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sockets: ExitStack) -> None:
         super().__init__(directory)
-        self.sockets = ExitStack()
+        self._sockets = sockets
 
     def open_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = 0) -> str:
         path = super().open_descriptor_socket(instance_id)
-        listener = self.sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener = self._sockets.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)
         listener.listen()
         return path
@@ -159,8 +159,8 @@ class Listening(FakeFetchd):
 def engine(cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """A host whose fetchd is in this process and that has a stem cell of an engine."""
     monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
-    fetchd = Listening(run_dir)
-    with fetchd.sockets, host_in(cluster, valkey_url, run_dir, memory_mb=8192) as host:
+    with ExitStack() as sockets, host_in(cluster, valkey_url, run_dir, memory_mb=8192) as host:
+        fetchd = Listening(run_dir, sockets)
         host.agent.fleet.fetch = host.agent.cells._fetch = host.agent.port.preflights._fetch = fetchd
         host.agent.cells.set_target(KIND_LLM, 1)
         until(lambda: bool(host.agent.cells.view()))

@@ -140,11 +140,11 @@ class DockerDriver:
                 cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC),
             )
         try:
-            self._create(handle, spec)
+            pulled_s = self._create(handle, spec)
         except PlatformError:
             self.remove(handle)
             raise
-        return handle
+        return replace(handle, image_pull_s=pulled_s)
 
     def start(self, handle: Handle, spec: Spec) -> Handle:
         container = self._get(handle)
@@ -293,7 +293,8 @@ class DockerDriver:
 
     # the engine ----------------------------------------------------------------------------------------------------
 
-    def _create(self, handle: Handle, spec: Spec) -> None:
+    def _create(self, handle: Handle, spec: Spec) -> float:
+        """Returns the seconds that its image was pulled."""
         image = self._images.by_kind[spec.kind]
         mounts = Mounts(
             self._paths.there(str(io_directory.of(handle))),
@@ -317,8 +318,12 @@ class DockerDriver:
         except NotFound as e:
             if self._images.pull_s <= 0:
                 raise PlatformError(f"the image {image} is not on this host", hint="make images, or docker pull") from e
+            began = time.monotonic()
             self._engine.pull(image, self._images.pull_s)
+            pulled_s = time.monotonic() - began
             self._engine.create(self._name(handle), body)
+            return pulled_s
+        return 0.0
 
     def _name(self, handle: Handle) -> str:
         return f"thaw-{self.owner}-{handle.container_id}"

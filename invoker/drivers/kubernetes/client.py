@@ -25,6 +25,7 @@ from invoker.drivers.kubernetes.spec import Owner
 from thaw.errors import PlatformError, Unavailable
 
 CALL_S: Final = 30.0
+_EVENTS_S: Final = 2.0  # they explain a start that waits for the answer
 WATCH_S: Final = 240.0
 """The cluster ends a watch after this time, so a connection that died without a word is noticed soon afterwards."""
 
@@ -99,6 +100,13 @@ class Cluster:
         """The pods, and the version from which a watch misses nothing."""
         found = self._call("list pods", "GET", "", query=[("labelSelector", selector)])
         return [seen(pod) for pod in found["items"]], str(found["metadata"]["resourceVersion"])
+
+    def messages(self, uid: str, reason: str) -> Sequence[str]:
+        """What the node has noted of a pod for this reason."""
+        query = [("fieldSelector", f"involvedObject.uid={uid},reason={reason}")]
+        with _translated("list events"):
+            found = self._request(self._api, "GET", "", query, timeout_s=_EVENTS_S, kind="events")
+        return [str(event.get("message", "")) for event in found["items"]]
 
     def patch(self, name: str, body: Mapping[str, Any]) -> Seen | None:
         """Merge ``body`` into the pod.  None when there is no such pod, or none of the body's resourceVersion."""
@@ -216,9 +224,10 @@ class Cluster:
         *,
         timeout_s: float = CALL_S,
         preload: bool = True,
+        kind: str = "pods",
     ) -> Any:
         return through.call_api(
-            f"/api/v1/namespaces/{self._namespace}/pods{path}",
+            f"/api/v1/namespaces/{self._namespace}/{kind}{path}",
             method,
             query_params=list(query),
             header_params={"Accept": _JSON, "Content-Type": content},

@@ -30,6 +30,7 @@ from invoker.drivers.kubernetes.logs import PodLogs, log_path
 from invoker.drivers.kubernetes.patience import Patience
 from invoker.drivers.kubernetes.place import Place, find_place
 from invoker.drivers.kubernetes.pods import Left, Pods
+from invoker.drivers.kubernetes.pulls import pulled_s
 from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
@@ -110,11 +111,13 @@ class KubernetesDriver:
         container = self._get(handle)
         if container.started:
             return container.handle
-        deadline = time.monotonic() + self._place.start_s
+        began = time.monotonic()
+        deadline = began + self._place.start_s
         body = pod_spec.pod(spec, self._asked(handle, spec))
         container.asked = True
         container.note(self._patience.call(lambda: self._pods.make(body), deadline, container))
         await_running(container, self._place.node, deadline, spec.descriptor_socket)
+        took_s = time.monotonic() - began
         logs = self._follow(container, only_new=False)
         with container.lock:
             container.started, container.logs = True, logs
@@ -123,7 +126,8 @@ class KubernetesDriver:
             self._gone(container)
         if ended is not None:
             self._ended(container, ended)
-        return handle
+        uid = container.pod.uid if container.pod is not None else ""
+        return replace(handle, image_pull_s=pulled_s(self._cluster, uid, took_s))
 
     def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         container = self._get(handle)
