@@ -38,7 +38,7 @@ from thaw_runtime.engine.protocol import (
     Token,
     Usage,
 )
-from thaw_runtime.pipeline.link import StageLink, open_transport
+from thaw_runtime.pipeline.link import PATIENCE, StageLink, open_transport
 from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Batch, NewSequence, Parted, Sampled, Step
 from thaw_runtime.process.start_trace import StartTrace
@@ -89,7 +89,9 @@ class ToyEngine:
         self._stage, follows = stage_plan.stage, stage_plan.stage > 0
         self._staying = Staying(self._changed, Loaded() if stage_plan.role is StageRole.FULL else None)
         if stage_plan.n_stages > 1:
-            self._link = StageLink(open_transport(stage_plan), stage_plan.stage, stage_plan.n_stages)
+            lost_after_s = float(str(stage_plan.config.engine.args.get("lost_after_s", PATIENCE.lost_after_s)))
+            patience = replace(PATIENCE, beat_s=lost_after_s / 4, lost_after_s=lost_after_s)
+            self._link = StageLink(open_transport(stage_plan), stage_plan.stage, stage_plan.n_stages, patience)
             self._link.on_sampled = self._answers.put
             self._link.when_lost(self._answers.put)
         if follows:

@@ -16,7 +16,7 @@ import requests
 
 from tests.e2e import bad_models
 from tests.e2e.bad_models import WEIGHTS, Shop
-from tests.e2e.machine import Machine, free_port
+from tests.e2e.machine import free_port
 from thaw.cli import s3
 from thaw.model import INDEX_NAME
 
@@ -26,14 +26,6 @@ SOON_S = 30.0
 """
 
 Refused = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def shop(platform: Machine) -> Iterator[Shop]:
-    made = Shop(platform)
-    with made.nothing_left_behind():
-        yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
