@@ -46,8 +46,7 @@ def driver(docker_engine: DockerEngine) -> Iterator[DockerDriver]:
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
         made = docker_engine.driver(Path(directory))
         yield made
-        for owned in made.list_owned():
-            made.end(owned)
+        made.end(made.list_owned())
         made.close()
 
 
@@ -298,11 +297,10 @@ def test_containers_have_uids_of_their_own_also_after_a_restart_of_the_invoker(
             pytest.raises(PlatformError, match="are taken"),
         ):
             other.create(wanted)
-        second.end(owned["a"])
+        second.end([owned["a"]])
         assert uid_of(second, "d") == uids[0]
     finally:
-        for each in second.list_owned():
-            second.end(each)
+        second.end(second.list_owned())
         second.close()
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.decisions import FailDemand, StartGroup
+from gateway.scheduler.decisions import FailDemand, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionSeen, QuotasSeen
 from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandAdded, DemandRemoved
-from tests.scheduler.world import MIB, World, hello, of, report
+from tests.scheduler.world import HELLO, MIB, World, hello, of, report, world
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceState
 from thaw.quotas import OwnQuotas
@@ -324,3 +324,18 @@ def test_a_request_that_waited_for_its_namespaces_starts_is_told_so_before_its_t
     (told,) = of(w.later(2.0), FailDemand)
     assert "as many in progress as allowed (0). THAW_QUOTA_STARTS is" in told.error.message
     assert of(w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=1))), StartGroup) == []
+
+
+def test_a_timer_that_an_earlier_one_has_replaced_decides_nothing_and_sets_no_other() -> None:
+    w = world(report(memory_mb=300))
+    w.ask(HELLO)
+    w.ask(HELLO)  # waits for room
+    (timer,) = (t for t in w.timers if t.kind is TimerKind.RESCALE)
+    assert w.view.action(HELLO).wake_s == timer.at_s
+    w.now = timer.at_s - 0.25
+    assert w.fire(timer) == []
+    assert w.view.action(HELLO).wake_s == timer.at_s
+    w.now = timer.at_s
+    (following,) = w.fire(timer)
+    assert isinstance(following, Wake)
+    assert following.at_s > timer.at_s

@@ -288,7 +288,10 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
     match event.kind:
         case TimerKind.RESCALE:
             name = ActionName(event.key)
-            view.action(name).wake_s = None
+            action = view.action(name)
+            if action.wake_s is not None and now_s < action.wake_s:
+                return []  # an earlier timer was set after this one, and its successor is still to come
+            action.wake_s = None
             return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
         case TimerKind.START:
             return instances.start_overdue(view, GroupId(event.key), now_s)
