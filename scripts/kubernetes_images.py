@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,8 @@ import stand_ins
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("thaw", "relay", "gateway", "invoker", "fetchd")
 LOCKS = ("gateway", "invoker", "fetchd")
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The images hold this machine's programs."""
 _PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 _COMMON = [
     _PATH,
@@ -84,7 +87,7 @@ def archive(layer: Path, target: Path) -> None:
 
 def _config(command: list[str], environment: list[str], digest: str) -> object:
     return {
-        "architecture": "amd64",
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "config": {"Cmd": command, "Env": environment, "WorkingDir": "/tmp"},  # noqa: S108  the container's own
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},

@@ -20,8 +20,8 @@ _NODE: Final = "K-Kubelet-Probe"
 _AGENT: Final = "kube-probe/"
 _PARTS: Final = ("queue", "activator")
 """Who asks whether what is behind it is ready, and reads its own name as the answer."""
-_OWN_PATHS: Final = ("/health", "/live")
-"""These mean what they say, whoever asks."""
+_OWN: Final = ("host.health", "host.live")
+"""These mean what they say, whoever asks, however the path is written."""
 _READY: Final = 200
 
 
@@ -30,11 +30,13 @@ def install(app: Flask) -> None:
 
     @app.before_request
     def answer() -> Response | None:
+        if request.endpoint in _OWN:
+            return None
         asked = request.headers.get(_PROBE)
         if asked is not None:
             return _knative(asked)
         agent = request.headers.get("User-Agent", "")
-        if (agent.startswith(_AGENT) or _NODE in request.headers) and request.path not in _OWN_PATHS:
+        if agent.startswith(_AGENT) or _NODE in request.headers:
             return host.health()
         return None
 

@@ -272,8 +272,7 @@ class Starting:
         try:
             with self._evidence.waiting_for("the stem cell", cell_pid) if cell_pid else nullcontext():
                 handle = driver.start(handle, spec)
-            pulled_s = handle.image_pull_s
-        except PlatformError:
+        except Exception:  # a bug, too: nothing else knows the container yet
             driver.remove(handle)
             raise
         self._evidence.begun()
@@ -281,7 +280,7 @@ class Starting:
         if fork:
             driver.limit(handle, self._stage.share, self._memory_bytes())
         handle = self._connect(handle)
-        pulled = {"image_pull_s": round(pulled_s, 3)} if pulled_s > 0 else {}
+        pulled = {"image_pull_s": round(handle.image_pull_s, 3)} if handle.image_pull_s > 0 else {}
         self._spent = {**pulled, **self._evidence.answered(handle.pid)}
         return handle.socket_path
 

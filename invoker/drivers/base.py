@@ -41,7 +41,7 @@ class Spec:
 @dataclass(frozen=True, slots=True)
 class Handle:
     """``start_ticks`` (since boot) tells the process from a later one with the same pid.  ``image_pull_s``: the seconds
-    in which an image was pulled that the host did not have; the handle that ``start`` returns says it."""
+    in which an image was pulled that the host did not have; the handle that ``connect`` returns says it."""
 
     container_id: str
     kind: str

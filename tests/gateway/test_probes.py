@@ -80,5 +80,8 @@ def test_a_gateway_without_its_state_server_is_not_ready_and_alive(
     gateway.wait_for_event("heartbeat_missed")
     assert ask(gateway, WEB, **NODE).status_code == 503
     assert ask(gateway, WEB, **{"K-Network-Probe": "queue"}).status_code == 503
-    assert ask(gateway, "/live", **NODE).status_code == 200  # the path means what it says
-    assert ask(gateway, "/health", **NODE).status_code == 503
+    for headers in (NODE, {"K-Network-Probe": "queue"}, {"K-Network-Probe": "probe"}):  # the path means what it says
+        for path in ("/live", "/live/", "//live"):
+            assert ask(gateway, path, **headers).status_code == 200
+        assert ask(gateway, "/health", **headers).json()["gateway"]
+        assert ask(gateway, "/health", **headers).status_code == 503

@@ -69,5 +69,5 @@ def _merged(old: Any, new: Any, name: str = "") -> Any:
 
 def _config_map(folder: Path, asked: Manifest) -> Manifest:
     data = {name: (folder / name).read_text() for name in asked["files"]}
-    metadata = {"name": asked["name"], "labels": asked["options"]["labels"]}
+    metadata = {"name": asked["name"], "labels": asked["options"]["labels"], "namespace": asked["namespace"]}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}

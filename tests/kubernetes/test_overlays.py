@@ -21,18 +21,23 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 MODELS = {"PodDisruptionBudget": "V1PodDisruptionBudget", "NetworkPolicy": "V1NetworkPolicy"}
 OF_THE_OPERATOR = ("ServiceMonitor", "PodMonitor")
+OWN: Manifest = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "own", "namespace": "monitoring"},
+    "data": {"key": "value"},
+}
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
 
 
 @pytest.fixture
 def monitored(tmp_path: Path) -> Path:
-    """An overlay as a user writes it: the base with both components."""
+    """An overlay as a user writes it: the base, something of another namespace, and every component."""
     (tmp_path / "deploy").symlink_to(KUBERNETES)
-    plain = {
-        "resources": ["deploy/base"],
-        "components": ["deploy/components/monitors", "deploy/components/dashboard"],
-    }
+    components = [f"deploy/components/{name}" for name in ("monitors", "dashboard", "single-node", "gpu")]
+    plain = {"resources": ["deploy/base", "own.yaml"], "components": components}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(plain))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN))
     return tmp_path
 
 
@@ -77,6 +82,22 @@ def test_gpus_are_told_to_invokers_on_nodes_that_have_some() -> None:
     assert fetchd["resources"]["requests"]["cpu"] == "250m", "the rest is the base's"
 
 
+def test_an_overlay_may_have_every_component_and_what_is_of_another_namespace(monitored: Path) -> None:
+    made = build(monitored)
+    check(made)
+    assert named(made, "ConfigMap", "own") == OWN
+    assert {m["metadata"].get("namespace") for m in made if m["kind"] != "Namespace" and m != OWN} == {"thaw"}
+    assert named(made, "Deployment", "gateway")["spec"]["replicas"] == 1
+    assert named(made, "ConfigMap", "thaw")["data"]["THAW_DEVICE"] == "cuda:0"
+
+
+def test_only_prometheus_in_its_own_namespace_reaches_a_nodes_metrics(monitored: Path) -> None:
+    (rule,) = named(build(monitored), "NetworkPolicy", "node-metrics")["spec"]["ingress"]
+    (source,) = rule["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    assert source["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+
+
 def test_prometheus_finds_every_process_by_its_label_and_port_and_shares_a_token(monitored: Path) -> None:
     made = build(monitored)
     check(made)
@@ -85,7 +106,6 @@ def test_prometheus_finds_every_process_by_its_label_and_port_and_shares_a_token
         for m in made
         if m["kind"] in WORKLOADS
     }
-    assert {m["metadata"].get("namespace") for m in made if m["kind"] != "Namespace"} == {"thaw"}
     monitors = [m for m in made if m["kind"] in OF_THE_OPERATOR]
     assert {m["metadata"]["name"] for m in monitors} == {"gateway", "scheduler", "node"}
     for monitor in monitors:

@@ -15,7 +15,17 @@ import requests
 
 from invoker.drivers.kubernetes.spec import APP, APP_LABEL, INSTANCE, ROLE
 from tests.kubernetes_real import fitted
-from tests.kubernetes_real.kubectl import NAMESPACE, apply, forwarded, found, kubectl, names, rolled_out
+from tests.kubernetes_real.kubectl import (
+    NAMESPACE,
+    apply,
+    delete,
+    forwarded,
+    found,
+    kubectl,
+    names,
+    rolled_out,
+    wait_gone,
+)
 from thaw.action import KIND_PYTHON
 
 pytestmark = pytest.mark.kubernetes
@@ -23,6 +33,7 @@ pytestmark = pytest.mark.kubernetes
 HELLO = "def main(args):\n    print('hello')\n    return {'greeting': 'Hello ' + args.get('name', 'you')}\n"
 START_S = 120.0
 FUNCTIONS = ("pods", "-A", "-l", f"{APP_LABEL}={APP}")
+INSTANCES = ("pods", "-A", "-l", f"{APP_LABEL}={APP},{ROLE}={INSTANCE}")
 
 
 class Platform:
@@ -64,7 +75,7 @@ def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         rolled_out()
         yield made
     finally:
-        kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_s=START_S)
+        delete("namespace", NAMESPACE, "--ignore-not-found")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +87,17 @@ def platform(overlay: Path) -> Iterator[Platform]:
 
 
 def instances() -> set[str]:
-    return names(*FUNCTIONS, "--field-selector=status.phase=Running", "-l", f"{ROLE}={INSTANCE}")
+    return names(*INSTANCES, "--field-selector=status.phase=Running")
+
+
+def volumes() -> set[str]:
+    """Those of the platform that a cluster removes with their claims."""
+    return {
+        str(one["metadata"]["name"])
+        for one in found("persistentvolumes")
+        if one["spec"].get("claimRef", {}).get("namespace") == NAMESPACE
+        and one["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    }
 
 
 @pytest.mark.begins("overlay")
@@ -111,11 +132,11 @@ def test_a_functions_pod_is_confined_and_belongs_to_its_nodes_daemon_set(platfor
 def test_nothing_is_left_of_a_platform_that_is_deleted(overlay: Path, platform: Platform) -> None:
     platform.deploy("last", HELLO)
     platform.invoke("last")
-    assert found(*FUNCTIONS)
-    kubectl("delete", "-k", str(overlay), "--timeout=120s", timeout_s=START_S + 60)
+    assert instances()
+    delete("daemonset", "node", "-n", NAMESPACE)  # alone: the deletion of a namespace would take every pod with it
+    wait_gone("pods", lambda: names(*FUNCTIONS))
+    delete("-k", str(overlay), "--ignore-not-found")
+    wait_gone("persistentvolumes", volumes)
     assert NAMESPACE not in names("namespaces")
-    assert found(*FUNCTIONS) == []
-    assert (
-        found("pods", "-A", "-l", f"{APP_LABEL} in (thaw-gateway, thaw-scheduler, thaw-node, thaw-state, thaw-relay)")
-        == []
-    )
+    parts = "thaw-gateway, thaw-scheduler, thaw-node, thaw-state, thaw-relay"
+    assert found("pods", "-A", "-l", f"{APP_LABEL} in ({APP}, {parts})") == []

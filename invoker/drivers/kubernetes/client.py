@@ -25,7 +25,7 @@ from invoker.drivers.kubernetes.spec import Owner
 from thaw.errors import PlatformError, Unavailable
 
 CALL_S: Final = 30.0
-_EVENTS_S: Final = 2.0  # they explain a start that waits for the answer
+_EVENTS_S: Final = 2.0  # an explanation that comes later comes too late
 WATCH_S: Final = 240.0
 """The cluster ends a watch after this time, so a connection that died without a word is noticed soon afterwards."""
 
@@ -106,7 +106,7 @@ class Cluster:
         query = [("fieldSelector", f"involvedObject.uid={uid},reason={reason}")]
         with _translated("list events"):
             found = self._request(self._api, "GET", "", query, timeout_s=_EVENTS_S, kind="events")
-        return [str(event.get("message", "")) for event in found["items"]]
+            return [str(event.get("message", "")) for event in found["items"]]
 
     def patch(self, name: str, body: Mapping[str, Any]) -> Seen | None:
         """Merge ``body`` into the pod.  None when there is no such pod, or none of the body's resourceVersion."""

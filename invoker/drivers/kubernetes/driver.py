@@ -30,7 +30,7 @@ from invoker.drivers.kubernetes.logs import PodLogs, log_path
 from invoker.drivers.kubernetes.patience import Patience
 from invoker.drivers.kubernetes.place import Place, find_place
 from invoker.drivers.kubernetes.pods import Left, Pods
-from invoker.drivers.kubernetes.pulls import pulled_s
+from invoker.drivers.kubernetes.pulls import Pull
 from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
@@ -126,8 +126,9 @@ class KubernetesDriver:
             self._gone(container)
         if ended is not None:
             self._ended(container, ended)
-        uid = container.pod.uid if container.pod is not None else ""
-        return replace(handle, image_pull_s=pulled_s(self._cluster, uid, took_s))
+        if container.pod is not None and spec.labels.get("role") != pod_spec.STEM_CELL:
+            container.pull = Pull(self._cluster, container.pod.uid, took_s)
+        return handle
 
     def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
         container = self._get(handle)
@@ -136,7 +137,7 @@ class KubernetesDriver:
         io_directory.close(handle)
         with container.lock:
             container.handle = replace(container.handle, pid=pid, start_ticks=ticks)
-            return container.handle
+        return replace(container.handle, image_pull_s=container.pull.seconds() if container.pull is not None else 0.0)
 
     def claim(self, handle: Handle) -> bool:
         container = self._get(handle)
