@@ -55,8 +55,8 @@ def in_place(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def beginners_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of the modules that use a fixture, the one with a test marked ``begins(fixture)`` comes first, because modules may
-    share the fixture.
+    """Put the module with a test marked ``begins(fixture)`` before the other modules that use the fixture, because
+    modules may share it.
     """
     modules = list(dict.fromkeys(item.path for item in items))
     users: dict[str, set[Path]] = {}

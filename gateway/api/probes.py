@@ -19,7 +19,7 @@ _HASH: Final = "K-Network-Hash"
 _NODE: Final = "K-Kubelet-Probe"
 _AGENT: Final = "kube-probe/"
 _PARTS: Final = ("queue", "activator")
-"""Who asks whether what is behind it is ready, and reads its own name as the answer."""
+"""Such a part asks whether the container behind it is ready, and expects its own name as the answer."""
 _OWN: Final = ("host.health", "host.live")
 """These mean what they say, whoever asks, however the path is written."""
 _READY: Final = 200
