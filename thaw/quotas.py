@@ -13,13 +13,17 @@ from typing import Final
 from thaw.ids import Namespace
 
 MOST_WEIGHT: Final = 1_000.0
+RECORDS: Final = 1_000_000
+RECORD_AGE_S: Final = 7 * 24 * 3600
+"""The defaults of what is kept: OpenWhisk's records stay for a week, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
     """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
     server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
-    starts in progress."""
+    starts in progress.  Beyond ``records`` the oldest record gives way to a new one, and after ``record_age_s`` seconds
+    each one does."""
 
     actions: int
     code_bytes: int
@@ -28,6 +32,8 @@ class Quotas:
     accepted: int
     starts: int
     weight: float = 1.0
+    records: int = RECORDS
+    record_age_s: int = RECORD_AGE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class OwnQuotas:
     accepted: int | None = None
     starts: int | None = None
     weight: float | None = None
+    records: int | None = None
+    record_age_s: int | None = None
 
     def over(self, default: Quotas) -> Quotas:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -11,12 +11,11 @@ from gateway.serving.packages import MISSING
 from thaw import wire
 from thaw.activation import Activation
 from thaw.errors import BadRequest, NotFound
-from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
+from thaw.ids import ActivationId, GroupId, is_activation_id
 from thaw.plan import Plan
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
 _SETTLE_S = 1.0
-_SCANNED = 2_000  # records examined for a listing by name
 
 
 @blueprint.get("")
@@ -29,15 +28,10 @@ def list_activations(ns: str) -> Response:
     limit, skip = page()
     core.recorder.settle(_SETTLE_S)
     name = request.args.get("name", "")
-    if count and not name:
-        return json_response({"activations": core.records.count_activations(own, since_ms=since, upto_ms=upto)})
-    if name:
-        found = [r for r in _scan(own, since, upto) if name in _names(r)]
-        if count:
-            return json_response({"activations": len(found)})
-        found = found[skip : skip + limit]
-    else:
-        found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto)
+    if count:
+        n = core.records.count_activations(own, since_ms=since, upto_ms=upto, name=name)
+        return json_response({"activations": n})
+    found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
     return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
 
 
@@ -81,12 +75,6 @@ def _links(plan: Plan | None) -> dict[str, float]:
     return {r.host_id: r.network_bytes_per_s for r in reports if r.host_id in named and r.network_bytes_per_s > 0}
 
 
-def _names(record: Activation) -> tuple[str, ...]:
-    """What a list by name calls the record: the action's name with and without its namespace, and the binding's."""
-    bound = f"{record.binding}/{record.action.rpartition('/')[2]}" if record.binding else record.action
-    return record.action, record.action.partition("/")[2], bound, bound.partition("/")[2]
-
-
 def _record(ns: str, activation_id: str) -> Activation:
     core, own = gateway(), namespace(ns)
     if not is_activation_id(activation_id):
@@ -98,7 +86,3 @@ def _record(ns: str, activation_id: str) -> Activation:
     if record is None or record.namespace != own:
         raise NotFound(MISSING)
     return record
-
-
-def _scan(own: Namespace, since: int | None, upto: int | None) -> list[Activation]:
-    return gateway().records.activations(own, limit=_SCANNED, since_ms=since, upto_ms=upto)

@@ -24,6 +24,7 @@ from gateway.serving.outcome import activation_of
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records
+from relay.state.storage import expected_bytes
 from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError, WorkerLost
@@ -58,6 +59,10 @@ class _Item:
     def namespace(self) -> Namespace:
         return self.call.subject.namespace
 
+    @property
+    def n_bytes(self) -> int:
+        return expected_bytes(self.outcome.n_bytes or self.call.answer_bytes)
+
 
 class Recorder:
     def __init__(
@@ -66,9 +71,11 @@ class Recorder:
         pool: InvokerPool,
         log: Log,
         weight_of: Callable[[Namespace], float] = lambda _: 1.0,
+        expect: Callable[[Namespace, int], None] = lambda _namespace, _n_bytes: None,
     ) -> None:
-        """``weight_of``: a namespace's share of the turns, of those whose records wait to be written."""
-        self._records, self._pool, self._log = records, pool, log
+        """``weight_of``: a namespace's share of the turns, of those whose records wait to be written.  ``expect`` is
+        told how many more bytes wait, or fewer."""
+        self._records, self._pool, self._log, self._expect = records, pool, log, expect
         self._queue = FairQueue[Namespace, _Item](weight_of)
         self._droppable: Counter[Namespace] = Counter()  # of those in the queue
         self._unwritten = 0
@@ -112,6 +119,7 @@ class Recorder:
             if is_kept:
                 self._unwritten += 1
                 self._droppable[namespace] += item.pending_entry is None
+                self._expect(namespace, item.n_bytes)
                 self._queue.put(namespace, item)
                 self._filled.notify()
         if not is_kept:
@@ -163,7 +171,7 @@ class Recorder:
             try:
                 self._write_until(batch, time.monotonic() + _KEPT_S)
             finally:
-                self._done(len(batch))
+                self._done(batch)
         self._asking.shutdown(wait=False)
 
     def _next(self) -> list[_Item]:
@@ -208,9 +216,11 @@ class Recorder:
             if item not in lost:
                 self._put(item)
 
-    def _done(self, n: int) -> None:
+    def _done(self, batch: Sequence[_Item]) -> None:
+        for item in batch:
+            self._expect(item.namespace, -item.n_bytes)
         with self._settled:
-            self._unwritten -= n
+            self._unwritten -= len(batch)
             if self._unwritten == 0:
                 self._settled.notify_all()
 

@@ -74,7 +74,13 @@ def activation(activation_id: str) -> str:
 
 
 def activations(namespace: str) -> str:
+    """A sorted set, by the start: each record's id, with the names under which it is listed (record_lists.py)."""
     return f"thaw:activations:{namespace}"
+
+
+def activations_of(namespace: str, name: str) -> str:
+    """A sorted set, by the start: the ids of the records that a list by this name shows."""
+    return f"thaw:activations-of:{namespace}/{name}"
 
 
 def used(namespace: str) -> str:

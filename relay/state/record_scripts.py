@@ -91,29 +91,72 @@ END: Final = (
     + _ENDED
     + """
 local written, data = 1, ARGV[1]
-local has_limits = ARGV[8] ~= '' and redis.call('EXISTS', KEYS[1]) == 0
-if has_limits and not has_room(KEYS[5], #data, ARGV[8], ARGV[9], ARGV[10]) then
+local has_limits = ARGV[7] ~= '' and redis.call('EXISTS', KEYS[1]) == 0
+if has_limits and not has_room(KEYS[5], #data, ARGV[7], ARGV[8], ARGV[9]) then
     return {-1, all_bytes(KEYS[5])}
 end
 if redis.call('SET', KEYS[1], data, 'NX', 'EX', ARGV[2]) then
     redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
+    for i = 6, #KEYS do
+        redis.call('ZADD', KEYS[i], ARGV[3], string.match(ARGV[4], '^[^\\n]*'))
+        redis.call('EXPIRE', KEYS[i], ARGV[2])
+    end
     local n_bytes = #data + OVERHEAD
-    for i = 11, #ARGV do
+    for i = 10, #ARGV do
         redis.call('RPUSH', KEYS[3], ARGV[i])
         n_bytes = n_bytes + #ARGV[i]
     end
-    if #ARGV >= 11 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
-    add(KEYS[5], n_bytes)
+    if #ARGV >= 10 then redis.call('EXPIRE', KEYS[3], ARGV[2]) end
+    add(KEYS[5], n_bytes, redis.call('EXPIRETIME', KEYS[1]))
 else
     written = 0
 end
-if ARGV[7] ~= '' then ended(KEYS[4], KEYS[5], ARGV[6], ARGV[7]) end
+if ARGV[6] ~= '' then ended(KEYS[4], KEYS[5], ARGV[5], ARGV[6]) end
 return {written, all_bytes(KEYS[5])}
 """
 )
-"""Write a record, its place in the index and its trace, unless the activation has a record; its 202 has ended in either
-case.  With limits (ARGV[8] to ARGV[10]) nothing is done, and the answer is -1, if there is no room.  All this is one
-script, which stops at the first write that the server refuses, so the 202 stays then."""
+"""Write a record, its places in the indexes (KEYS[6] and so on: those by name) and its trace, unless the activation has
+a record; its 202 has ended in either case.  With limits (ARGV[7] to ARGV[9]) nothing is done, and the answer is -1, if
+there is no room.  All this is one script, which stops at the first write that the server refuses, so the 202 stays
+then."""
+FORGET: Final = (
+    COUNTING
+    + """
+local index, used, most = KEYS[1], KEYS[2], tonumber(ARGV[2])
+redis.call('EXPIRE', index, ARGV[1])
+local over = redis.call('ZCARD', index) - most
+local n = math.min(tonumber(ARGV[4]), math.max(over, redis.call('ZCOUNT', index, '-inf', '(' .. ARGV[3])))
+if n <= 0 then return end
+local oldest = redis.call('ZRANGE', index, 0, n - 1)
+redis.call('ZREMRANGEBYRANK', index, 0, n - 1)
+for i, member in ipairs(oldest) do
+    local id
+    for part in string.gmatch(member, '[^\\n]+') do
+        if id then redis.call('ZREM', KEYS[3] .. part, id) else id = part end
+    end
+    local record, trace = KEYS[4] .. id, KEYS[5] .. id
+    local expires_s = redis.call('EXPIRETIME', record)
+    if i <= over and expires_s > 0 then
+        local n_bytes = redis.call('STRLEN', record) + OVERHEAD
+        for _, row in ipairs(redis.call('LRANGE', trace, 0, -1)) do n_bytes = n_bytes + #row end
+        redis.call('UNLINK', record, trace)
+        subtract(used, n_bytes, expires_s)
+    end
+end
+"""
+)
+"""After records of a namespace were written: take out of its indexes, at most ARGV[4] at once, those that began before
+ARGV[3], which expire by themselves, and the oldest beyond ARGV[2], which are deleted.  KEYS[3] to KEYS[5] are the
+beginnings of keys: of the indexes by name, of records and of traces."""
+PAGE: Final = """
+local index, low, high, skip = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local newer = high == '+inf' and 0 or redis.call('ZCOUNT', index, '(' .. high, '+inf')
+local n = math.min(redis.call('ZCOUNT', index, low, high), skip + tonumber(ARGV[4]))
+if n <= skip then return {} end
+return redis.call('ZREVRANGE', index, newer + skip, newer + n - 1)
+"""
+"""ARGV[4] members of an index after the first ARGV[3], newest first, with scores from ARGV[1] to ARGV[2].
+ZREVRANGEBYSCORE would walk over all that are skipped; to count them costs as little as to find one."""
 ACCEPT: Final = (
     COUNTING
     + """

@@ -17,31 +17,34 @@ from relay.state import keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
 from relay.state.quota_errors import not_accepted, too_many_actions
-from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
-from relay.state.storage import RECORD_TTL_S, Storage
+from relay.state.record_lists import RecordLists, indexed
+from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, FORGET, PUT_ACTION, TAKE_BACK, texts
+from relay.state.storage import RECORD_TTL_S, SHORT_BYTES, Storage
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
 from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.quotas import RECORDS
 from thaw.trace import Phase, TraceEvent
 
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
-_SEARCHED: Final = 1_000
-_SEARCHED_AT_ONCE: Final = 8
-"""A record may have megabytes."""
+_FORGOTTEN_AT_ONCE: Final = 100
+"""A write takes away so many more records than it adds, where there are too many: the state server serves no other
+client meanwhile."""
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
 """One phase of a start each from gateway, scheduler and invoker."""
-_LONG: Final = 4096
-"""A record above this many bytes is kept without its result where its namespace has no room."""
 _NOT_KEPT: Final = {
     "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
 }
 _NO_LOGS: Final = ("The logs were not kept: the namespace has no room for them.",)
+_MOST_AGE_S: Final = 10 * 365 * 24 * 3600
+"""The state server takes no longer times than some hundred million years, and an operator's typing error must not cost
+records."""
 RELEASED_CODES: Final = 4
 """So much code of a namespace stays for a while when no action names it any more: a host or a client may be reading it,
 but updates without end must not fill the server."""
@@ -78,11 +81,12 @@ class Ended:
     pending_entry: bytes | None = None
 
 
-class Records:
+class Records(RecordLists):
     def __init__(self, client: redis.Redis, clock: StateClock | None = None, storage: Storage | None = None) -> None:
         """``clock``: its reading is written into the traces of starts.  ``storage``: what namespaces may have; without
         it everything is written."""
-        self._redis, self._storage = client, storage
+        super().__init__(client)
+        self._storage = storage
         self._clock = clock or StateClock()
         self.code = Codes(client)
 
@@ -299,10 +303,9 @@ class Records:
             for one, data in zip(ended, encoded, strict=True):
                 self._end_one(pipe, one, data)
             for namespace in {one.record.namespace for one in ended}:
-                index = keys.activations(namespace)
-                newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
-                pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
-                pipe.expire(index, RECORD_TTL_S)
+                self._forget(
+                    pipe, namespace, [one.record.start_ms for one in ended if one.record.namespace == namespace]
+                )
             asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
             if asks:
                 pipe.info("memory")
@@ -322,71 +325,48 @@ class Records:
 
     def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
         record, room = ended.record, texts("", "", "")
-        if self._storage is not None and len(encoded) > _LONG and record.result != _NOT_KEPT:
+        if self._storage is not None and len(encoded) > SHORT_BYTES and record.result != _NOT_KEPT:
             room = texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
+        member, names = indexed(record)
         pipe.eval(
             END,
-            5,
+            5 + len(names),
             keys.activation(record.activation_id),
             keys.activations(record.namespace),
             keys.trace(record.activation_id),
             keys.PENDING,
             keys.used(record.namespace),
+            *(keys.activations_of(record.namespace, name) for name in names),
             encoded,
-            RECORD_TTL_S,
+            self._kept(record.namespace)[0],
             record.start_ms,
-            record.activation_id,
-            TRACE_TTL_S,
+            member,
             keys.PENDING_GROUP,
             ended.pending_entry or b"",
             *room,
             *self._trace_rows(ended.events),
         )
 
-    def activation(self, activation_id: ActivationId) -> Activation | None:
-        with redis_link.translated("read a record"):
-            data: Any = self._redis.get(keys.activation(activation_id))
-        return None if data is None else wire.loads(Activation, data)
+    def _forget(self, pipe: Any, namespace: Namespace, starts_ms: Sequence[int]) -> None:
+        """``starts_ms``: of the records that are being written."""
+        age_s, most = self._kept(namespace)
+        pipe.eval(
+            FORGET,
+            5,
+            keys.activations(namespace),
+            keys.used(namespace),
+            keys.activations_of(namespace, ""),
+            keys.activation(""),
+            keys.trace(""),
+            *texts(age_s, most, max(starts_ms) - age_s * 1000, len(starts_ms) + _FORGOTTEN_AT_ONCE),
+        )
 
-    def activations(
-        self,
-        namespace: Namespace,
-        *,
-        limit: int,
-        skip: int = 0,
-        since_ms: int | None = None,
-        upto_ms: int | None = None,
-    ) -> list[Activation]:
-        """Newest first.  Records that have expired are left out."""
-        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
-        with redis_link.translated("list records"):
-            ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
-            rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
-        return [wire.loads(Activation, row) for row in rows if row is not None]
-
-    def caused_by(self, cause: ActivationId, namespace: Namespace, since_ms: int) -> list[ActivationId]:
-        """The activations whose records name ``cause``, the oldest first, among the newest of the namespace's since
-        then."""
-        with redis_link.translated("list records"):
-            ids: Any = self._redis.zrevrangebyscore(
-                keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
-            )
-        found: list[ActivationId] = []
-        for i in range(0, len(ids), _SEARCHED_AT_ONCE):
-            part = [keys.activation(redis_link.text(one)) for one in ids[i : i + _SEARCHED_AT_ONCE]]
-            with redis_link.translated("read records"):
-                rows: Any = self._redis.mget(part)
-            records = (wire.loads(Activation, row) for row in rows if row is not None)
-            found += [record.activation_id for record in records if record.cause == cause]
-        return found[::-1]
-
-    def count_activations(
-        self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None
-    ) -> int:
-        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
-        with redis_link.translated("count records"):
-            count: Any = self._redis.zcount(keys.activations(namespace), low, high)
-        return int(count)
+    def _kept(self, namespace: Namespace) -> tuple[int, int]:
+        """Return how many seconds the namespace's records are kept, and how many of them."""
+        if self._storage is None:
+            return RECORD_TTL_S, RECORDS
+        quotas = self._storage.quotas_of(namespace)
+        return min(max(1, quotas.record_age_s), _MOST_AGE_S), quotas.records
 
     # traces --------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@
                      bytes of all records   of each hour         202s that have not ended, and their bytes    of actions
 
 The scripts that write a record or a 202, and end one, count it in the same step, so a gateway that is killed leaves no
-count behind.  Records expire by themselves after a week, so their bytes are counted by the hour, and an hour is
-subtracted when all of it has expired.  Actions and their code are counted where they are, when one is written, and
-their sum is noted for those who write records.
+count behind.  Records expire by themselves, so their bytes are counted by the hour in which they will (h491011: those
+that expire a week after hour 491011), and an hour is subtracted when all of it has expired.  A record that gives way to
+a newer one before is subtracted from its hour.  Actions and their code are counted where they are, when one is written,
+and their sum is noted for those who write records.
 
 The server's memory has a limit and it evicts nothing, so a full server would refuse everything, the platform's own
 state included.  A namespace may therefore have as much as is still free, code and records together, and at most its
@@ -22,7 +23,9 @@ client are refused when a namespace has its quota, or when little is left for al
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,11 +35,13 @@ import redis
 from relay.state import keys, redis_link
 from thaw.errors import StorageFull, ThawError, TooLarge
 from thaw.ids import Namespace
-from thaw.quotas import Quotas, who_raises
+from thaw.quotas import RECORD_AGE_S, Quotas, who_raises
 
-RECORD_TTL_S: Final = 7 * 24 * 3600
+RECORD_TTL_S: Final = RECORD_AGE_S
 _OVERHEAD: Final = 512
 """What the state server needs for a record or a 202 beside its bytes: keys, and its place in the index."""
+SHORT_BYTES: Final = 4096
+"""A record up to this length is written whether its namespace has room or not."""
 _FOR_TENANTS: Final = 0.9
 _FLOOR, _RESERVE = 1 / 8, 1 / 16
 """Parts of the tenants' memory: what a namespace may have however little is free, and what is little for all."""
@@ -47,23 +52,30 @@ _ASK_AGAIN_S: Final = 1.0
 """A namespace without room is asked for anew this often, however many of its requests are refused."""
 
 COUNTING: Final = f"""
-local OVERHEAD = {_OVERHEAD}
+local OVERHEAD, WEEK_H = {_OVERHEAD}, {RECORD_TTL_S // 3600}
+local function hour_now() return math.floor(redis.call('TIME')[1] / 3600) end
 local function sweep(used, hour)
     for _, field in ipairs(redis.call('HKEYS', used)) do
         local of = string.match(field, '^h(%d+)$')
-        if of and tonumber(of) < hour - {RECORD_TTL_S // 3600} then
+        if of and tonumber(of) < hour - WEEK_H then
             redis.call('HINCRBY', used, 'records', '-' .. redis.call('HGET', used, field))
             redis.call('HDEL', used, field)
         end
     end
 end
-local function hour_now() return math.floor(redis.call('TIME')[1] / 3600) end
-local function add(used, n)
-    local hour = hour_now()
+local function hour_field(expires_s) return 'h' .. (math.floor(expires_s / 3600) - WEEK_H) end
+local function add(used, n, expires_s)
     redis.call('HINCRBY', used, 'records', n)
-    if redis.call('HINCRBY', used, 'h' .. hour, n) == n then
-        sweep(used, hour)
+    if redis.call('HINCRBY', used, hour_field(expires_s), n) == n then
+        sweep(used, hour_now())
     end
+end
+local function subtract(used, n, expires_s)
+    local field = hour_field(expires_s)
+    local counted = tonumber(redis.call('HGET', used, field)) or 0
+    n = math.min(n, counted)  -- else a version without quotas wrote some of it
+    redis.call('HINCRBY', used, 'records', -n)
+    if n == counted then redis.call('HDEL', used, field) else redis.call('HINCRBY', used, field, -n) end
 end
 local function all_bytes(used)
     local found = redis.call('HMGET', used, 'records', 'accepted_bytes')
@@ -99,7 +111,7 @@ local n_bytes = code_bytes(KEYS[2], KEYS[4])
 if n_bytes > 0 or redis.call('HEXISTS', KEYS[1], 'code') == 1 then redis.call('HSET', KEYS[1], 'code', n_bytes) end
 local accepted = tonumber(redis.call('HGET', KEYS[1], 'accepted')) or 0
 local held = tonumber(redis.call('HGET', KEYS[3], ARGV[1])) or 0
-return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted}
+return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.call('ZCARD', KEYS[5])}
 """
 )
 
@@ -113,6 +125,12 @@ class Usage:
     record_bytes: int
     held: int
     accepted: int
+    records: int
+
+
+def expected_bytes(n_result: int) -> int:
+    """What a record that is not written yet is going to take at least, if it has no room."""
+    return _OVERHEAD + min(n_result, SHORT_BYTES)
 
 
 class Storage:
@@ -126,6 +144,8 @@ class Storage:
         self._free = self._for_tenants = _NO_LIMIT
         self._written = 0  # since it was known how much is free
         self._used: dict[Namespace, int] = {}
+        self._expected = Counter[Namespace]()
+        self._expects = threading.Lock()
         self._asked_s: dict[Namespace, float] = {}
 
     def usage(self, namespace: Namespace) -> Usage:
@@ -133,11 +153,12 @@ class Storage:
         with redis_link.translated("read what a namespace has"):
             found: Any = self._redis.eval(
                 _USAGE,
-                4,
+                5,
                 keys.used(namespace),
                 keys.actions(namespace),
                 keys.HELD,
                 keys.code_sizes(namespace),
+                keys.activations(namespace),
                 namespace,
             )
         usage = Usage(*map(int, found))
@@ -169,6 +190,13 @@ class Storage:
     def learn(self, namespace: Namespace, used: int) -> None:
         self._used[namespace] = used
 
+    def expect(self, namespace: Namespace, n_bytes: int) -> None:
+        """So many bytes more wait to be written; below 0: they do no longer."""
+        with self._expects:
+            self._expected[namespace] += n_bytes
+            if not self._expected[namespace]:
+                del self._expected[namespace]
+
     def room(self, namespace: Namespace, *, promised: bool = False) -> tuple[int, int, int]:
         """Return the quota of records and 202s, what a namespace may have now of these and code together, and what is
         free for all.  ``promised``: of a result that a 202 has promised; others' greed does not take its place."""
@@ -181,14 +209,14 @@ class Storage:
     def check(self, namespace: Namespace) -> None:
         """Called before an invocation whose record would be kept; costs nothing while there is room.  Raises
         StorageFull."""
-        used = self._used.get(namespace, 0)
+        used = self._used.get(namespace, 0) + self._expected.get(namespace, 0)
         if self._may_run(namespace, used):
             return
         now_s = self._now_s()
         if now_s - self._asked_s.get(namespace, -_ASK_AGAIN_S) >= _ASK_AGAIN_S:
             self._asked_s[namespace] = now_s
             self.look()
-            used = self.usage(namespace).record_bytes
+            used = self.usage(namespace).record_bytes + self._expected.get(namespace, 0)
         if not self._may_run(namespace, used):
             raise self.full(namespace, used)
 
@@ -222,9 +250,9 @@ class Storage:
         if self._free < allowed:
             return StorageFull(
                 f"The state server has no room for more records of the namespace (it has {used} bytes, and "
-                f"{self._free} are free for all); records expire after a week, an operator raises its maxmemory."
+                f"{self._free} are free for all); records expire, an operator raises its maxmemory."
             )
         return StorageFull(
-            f"The namespace has no room for more records ({used} of {allowed} bytes); they expire after a week. "
+            f"The namespace has no room for more records ({used} of {allowed} bytes); they expire. "
             f"{who_raises('record_bytes', namespace)}."
         )

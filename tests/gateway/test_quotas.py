@@ -146,3 +146,17 @@ def test_a_gateway_says_at_its_start_that_the_state_servers_memory_has_no_limit(
             gateway.end()
             told.append("state_memory_unlimited" in "".join(gateway.lines))
     assert told == [True, False]
+
+
+def test_results_count_for_the_quota_before_they_are_written(start_gateway: Start, invoker: FakeInvoker) -> None:
+    """The state server has none of them, because their host does not tell their logs."""
+    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000")
+    gateway.put_python()
+    invoker.ready("guest/hello")
+    gateway.wait_for_routes()
+    invoker.function = lambda _: (200, {"x": "y" * 3_000})
+    invoker.may_tell_logs.clear()
+    answers = [gateway.call("POST", f"{HELLO}?blocking=true").status_code for _ in range(9)]
+    assert answers == [200] * 6 + [507] * 3
+    invoker.may_tell_logs.set()
+    assert gateway.call("GET", "/api/v1/namespaces/_/activations?count=true").json() == {"activations": 6}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
+import redis
 
 from gateway.serving import recorder
 from gateway.serving.call import Call
@@ -16,14 +17,23 @@ from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsFound, LogsWanted
+from relay.state import redis_link
 from relay.state.api_keys import Subject
 from relay.state.records import Ended, Records
+from relay.state.storage import Storage
 from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import Activation, ActivationStatus
-from thaw.errors import ErrorInfo, Unavailable, from_info
+from thaw.errors import ErrorInfo, StorageFull, Unavailable, from_info
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
+from thaw.quotas import Quotas
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[redis.Redis]:
+    with redis_link.connect(valkey_url) as connected:
+        yield connected
 
 
 class Away:
@@ -156,3 +166,24 @@ def test_what_a_failed_start_printed_on_both_streams_is_in_the_logs() -> None:
     error = from_info(ErrorInfo("InitFailed", "it did not load", printed="Traceback\nSyntaxError", printed_out="hi"))
     lines = recorder._of_failed_start(outcome_of(error))
     assert [line.partition("Z ")[2] for line in lines] == ["stdout: hi", "stderr: Traceback", "stderr: SyntaxError"]
+
+
+def test_results_that_wait_to_be_written_count_for_the_quota_of_records(client: redis.Redis) -> None:
+    quotas = Quotas(1, 1, 40_000, 1, 1, 1)
+    storage = Storage(client, lambda _: quotas)
+    records = Away()
+    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"), expect=storage.expect)
+    guest = Namespace("guest")
+    action = Action(ActionName("guest/hello"), guest, "0.0.1", Exec(KIND_LLM), Limits())
+    storage.check(guest)
+    for n in range(30):
+        call = Call(ActivationId(str(n)), action, Subject(guest, "x"), {}, Hangup())
+        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {"x": "y" * 992}, n_bytes=1_000))
+    with pytest.raises(StorageFull, match="no room for more records"):
+        storage.check(guest)
+    storage.check(Namespace("other"))
+    records.failures = 0
+    writing.start()
+    writing.settle(20.0)
+    writing.stop(1.0)
+    storage.check(guest)  # the server says what it has, and this one was not told of any record

@@ -1,0 +1,106 @@
+"""Lists of a namespace's records, by time and by name.
+
+::
+
+    thaw:activations:NS            start → ID\\nNAME         every record, with the names under which it is listed
+    thaw:activations-of:NS/NAME    start → ID              those of one name
+
+A record has one name, its action's without the namespace; one that was called through a binding has the binding's, too,
+and one of another namespace's shared package the whole name.  The names stand in the first index so that a record that
+gives way is taken out of all of them (record_scripts.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import redis
+
+from relay.state import keys, redis_link
+from relay.state.record_scripts import PAGE
+from thaw import wire
+from thaw.activation import Activation
+from thaw.ids import ActivationId, Namespace
+
+_SEPARATOR: Final = "\n"
+_SEARCHED: Final = 1_000
+_SEARCHED_AT_ONCE: Final = 8
+"""A record may have megabytes."""
+
+
+def indexed(record: Activation) -> tuple[str, tuple[str, ...]]:
+    """Return what stands for the record in its namespace's index, and its names."""
+    found = dict[str, None]()
+    bound = f"{record.binding}/{record.action.rpartition('/')[2]}" if record.binding else record.action
+    for name in (record.action, bound):
+        owner, _, rest = name.partition("/")
+        found[rest] = None
+        if owner != record.namespace:
+            found[name] = None
+    return _SEPARATOR.join((record.activation_id, *found)), tuple(found)
+
+
+class RecordLists:
+    """``name``: an action's name, with or without the namespace that is asked for; empty: of all actions.  Times are
+    those at which the activations began, in milliseconds of wall time.  All methods raise PlatformError."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+
+    def activation(self, activation_id: ActivationId) -> Activation | None:
+        with redis_link.translated("read a record"):
+            data: Any = self._redis.get(keys.activation(activation_id))
+        return None if data is None else wire.loads(Activation, data)
+
+    def activations(
+        self,
+        namespace: Namespace,
+        *,
+        limit: int,
+        skip: int = 0,
+        since_ms: int | None = None,
+        upto_ms: int | None = None,
+        name: str = "",
+    ) -> list[Activation]:
+        """Newest first.  Records that have expired are left out."""
+        low, high = _bounds(since_ms, upto_ms)
+        with redis_link.translated("list records"):
+            found: Any = self._redis.eval(PAGE, 1, _index(namespace, name), low, high, str(skip), str(limit))
+            rows: Any = self._redis.mget([keys.activation(_id_of(one)) for one in found]) if found else []
+        return [wire.loads(Activation, row) for row in rows if row is not None]
+
+    def count_activations(
+        self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None, name: str = ""
+    ) -> int:
+        low, high = _bounds(since_ms, upto_ms)
+        with redis_link.translated("count records"):
+            count: Any = self._redis.zcount(_index(namespace, name), low, high)
+        return int(count)
+
+    def caused_by(self, cause: ActivationId, namespace: Namespace, since_ms: int) -> list[ActivationId]:
+        """The activations whose records name ``cause``, the oldest first, among the newest of the namespace's since
+        then."""
+        with redis_link.translated("list records"):
+            members: Any = self._redis.zrevrangebyscore(
+                keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
+            )
+        found: list[ActivationId] = []
+        for i in range(0, len(members), _SEARCHED_AT_ONCE):
+            part = [keys.activation(_id_of(one)) for one in members[i : i + _SEARCHED_AT_ONCE]]
+            with redis_link.translated("read records"):
+                rows: Any = self._redis.mget(part)
+            records = (wire.loads(Activation, row) for row in rows if row is not None)
+            found += [record.activation_id for record in records if record.cause == cause]
+        return found[::-1]
+
+
+def _index(namespace: Namespace, name: str) -> str:
+    return keys.activations_of(namespace, name.removeprefix(f"{namespace}/")) if name else keys.activations(namespace)
+
+
+def _id_of(member: Any) -> str:
+    return redis_link.text(member).partition(_SEPARATOR)[0]
+
+
+def _bounds(since_ms: int | None, upto_ms: int | None) -> tuple[str, str]:
+    return "-inf" if since_ms is None else str(since_ms), "+inf" if upto_ms is None else str(upto_ms)
