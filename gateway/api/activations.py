@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
 from gateway.api.listing import page
+from gateway.front.visit import VISIT, Visit
 from gateway.serving.packages import MISSING
+from relay.state.record_lists import RecordParts
 from thaw import wire
 from thaw.activation import Activation
 from thaw.errors import BadRequest, NotFound
@@ -31,8 +35,36 @@ def list_activations(ns: str) -> Response:
     if count:
         n = core.records.count_activations(own, since_ms=since, upto_ms=upto, name=name)
         return json_response({"activations": n})
-    found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
-    return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
+    parts = core.records.activation_parts(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
+    if docs:
+        return _whole(parts)
+    return json_response([render.activation_summary(r) for part in parts for r in part])
+
+
+def _whole(parts: RecordParts) -> Response:
+    """Long records are read when the client has read those before."""
+    first = _joined(parts)
+    if not parts.has_more:
+        return Response(b"[" + first + b"]", content_type="application/json")
+    visit: Visit | None = request.environ.get(VISIT)
+    if visit is not None:
+        visit.as_read = True
+    return Response(_pieces(b"[" + first, parts), content_type="application/json")
+
+
+def _pieces(piece: bytes, parts: RecordParts) -> Iterator[bytes]:
+    separator = b"" if piece == b"[" else b", "
+    yield piece
+    while parts.has_more:
+        piece = _joined(parts)
+        if piece:  # else all of the part have expired
+            piece, separator = separator + piece, b", "
+            yield piece
+    yield b"]"
+
+
+def _joined(parts: RecordParts) -> bytes:
+    return b", ".join(wire.encode(render.activation(record), (", ", ": ")) for record in parts.next())
 
 
 @blueprint.get("/<activation_id>")

@@ -12,20 +12,22 @@ gives way is taken out of all of them (record_scripts.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import redis
 
 from relay.state import keys, redis_link
-from relay.state.record_scripts import PAGE
+from relay.state.record_scripts import PAGE, READ_SOME
 from thaw import wire
 from thaw.activation import Activation
 from thaw.ids import ActivationId, Namespace
 
 _SEPARATOR: Final = "\n"
 _SEARCHED: Final = 1_000
-_SEARCHED_AT_ONCE: Final = 8
-"""A record may have megabytes."""
+_SEARCHED_AT_ONCE: Final = 100
+_PART_BYTES: Final = 1 << 20
+"""Records that are read together.  Their objects take several times as much."""
 
 
 def indexed(record: Activation) -> tuple[str, tuple[str, ...]]:
@@ -38,6 +40,27 @@ def indexed(record: Activation) -> tuple[str, tuple[str, ...]]:
         if owner != record.namespace:
             found[name] = None
     return _SEPARATOR.join((record.activation_id, *found)), tuple(found)
+
+
+class RecordParts:
+    """A list of records that is read part by part.  Nothing but keys is held in between."""
+
+    def __init__(self, read: Callable[[Sequence[str]], Sequence[bytes]], wanted: Sequence[str]) -> None:
+        self._read, self._wanted = read, wanted
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._wanted)
+
+    def __iter__(self) -> Iterator[list[Activation]]:
+        while self._wanted:
+            yield self.next()
+
+    def next(self) -> list[Activation]:
+        """Read the next part, without records that have expired.  Raises PlatformError."""
+        rows = self._read(self._wanted) if self._wanted else ()
+        self._wanted = self._wanted[len(rows) :]
+        return [wire.loads(Activation, row) for row in rows if row]
 
 
 class RecordLists:
@@ -63,11 +86,30 @@ class RecordLists:
         name: str = "",
     ) -> list[Activation]:
         """Newest first.  Records that have expired are left out."""
+        parts = self.activation_parts(namespace, limit=limit, skip=skip, since_ms=since_ms, upto_ms=upto_ms, name=name)
+        return [one for part in parts for one in part]
+
+    def activation_parts(
+        self,
+        namespace: Namespace,
+        *,
+        limit: int,
+        skip: int = 0,
+        since_ms: int | None = None,
+        upto_ms: int | None = None,
+        name: str = "",
+    ) -> RecordParts:
+        """What activations() returns, in parts that are read when they are asked for: a record may have megabytes."""
         low, high = _bounds(since_ms, upto_ms)
         with redis_link.translated("list records"):
             found: Any = self._redis.eval(PAGE, 1, _index(namespace, name), low, high, str(skip), str(limit))
-            rows: Any = self._redis.mget([keys.activation(_id_of(one)) for one in found]) if found else []
-        return [wire.loads(Activation, row) for row in rows if row is not None]
+        return RecordParts(self._some, [keys.activation(_id_of(one)) for one in found])
+
+    def _some(self, wanted: Sequence[str]) -> Sequence[bytes]:
+        """Of the first records, one at least; empty for one that has expired."""
+        with redis_link.translated("read records"):
+            rows: Any = self._redis.eval(READ_SOME, len(wanted), *wanted, str(_PART_BYTES))
+        return list(rows)
 
     def count_activations(
         self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None, name: str = ""
@@ -85,11 +127,11 @@ class RecordLists:
                 keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
             )
         found: list[ActivationId] = []
-        for i in range(0, len(members), _SEARCHED_AT_ONCE):
-            part = [keys.activation(_id_of(one)) for one in members[i : i + _SEARCHED_AT_ONCE]]
-            with redis_link.translated("read records"):
-                rows: Any = self._redis.mget(part)
-            records = (wire.loads(Activation, row) for row in rows if row is not None)
+        wanted = [keys.activation(_id_of(one)) for one in members]
+        while wanted:
+            rows = self._some(wanted[:_SEARCHED_AT_ONCE])
+            wanted = wanted[len(rows) :]
+            records = (wire.loads(Activation, row) for row in rows if row)
             found += [record.activation_id for record in records if record.cause == cause]
         return found[::-1]
 

@@ -157,6 +157,17 @@ return redis.call('ZREVRANGE', index, newer + skip, newer + n - 1)
 """
 """ARGV[4] members of an index after the first ARGV[3], newest first, with scores from ARGV[1] to ARGV[2].
 ZREVRANGEBYSCORE would walk over all that are skipped; to count them costs as little as to find one."""
+READ_SOME: Final = """
+local found, n_bytes = {}, 0
+for i, key in ipairs(KEYS) do
+    n_bytes = n_bytes + redis.call('STRLEN', key)
+    if i > 1 and n_bytes > tonumber(ARGV[1]) then break end
+    found[i] = redis.call('GET', key) or ''
+end
+return found
+"""
+"""The first of the strings, one at least, as long as they have no more than ARGV[1] bytes together; empty: there is
+none."""
 ACCEPT: Final = (
     COUNTING
     + """

@@ -145,3 +145,13 @@ def test_names_lose_the_records_that_have_expired(client: redis.Redis) -> None:
     assert records.count_activations(GUEST, name="old") == 0
     assert records.count_activations(GUEST, name="f") == 2
     assert starts(records.activations(GUEST, limit=9)) == [5_002, 2]
+
+
+def test_long_records_are_read_few_at_a_time(client: redis.Redis) -> None:
+    records = Records(client)
+    long = [replace(of(i), result={"x": "y" * 600_000}) for i in range(3)]
+    write(records, *long, of(3), of(4), replace(of(5), result={"x": "y" * 2_000_000}))
+    client.delete(keys.activation(of(3).activation_id))
+    parts = records.activation_parts(GUEST, limit=9)
+    assert [starts(part) for part in parts] == [[5], [4, 2], [1], [0]]
+    assert records.caused_by(ActivationId("none"), GUEST, 0) == []
