@@ -22,8 +22,8 @@ RECORD_AGE_S: Final = 7 * 24 * 3600
 class Quotas:
     """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
     server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
-    starts in progress.  Beyond ``records`` the oldest record gives way to a new one, and after ``record_age_s`` seconds
-    each one does."""
+    starts in progress.  Beyond ``records`` and ``record_bytes`` the oldest record gives way to a new one, and after
+    ``record_age_s`` seconds each one does."""
 
     actions: int
     code_bytes: int
@@ -55,6 +55,8 @@ class OwnQuotas:
         return replace(default, **{name: value for name, value in own.items() if value is not None})
 
 
+LEAST: Final = {"records": 1, "record_age_s": 1}
+"""What these are at least, and others 0: whoever waits for a record could not read it if none were kept."""
 NAMES: Final = tuple(f.name for f in dataclasses.fields(OwnQuotas))
 
 

@@ -14,8 +14,9 @@ from gateway.serving.packages import MISSING
 from relay.state.record_lists import RecordParts
 from thaw import wire
 from thaw.activation import Activation
-from thaw.errors import BadRequest, NotFound
+from thaw.errors import BadRequest, NotFound, PlatformError
 from thaw.ids import ActivationId, GroupId, is_activation_id
+from thaw.logs import Log
 from thaw.plan import Plan
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
@@ -30,36 +31,50 @@ def list_activations(ns: str) -> Response:
     if count and docs:
         raise BadRequest("The parameters 'count' and 'docs' cannot both be true.")
     limit, skip = page()
-    core.recorder.settle(_SETTLE_S)
+    core.recorder.settle(_SETTLE_S, own)
     name = request.args.get("name", "")
     if count:
         n = core.records.count_activations(own, since_ms=since, upto_ms=upto, name=name)
         return json_response({"activations": n})
     parts = core.records.activation_parts(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
     if docs:
-        return _whole(parts)
-    return json_response([render.activation_summary(r) for part in parts for r in part])
+        return _whole(core.log, parts)
+    found = [render.activation_summary(r) for part in parts for r in part]
+    _tell_unreadable(core.log, parts)
+    return json_response(found)
 
 
-def _whole(parts: RecordParts) -> Response:
+def _whole(log: Log, parts: RecordParts) -> Response:
     """Long records are read when the client has read those before."""
     first = _joined(parts)
     if not parts.has_more:
+        _tell_unreadable(log, parts)
         return Response(b"[" + first + b"]", content_type="application/json")
     visit: Visit | None = request.environ.get(VISIT)
     if visit is not None:
         visit.as_read = True
-    return Response(_pieces(b"[" + first, parts), content_type="application/json")
+    return Response(_pieces(log, b"[" + first, parts), content_type="application/json")
 
 
-def _pieces(piece: bytes, parts: RecordParts) -> Iterator[bytes]:
+def _tell_unreadable(log: Log, parts: RecordParts) -> None:
+    if parts.n_unreadable:
+        log.event("records_unreadable", n=parts.n_unreadable)
+
+
+def _pieces(log: Log, piece: bytes, parts: RecordParts) -> Iterator[bytes]:
+    """The client of a list that cannot be read to its end sees that the answer has none."""
     separator = b"" if piece == b"[" else b", "
     yield piece
     while parts.has_more:
-        piece = _joined(parts)
+        try:
+            piece = _joined(parts)
+        except PlatformError as e:
+            log.event("list_cut", error=e.message)
+            raise
         if piece:  # else all of the part have expired
             piece, separator = separator + piece, b", "
             yield piece
+    _tell_unreadable(log, parts)
     yield b"]"
 
 
@@ -113,7 +128,7 @@ def _record(ns: str, activation_id: str) -> Activation:
         raise BadRequest("The request content was malformed:\nan activation id is 32 lower-case hex digits.")
     record = core.records.activation(ActivationId(activation_id))
     if record is None:
-        core.recorder.settle(_SETTLE_S)
+        core.recorder.settle(_SETTLE_S, own)
         record = core.records.activation(ActivationId(activation_id))
     if record is None or record.namespace != own:
         raise NotFound(MISSING)

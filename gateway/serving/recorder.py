@@ -49,11 +49,12 @@ _HOSTS_AT_ONCE: Final = 16
 _NO_LOGS: Final = ("The logs of this activation could not be collected.",)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Item:
     call: Call
     outcome: Outcome
     pending_entry: bytes | None = None
+    n_expected: int = 0  # bytes that count as long as they wait
 
     @property
     def namespace(self) -> Namespace:
@@ -62,6 +63,14 @@ class _Item:
     @property
     def n_bytes(self) -> int:
         return expected_bytes(self.outcome.n_bytes or self.call.answer_bytes)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of one namespace, since nothing of it waited."""
+
+    n_put: int = 0
+    n_done: int = 0
 
 
 class Recorder:
@@ -78,7 +87,7 @@ class Recorder:
         self._records, self._pool, self._log, self._expect = records, pool, log, expect
         self._queue = FairQueue[Namespace, _Item](weight_of)
         self._droppable: Counter[Namespace] = Counter()  # of those in the queue
-        self._unwritten = 0
+        self._progress: dict[Namespace, _Progress] = {}  # of those that have something in the queue or being written
         self._lock = threading.Lock()
         self._filled, self._settled = threading.Condition(self._lock), threading.Condition(self._lock)
         self._stop = threading.Event()
@@ -100,10 +109,15 @@ class Recorder:
         _complete(call, outcome)
         self._put(_Item(call, outcome, pending_entry))
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait until everything submitted is written, so that a client finds the record of the answer it has."""
+    def settle(self, timeout_s: float, namespace: Namespace | None = None) -> bool:
+        """Wait until what the namespace has submitted so far is written, so that a client finds the record of the
+        answer it has; without a namespace, until nothing waits.  False means that the time was too short."""
         with self._settled:
-            self._settled.wait_for(lambda: self._unwritten == 0, timeout_s)
+            if namespace is None:
+                return self._settled.wait_for(lambda: not self._progress, timeout_s)
+            progress = self._progress.get(namespace, _Progress())
+            n_before = progress.n_put
+            return self._settled.wait_for(lambda: progress.n_done >= n_before, timeout_s)
 
     def end_pending(self, call: Call, outcome: Outcome, pending_entry: bytes) -> None:
         """Write the record of a 202 before returning.  Raises Unavailable, PlatformError."""
@@ -117,9 +131,10 @@ class Recorder:
                 self._droppable[namespace], _BACKLOG - self._droppable.total()
             )
             if is_kept:
-                self._unwritten += 1
+                self._progress.setdefault(namespace, _Progress()).n_put += 1
                 self._droppable[namespace] += item.pending_entry is None
-                self._expect(namespace, item.n_bytes)
+                item.n_expected = item.n_bytes
+                self._expect(namespace, item.n_expected)
                 self._queue.put(namespace, item)
                 self._filled.notify()
         if not is_kept:
@@ -131,10 +146,20 @@ class Recorder:
             Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
             for i, lines in zip(items, logs, strict=True)
         ]
+        of = {item.call.activation_id: item for item in items}
+
+        def told(one: Ended) -> None:
+            self._no_longer_expected(of[one.record.activation_id])
+
         try:
-            self._records.end_all(ended)
+            self._records.end_all(ended, told)
         except RecursionError:
-            self._records.end_all([_writable(one) for one in ended])
+            self._records.end_all([_writable(one) for one in ended], told)
+
+    def _no_longer_expected(self, item: _Item) -> None:
+        n_bytes, item.n_expected = item.n_expected, 0
+        if n_bytes:
+            self._expect(item.namespace, -n_bytes)
 
     def _logs(self, items: Sequence[_Item]) -> list[tuple[str, ...]]:
         """Return the lines that ordinary functions printed.  An LLM container's lines are the host's own, but for
@@ -214,15 +239,18 @@ class Recorder:
             self._log.event("record_lost", activation_ids=ids, error=error.message)
         for item in batch:
             if item not in lost:
-                self._put(item)
+                self._put(_Item(item.call, item.outcome, item.pending_entry))  # _done() counts the one of before
 
     def _done(self, batch: Sequence[_Item]) -> None:
         for item in batch:
-            self._expect(item.namespace, -item.n_bytes)
+            self._no_longer_expected(item)
         with self._settled:
-            self._unwritten -= len(batch)
-            if self._unwritten == 0:
-                self._settled.notify_all()
+            for item in batch:
+                progress = self._progress[item.namespace]
+                progress.n_done += 1
+                if progress.n_done == progress.n_put:
+                    del self._progress[item.namespace]
+            self._settled.notify_all()
 
 
 def _of_failed_start(outcome: Outcome) -> tuple[str, ...]:

@@ -2,12 +2,11 @@
 
 ::
 
-    thaw:activations:NS            start → ID\\nNAME         every record, with the names under which it is listed
-    thaw:activations-of:NS/NAME    start → ID              those of one name
+    thaw:activations:NS            start → ID      every record
+    thaw:activations-of:NS/NAME    start → ID      those of one name
 
 A record has one name, its action's without the namespace; one that was called through a binding has the binding's, too,
-and one of another namespace's shared package the whole name.  The names stand in the first index so that a record that
-gives way is taken out of all of them (record_scripts.py).
+and one of another namespace's shared package the whole name.  Versions before lists by name know the first index alone.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from relay.state import keys, redis_link
 from relay.state.record_scripts import PAGE, READ_SOME
 from thaw import wire
 from thaw.activation import Activation
+from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, Namespace
 
-_SEPARATOR: Final = "\n"
 _SEARCHED: Final = 1_000
 _SEARCHED_AT_ONCE: Final = 100
 _PART_BYTES: Final = 1 << 20
 """Records that are read together.  Their objects take several times as much."""
 
 
-def indexed(record: Activation) -> tuple[str, tuple[str, ...]]:
-    """Return what stands for the record in its namespace's index, and its names."""
+def names_of(record: Activation) -> tuple[str, ...]:
+    """Return the names under which the record is listed."""
     found = dict[str, None]()
     bound = f"{record.binding}/{record.action.rpartition('/')[2]}" if record.binding else record.action
     for name in (record.action, bound):
@@ -39,7 +38,7 @@ def indexed(record: Activation) -> tuple[str, tuple[str, ...]]:
         found[rest] = None
         if owner != record.namespace:
             found[name] = None
-    return _SEPARATOR.join((record.activation_id, *found)), tuple(found)
+    return tuple(found)
 
 
 class RecordParts:
@@ -47,6 +46,7 @@ class RecordParts:
 
     def __init__(self, read: Callable[[Sequence[str]], Sequence[bytes]], wanted: Sequence[str]) -> None:
         self._read, self._wanted = read, wanted
+        self.n_unreadable = 0
 
     @property
     def has_more(self) -> bool:
@@ -57,15 +57,24 @@ class RecordParts:
             yield self.next()
 
     def next(self) -> list[Activation]:
-        """Read the next part, without records that have expired.  Raises PlatformError."""
+        """Read the next part, without records that have expired, and without those that another version wrote and this
+        one cannot read.  Raises PlatformError."""
         rows = self._read(self._wanted) if self._wanted else ()
         self._wanted = self._wanted[len(rows) :]
-        return [wire.loads(Activation, row) for row in rows if row]
+        found: list[Activation] = []
+        for row in rows:
+            if row:
+                try:
+                    found.append(wire.loads(Activation, row))
+                except ProtocolError:
+                    self.n_unreadable += 1
+        return found
 
 
 class RecordLists:
-    """``name``: an action's name, with or without the namespace that is asked for; empty: of all actions.  Times are
-    those at which the activations began, in milliseconds of wall time.  All methods raise PlatformError."""
+    """``name``: an action's name, with or without the namespace that is asked for; empty: of all actions.  NS/NAME is
+    an action of the namespace's own package NS where there are records of one.  Times are those at which the
+    activations began, in milliseconds of wall time.  All methods raise PlatformError."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
@@ -102,8 +111,8 @@ class RecordLists:
         """What activations() returns, in parts that are read when they are asked for: a record may have megabytes."""
         low, high = _bounds(since_ms, upto_ms)
         with redis_link.translated("list records"):
-            found: Any = self._redis.eval(PAGE, 1, _index(namespace, name), low, high, str(skip), str(limit))
-        return RecordParts(self._some, [keys.activation(_id_of(one)) for one in found])
+            found: Any = self._redis.eval(PAGE, 1, self._index(namespace, name), low, high, str(skip), str(limit))
+        return RecordParts(self._some, [keys.activation(redis_link.text(one)) for one in found])
 
     def _some(self, wanted: Sequence[str]) -> Sequence[bytes]:
         """Of the first records, one at least; empty for one that has expired."""
@@ -116,18 +125,18 @@ class RecordLists:
     ) -> int:
         low, high = _bounds(since_ms, upto_ms)
         with redis_link.translated("count records"):
-            count: Any = self._redis.zcount(_index(namespace, name), low, high)
+            count: Any = self._redis.zcount(self._index(namespace, name), low, high)
         return int(count)
 
     def caused_by(self, cause: ActivationId, namespace: Namespace, since_ms: int) -> list[ActivationId]:
         """The activations whose records name ``cause``, the oldest first, among the newest of the namespace's since
         then."""
         with redis_link.translated("list records"):
-            members: Any = self._redis.zrevrangebyscore(
+            ids: Any = self._redis.zrevrangebyscore(
                 keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
             )
         found: list[ActivationId] = []
-        wanted = [keys.activation(_id_of(one)) for one in members]
+        wanted = [keys.activation(redis_link.text(one)) for one in ids]
         while wanted:
             rows = self._some(wanted[:_SEARCHED_AT_ONCE])
             wanted = wanted[len(rows) :]
@@ -135,13 +144,13 @@ class RecordLists:
             found += [record.activation_id for record in records if record.cause == cause]
         return found[::-1]
 
-
-def _index(namespace: Namespace, name: str) -> str:
-    return keys.activations_of(namespace, name.removeprefix(f"{namespace}/")) if name else keys.activations(namespace)
-
-
-def _id_of(member: Any) -> str:
-    return redis_link.text(member).partition(_SEPARATOR)[0]
+    def _index(self, namespace: Namespace, name: str) -> str:
+        if not name:
+            return keys.activations(namespace)
+        as_given, bare = keys.activations_of(namespace, name), name.removeprefix(f"{namespace}/")
+        if bare == name or self._redis.exists(as_given):
+            return as_given
+        return keys.activations_of(namespace, bare)
 
 
 def _bounds(since_ms: int | None, upto_ms: int | None) -> tuple[str, str]:

@@ -44,7 +44,7 @@ class Away:
         self.written: list[str] = []
         self.records: list[Activation] = []
 
-    def end_all(self, ended: Sequence[Ended]) -> list[bool]:
+    def end_all(self, ended: Sequence[Ended], told: object = None) -> list[bool]:
         if self.failures:
             self.failures -= 1
             raise Unavailable("away")
@@ -187,3 +187,81 @@ def test_results_that_wait_to_be_written_count_for_the_quota_of_records(client: 
     writing.settle(20.0)
     writing.stop(1.0)
     storage.check(guest)  # the server says what it has, and this one was not told of any record
+
+
+GUEST = Namespace("guest")
+
+
+def call_of(name: str, namespace: Namespace = GUEST) -> Call:
+    action = Action(ActionName(f"{namespace}/f"), namespace, "0.0.1", Exec(KIND_PYTHON), Limits())
+    return Call(ActivationId(name), action, Subject(namespace, "x"), {}, Hangup())
+
+
+def test_a_list_waits_for_the_records_that_its_namespace_had_queued_and_for_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for its own later ones, which may never end, nor for those of another namespace."""
+    monkeypatch.setattr(recorder, "_BATCH", 1)
+    done, flood = threading.Event(), Namespace("flood")
+
+    class Endless(Away):
+        def end_all(self, ended: Sequence[Ended], told: object = None) -> list[bool]:
+            for one in ended:
+                if not done.is_set():
+                    name = f"{one.record.activation_id}."
+                    writing.submit(call_of(name, one.record.namespace), Outcome(ActivationStatus.SUCCESS, {}))
+            return super().end_all(ended)
+
+    records = Endless()
+    records.failures = 0
+    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"))
+    for namespace in (flood, GUEST):
+        writing.submit(call_of(namespace, namespace), Outcome(ActivationStatus.SUCCESS, {}))
+    writing.start()
+    try:
+        assert writing.settle(10.0, GUEST)
+        assert "guest" in records.written
+        assert writing.settle(10.0, Namespace("nobody"))
+    finally:
+        done.set()
+        writing.stop(10.0)
+
+
+def test_what_is_written_is_expected_no_more_when_its_bytes_count(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.state.records._TRANSACTION_BYTES", 1)
+    storage = Storage(client, lambda _: Quotas(1, 1, 10**9, 1, 1, 1))
+    seen: list[int] = []
+    learn = storage.learn
+
+    def learned(namespace: Namespace, *has: int) -> None:
+        seen.append(storage._expected.get(namespace, 0))
+        learn(namespace, *has)
+
+    monkeypatch.setattr(storage, "learn", learned)
+    records = Records(client, storage=storage)
+    writing = Recorder(records, cast(InvokerPool, None), Log("gateway"), expect=storage.expect)
+    for n in range(3):
+        writing.submit(call_of(str(n)), Outcome(ActivationStatus.SUCCESS, {}, n_bytes=488))
+    writing.start()
+    assert writing.settle(20.0)
+    writing.stop(1.0)
+    assert seen == [2_000, 1_000, 0]
+
+
+def test_what_is_lost_is_expected_no_more() -> None:
+    expected: list[int] = []
+
+    class Broken(Away):
+        def end_all(self, ended: Sequence[Ended], told: object = None) -> list[bool]:
+            raise ValueError("a record that cannot be written")
+
+    writing = Recorder(
+        cast(Records, Broken()), cast(InvokerPool, None), Log("gateway"), expect=lambda _, n: expected.append(n)
+    )
+    writing.submit(call_of("a"), Outcome(ActivationStatus.SUCCESS, {}, n_bytes=488))
+    writing.start()
+    assert writing.settle(20.0)
+    writing.stop(1.0)
+    assert expected == [1_000, -1_000]

@@ -109,7 +109,7 @@ def test_beyond_its_number_a_namespaces_oldest_record_gives_way_everywhere(clien
     assert records.activation(gone) is None
     assert records.trace(gone) == []
     write(records, of(0))
-    assert starts(records.activations(GUEST, limit=9)) == [8, 7, 6], "an older one that comes later gives way itself"
+    assert starts(records.activations(GUEST, limit=9)) == [8, 7, 0], "the oldest is the one that was written first"
 
 
 def test_a_smaller_number_takes_records_away_a_few_with_each_write(client: redis.Redis) -> None:

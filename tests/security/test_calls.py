@@ -118,6 +118,26 @@ def test_lists_of_long_records_take_bounded_memory_also_when_nobody_reads_them(
         assert status_of(pid, "VmHWM") < before + 256 * 1024
 
 
+def test_a_list_leaves_out_what_it_cannot_read_and_says_so_also_after_its_first_part(
+    start: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    path = f"{NAMESPACES}/_/activations?limit=9"
+    with redis.Redis.from_url(valkey_url) as client:
+        for i in range(4):
+            one = record(f"{i:032x}", start_ms=1_000 + i)
+            Records(client).end(replace(one, result={"x": "y" * MIB}))
+        client.set(keys.activation(f"{1:032x}"), "{")
+        gateway = start()
+        for query in ("", "&docs=true"):
+            assert [r["start"] for r in gateway.call("GET", path + query).json()] == [1_003, 1_002, 1_000]
+            assert gateway.wait_for_event("records_unreadable")["n"] == 1
+        client.delete(keys.activation(f"{1:032x}"))
+        client.lpush(keys.activation(f"{1:032x}"), "no string: the state server answers with an error")
+        with pytest.raises(requests.exceptions.ChunkedEncodingError):
+            gateway.call("GET", f"{path}&docs=true")
+        assert "read records" in gateway.wait_for_event("list_cut")["error"]
+
+
 @pytest.mark.parametrize("char", ["#", "\u4e2d", "\U0001f9ca"], ids=["ascii", "two-bytes", "four-bytes"])
 def test_long_code_takes_bounded_memory_also_in_answers_that_nobody_reads(
     start: Callable[..., GatewayProcess], char: str
