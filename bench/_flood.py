@@ -3,8 +3,9 @@
     FLOOD_KEY=UUID:SECRET python -m bench._flood PORT KIND
 
 Each connection asks again when it has its answer, whatever that is.  A reader reads nothing, and comes back when it is
-cut.  ``flood_ready`` is printed with the first answer, or when all readers are there.  At the end (SIGTERM) the numbers
-of answers by status are printed, 0 for a connection that was closed.
+cut.  ``flood_ready`` is printed with the first answer that is none of a refusal, or when all readers are there.  At the
+end (SIGTERM) the numbers of answers by status are printed, 0 for a connection that was closed; or how many readers are
+there.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Flood:
     method: str
     path: Callable[[int], str]
     body: bytes
+    status: int = 200  # of an answer that is no refusal
 
 
 def _floods() -> Mapping[str, Flood]:
@@ -52,10 +54,19 @@ def _floods() -> Mapping[str, Flood]:
     deployed = json.dumps(code(_DEPLOYED_BYTES)).encode()
     return {
         "requests": Flood(32, "POST", lambda _: f"{ACTION}?blocking=true", small),
-        "accepted": Flood(32, "POST", lambda _: ACTION, small),
+        "accepted": Flood(32, "POST", lambda _: ACTION, small, 202),
         "bodies": Flood(16, "POST", lambda _: f"{ACTION}?blocking=true", large),
         "deploys": Flood(16, "PUT", lambda n: f"/api/v1/namespaces/_/actions/made-{n}?overwrite=true", deployed),
     }
+
+
+def was_flooded(kind: str, told: str) -> bool:
+    """Whether the flood was one, by its last line: each connection had an answer that was no refusal, on average."""
+    n: dict[str, int] = json.loads(told)
+    if kind == "slow_readers":
+        return n.get("there", 0) >= _READERS // 2
+    flood = _floods()[kind]
+    return n.get(str(flood.status), 0) >= flood.connections
 
 
 class Asking:
@@ -86,8 +97,8 @@ class Asking:
                 connection.close()
                 status = 0
             with self._lock:
-                is_first = not self._statuses
                 self._statuses[status] += 1
+                is_first = status == self._flood.status and self._statuses[status] == 1
             if is_first:
                 print("flood_ready", flush=True)
 
@@ -115,7 +126,7 @@ class NotReading:
                 self._add()
 
     def told(self) -> dict[str, int]:
-        return {"cut": self._n_cut}
+        return {"there": len(self._socks), "cut": self._n_cut}
 
     def _add(self) -> None:
         sock = socket.create_connection(("127.0.0.1", self._port), 60)

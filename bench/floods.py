@@ -2,7 +2,8 @@
 
 The tenant invokes a Python function over kept-alive connections, one request at a time on each: alone, and beside a
 tenant of another namespace that asks for as much as it can, from another process (bench/_flood.py, bench/_crowd.py).
-All are measured in turn, on one gateway and one host that all share, as the generators share its cores.
+All are measured in turn, on one gateway and one host that all share, as the generators share its cores.  Its lists of
+its records wait beside the other tenant's invocations, too, whose records are written meanwhile.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from bench import _common
-from bench._common import PYTHON, interleave, judge, median, python_env, say, start
-from bench._flood import LONG_BYTES, code
+from bench._common import PYTHON, figure, interleave, judge, median, python_env, say, start
+from bench._flood import LONG_BYTES, code, was_flooded
 from bench._honest import Answers, Honest
 from bench._platform import BenchPlatform
 from thaw import descriptors
@@ -40,26 +41,29 @@ class Floods:
         for name, n_bytes in (("flooded", 0), ("long", LONG_BYTES)):
             other.put(action_path(name), code(n_bytes), overwrite=True)
 
-    def alone(self) -> Answers:
-        return self.tenant.ask(self.seconds)
+    def alone(self, *, lists: bool = False) -> Answers:
+        return self.tenant.ask(self.seconds, lists=lists)
 
-    def beside(self, kind: str) -> Answers:
+    def beside(self, kind: str, *, lists: bool = False) -> Answers:
         command = [PYTHON, "-m", "bench._flood", str(self.tenant.port), kind]
-        return self._beside(kind, command, "flood_ready")
+        return self._beside(kind, command, "flood_ready", lists=lists)
 
     def beside_connections(self) -> Answers:
         command = [PYTHON, "-m", "bench._crowd", str(self.tenant.port), str(_IDLE), str(_SLOW)]
         return self._beside("connections", command, "crowd_ready")
 
-    def _beside(self, kind: str, command: list[str], ready: str) -> Answers:
+    def _beside(self, kind: str, command: list[str], ready: str, *, lists: bool = False) -> Answers:
         log = self.work / f"{kind}.log"
         flood = start(command, log, ready, env=python_env(FLOOD_KEY=self.key), own_session=True, deadline_s=120.0)
         try:
-            return self.tenant.ask(self.seconds)
+            return self.tenant.ask(self.seconds, lists=lists)
         finally:
             flood.stop()
-            say(f"{kind}: {log.read_text().strip().splitlines()[-1]}")
+            told = log.read_text().strip().splitlines()[-1]
+            say(f"{kind}: {told}")
             self._drain()
+            if kind in _KINDS and not was_flooded(kind, told):
+                raise SystemExit(f"{kind}: this was no flood: {told}")
 
     def _drain(self) -> None:
         """Wait until the flood's 202s have ended: what is measured next is not beside them."""
@@ -84,7 +88,11 @@ def main() -> int:
         if options.only:
             runs = {options.only: runs[options.only]}
         bench.alone()  # this starts the containers
-        found = interleave({"alone": bench.alone, **runs}, rounds)
+        lists: dict[str, Callable[[], Answers]] = {
+            "lists_alone": partial(bench.alone, lists=True),
+            "lists_beside_requests": partial(bench.beside, "requests", lists=True),
+        }
+        found = interleave({"alone": bench.alone, **runs, **({} if options.only else lists)}, rounds)
     p99 = {name: median([v.p99_ms for v in values]) for name, values in found.items()}
     p50 = {name: median([v.p50_ms for v in values]) for name, values in found.items()}
     goals = [
@@ -97,6 +105,9 @@ def main() -> int:
         )
         for kind in runs
     ]
+    if "lists_alone" in p99:
+        beside, alone = p99["lists_beside_requests"], p99["lists_alone"]
+        goals.append(figure("list_p99_beside_requests", beside / alone, floor=f"{beside:.1f} against {alone:.1f} ms"))
     return _common.report("floods", goals, rounds=rounds, p50_ms=p50, p99_ms=p99)
 
 

@@ -2,7 +2,8 @@
 
 The records are a Python function's, of a hundred actions and one that ran rarely, written as the recorder writes them:
 512 together, with their traces, by relay/state/records.py.  The alternative has the same bytes: a file of SQLite with
-an index by time and one by name and time.  Both are asked the same questions in turns, by one client.
+an index by time and one by name and time.  Both have each write on disk before they answer, as the platform's state
+server does, and are asked the same questions in turns, by one client.
 """
 
 from __future__ import annotations
@@ -85,7 +86,11 @@ class StateServer:
         return int(memory["used_memory"])
 
     def of_indexes(self) -> int:
-        indexes = [keys.activations(_GUEST), *self._client.scan_iter(keys.activations_of(_GUEST, "*"), 10_000)]
+        indexes = [
+            keys.activations(_GUEST),
+            keys.written(_GUEST),
+            *self._client.scan_iter(keys.activations_of(_GUEST, "*"), 10_000),
+        ]
         return sum(int(self._client.memory_usage(name, samples=100) or 0) for name in indexes)
 
 
@@ -93,7 +98,7 @@ class SqliteFile:
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path)
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute(
             "CREATE TABLE records "
             "(id TEXT PRIMARY KEY, namespace TEXT, name TEXT, start_ms INT, record BLOB, trace BLOB)"
@@ -221,6 +226,7 @@ def _shown(values: Sequence[float]) -> str:
 def _state_server(work: Path) -> Iterator[redis.Redis]:
     (port,) = free_ports(1)
     command = [str(_valkey_server()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(work)]
+    command += ["--appendonly", "yes", "--appendfsync", "always"]
     program = start(command, work / "state.log", "Ready to accept connections")
     try:
         with redis_link.connect(f"redis://127.0.0.1:{port}/0") as client:
