@@ -127,9 +127,9 @@ class Gateway:
             self.dispatcher, self.packages, make_call, self.ended, self._caused, settings.sequence_length
         )
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
-        self.recorder = Recorder(self.records, self.pool, self.log, self.quotas.weight_of)
+        self.recorder = Recorder(self.records, self.pool, self.log, self.quotas.weight_of, self.storage.expect)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
-        self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
+        self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, 2 * settings.threads)
         self.reconnects = Reconnects(
             self.streams,
             StreamHomes(self.client, redis_link.connect(settings.state_url), self.gateway_id),
@@ -142,7 +142,7 @@ class Gateway:
         )
         self.choices = ThreadPoolExecutor(settings.threads, "choice")
         self.blocking = BlockingRuns(
-            self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
+            self.steps, self.recorder, self.records, self.registry, self.gateway_id, 2 * settings.threads
         )
         self.runner = AsyncRunner(
             settings.state_url,

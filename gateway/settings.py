@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.quotas import NAMES, Quotas, setting_of
+from thaw.quotas import LEAST, NAMES, RECORD_AGE_S, RECORDS, Quotas, setting_of
 from thaw.settings import SettingError, setting
 
 MIB = 1024 * 1024
@@ -50,7 +50,15 @@ class GatewaySettings:
     quota_actions: int = setting("THAW_QUOTA_ACTIONS", "actions of a namespace", 1_000)
     quota_code_bytes: int = setting("THAW_QUOTA_CODE_BYTES", "a namespace's actions with their code", 512 * MIB)
     quota_record_bytes: int = setting(
-        "THAW_QUOTA_RECORD_BYTES", "a namespace's records and 202s in the state server", 256 * MIB
+        "THAW_QUOTA_RECORD_BYTES",
+        "a namespace's records and 202s in the state server; beyond them the oldest record gives way",
+        256 * MIB,
+    )
+    quota_records: int = setting(
+        "THAW_QUOTA_RECORDS", "records of a namespace; beyond them the oldest gives way", RECORDS
+    )
+    quota_record_age_s: int = setting(
+        "THAW_QUOTA_RECORD_AGE_S", "seconds that a namespace's records are kept, with their traces", RECORD_AGE_S
     )
     quota_held: int = setting(
         "THAW_QUOTA_HELD", "requests of a namespace that wait for an instance, at all gateways", 5_000
@@ -114,8 +122,9 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         for name in NAMES:
-            if name != "weight" and getattr(self, f"quota_{name}") < 0:
-                raise SettingError(f"{setting_of(name)} is below 0", hint="set it to 0 or more")
+            least = LEAST.get(name, 0)
+            if name != "weight" and getattr(self, f"quota_{name}") < least:
+                raise SettingError(f"{setting_of(name)} is below {least}", hint=f"set it to {least} or more")
 
     @property
     def quotas(self) -> Quotas:
@@ -126,6 +135,8 @@ class GatewaySettings:
             self.quota_held,
             self.quota_accepted,
             self.quota_starts,
+            records=self.quota_records,
+            record_age_s=self.quota_record_age_s,
         )
 
     @property

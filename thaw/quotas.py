@@ -13,13 +13,17 @@ from typing import Final
 from thaw.ids import Namespace
 
 MOST_WEIGHT: Final = 1_000.0
+RECORDS: Final = 1_000_000
+RECORD_AGE_S: Final = 7 * 24 * 3600
+"""The defaults of what is kept: OpenWhisk's records stay for a week, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
     """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
     server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
-    starts in progress."""
+    starts in progress.  Beyond ``records`` and ``record_bytes`` the oldest record gives way to a new one, and after
+    ``record_age_s`` seconds each one does."""
 
     actions: int
     code_bytes: int
@@ -28,6 +32,8 @@ class Quotas:
     accepted: int
     starts: int
     weight: float = 1.0
+    records: int = RECORDS
+    record_age_s: int = RECORD_AGE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +47,16 @@ class OwnQuotas:
     accepted: int | None = None
     starts: int | None = None
     weight: float | None = None
+    records: int | None = None
+    record_age_s: int | None = None
 
     def over(self, default: Quotas) -> Quotas:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return replace(default, **{name: value for name, value in own.items() if value is not None})
 
 
+LEAST: Final = {"records": 1, "record_age_s": 1}
+"""What these are at least, and others 0: whoever waits for a record could not read it if none were kept."""
 NAMES: Final = tuple(f.name for f in dataclasses.fields(OwnQuotas))
 
 

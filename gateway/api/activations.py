@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
 from gateway.api.listing import page
+from gateway.front.visit import VISIT, Visit
 from gateway.serving.packages import MISSING
+from relay.state.record_lists import RecordParts
 from thaw import wire
 from thaw.activation import Activation
-from thaw.errors import BadRequest, NotFound
-from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
+from thaw.errors import BadRequest, NotFound, PlatformError
+from thaw.ids import ActivationId, GroupId, is_activation_id
+from thaw.logs import Log
 from thaw.plan import Plan
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
 _SETTLE_S = 1.0
-_SCANNED = 2_000  # records examined for a listing by name
 
 
 @blueprint.get("")
@@ -27,18 +31,55 @@ def list_activations(ns: str) -> Response:
     if count and docs:
         raise BadRequest("The parameters 'count' and 'docs' cannot both be true.")
     limit, skip = page()
-    core.recorder.settle(_SETTLE_S)
+    core.recorder.settle(_SETTLE_S, own)
     name = request.args.get("name", "")
-    if count and not name:
-        return json_response({"activations": core.records.count_activations(own, since_ms=since, upto_ms=upto)})
-    if name:
-        found = [r for r in _scan(own, since, upto) if name in _names(r)]
-        if count:
-            return json_response({"activations": len(found)})
-        found = found[skip : skip + limit]
-    else:
-        found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto)
-    return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
+    if count:
+        n = core.records.count_activations(own, since_ms=since, upto_ms=upto, name=name)
+        return json_response({"activations": n})
+    parts = core.records.activation_parts(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
+    if docs:
+        return _whole(core.log, parts)
+    found = [render.activation_summary(r) for part in parts for r in part]
+    _tell_unreadable(core.log, parts)
+    return json_response(found)
+
+
+def _whole(log: Log, parts: RecordParts) -> Response:
+    """Long records are read when the client has read those before."""
+    first = _joined(parts)
+    if not parts.has_more:
+        _tell_unreadable(log, parts)
+        return Response(b"[" + first + b"]", content_type="application/json")
+    visit: Visit | None = request.environ.get(VISIT)
+    if visit is not None:
+        visit.as_read = True
+    return Response(_pieces(log, b"[" + first, parts), content_type="application/json")
+
+
+def _tell_unreadable(log: Log, parts: RecordParts) -> None:
+    if parts.n_unreadable:
+        log.event("records_unreadable", n=parts.n_unreadable)
+
+
+def _pieces(log: Log, piece: bytes, parts: RecordParts) -> Iterator[bytes]:
+    """The client of a list that cannot be read to its end sees that the answer has none."""
+    separator = b"" if piece == b"[" else b", "
+    yield piece
+    while parts.has_more:
+        try:
+            piece = _joined(parts)
+        except PlatformError as e:
+            log.event("list_cut", error=e.message)
+            raise
+        if piece:  # else all of the part have expired
+            piece, separator = separator + piece, b", "
+            yield piece
+    _tell_unreadable(log, parts)
+    yield b"]"
+
+
+def _joined(parts: RecordParts) -> bytes:
+    return b", ".join(wire.encode(render.activation(record), (", ", ": ")) for record in parts.next())
 
 
 @blueprint.get("/<activation_id>")
@@ -81,24 +122,14 @@ def _links(plan: Plan | None) -> dict[str, float]:
     return {r.host_id: r.network_bytes_per_s for r in reports if r.host_id in named and r.network_bytes_per_s > 0}
 
 
-def _names(record: Activation) -> tuple[str, ...]:
-    """What a list by name calls the record: the action's name with and without its namespace, and the binding's."""
-    bound = f"{record.binding}/{record.action.rpartition('/')[2]}" if record.binding else record.action
-    return record.action, record.action.partition("/")[2], bound, bound.partition("/")[2]
-
-
 def _record(ns: str, activation_id: str) -> Activation:
     core, own = gateway(), namespace(ns)
     if not is_activation_id(activation_id):
         raise BadRequest("The request content was malformed:\nan activation id is 32 lower-case hex digits.")
     record = core.records.activation(ActivationId(activation_id))
     if record is None:
-        core.recorder.settle(_SETTLE_S)
+        core.recorder.settle(_SETTLE_S, own)
         record = core.records.activation(ActivationId(activation_id))
     if record is None or record.namespace != own:
         raise NotFound(MISSING)
     return record
-
-
-def _scan(own: Namespace, since: int | None, upto: int | None) -> list[Activation]:
-    return gateway().records.activations(own, limit=_SCANNED, since_ms=since, upto_ms=upto)

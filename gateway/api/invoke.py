@@ -27,6 +27,7 @@ from gateway.serving.call import Call
 from gateway.serving.hangup import watched
 from gateway.serving.outcome import activation_of
 from gateway.serving.packages import Target
+from gateway.serving.runs import Outcome
 from thaw.action import Action
 from thaw.activation import ActivationStatus
 
@@ -65,8 +66,10 @@ def invoke(ns: str, name: str) -> Response:
         call = make_call(target, caller(), body, hangup)
         core.admit(call, is_held=blocking)
         with ExitStack() as counted:
-            counted.enter_context(core.throttle.counted(call.subject.namespace))
-            return _blocking(core, call, wait_ms / 1000, counted, only_result) if blocking else _accept(core, call)
+            place = counted.enter_context(core.throttle.counted(call.subject.namespace))
+            if not blocking:
+                return _accept(core, call)
+            return _answer(call, core.blocking.run(call, wait_ms / 1000, counted, place), only_result=only_result)
     finally:
         unwatch()
 
@@ -82,8 +85,8 @@ def _accepted(call: Call) -> Response:
     return response
 
 
-def _blocking(core: Gateway, call: Call, wait_s: float, counted: ExitStack, only_result: bool) -> Response:
-    outcome = core.blocking.run(call, wait_s, counted)
+def _answer(call: Call, outcome: Outcome | None, *, only_result: bool) -> Response:
+    """``outcome``: None when the call became a 202."""
     if outcome is None:
         return _accepted(call)
     metrics.ended(call, outcome)

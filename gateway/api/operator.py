@@ -19,7 +19,7 @@ from thaw.errors import BadRequest, Forbidden, ProtocolError
 from thaw.host import HostLeft
 from thaw.ids import HostId, Namespace, is_entity_name
 from thaw.model_uri import ModelUri
-from thaw.quotas import MOST_WEIGHT, NAMES
+from thaw.quotas import LEAST, MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
 _MOST_BYTES = 64 * 1024
@@ -192,15 +192,16 @@ def _quota_changes(body: dict[str, Any]) -> dict[str, Any]:
         raise BadRequest(f"A quota is one of {', '.join(NAMES)}.")
     for name, value in body.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or (is_number and (0 < value <= MOST_WEIGHT if name == "weight" else _is_count(value))):
+        least = LEAST.get(name, 0)
+        if value is None or (is_number and (0 < value <= MOST_WEIGHT if name == "weight" else _is_count(value, least))):
             continue
-        what = f"a number above 0, at most {MOST_WEIGHT:g}" if name == "weight" else "a whole number"
+        what = f"a number above 0, at most {MOST_WEIGHT:g}" if name == "weight" else f"a whole number, {least} or more"
         raise BadRequest(f"{name} must be {what}, or null for the default, not {value!r:.80}.")
     return {name: float(value) if name == "weight" and value is not None else value for name, value in body.items()}
 
 
-def _is_count(value: float) -> bool:
-    return isinstance(value, int) and 0 <= value <= _MOST
+def _is_count(value: float, least: int) -> bool:
+    return isinstance(value, int) and least <= value <= _MOST
 
 
 def _prefixes(body: dict[str, Any]) -> list[str]:

@@ -188,8 +188,8 @@ def _invoke(asked: _Asked, given: dict[str, Any]) -> Response:
         g.activation_id = call.activation_id
         core.admit(call)
         with ExitStack() as counted:
-            counted.enter_context(core.throttle.counted(asked.owner))
-            outcome = core.blocking.run(call, core.settings.blocking_s, counted)
+            place = counted.enter_context(core.throttle.counted(asked.owner))
+            outcome = core.blocking.run(call, core.settings.blocking_s, counted, place)
     finally:
         unwatch()
     if outcome is None:

@@ -135,7 +135,7 @@ class Reply:
         self._ended = False
         self._timeout_set_s = float("-inf")
         self._plain: Any = None
-        self.status = 0
+        self.status = self.n_bytes = 0
 
     def send(self, path: str, headers: str, body: bytes) -> None:
         with self._guarded():
@@ -179,7 +179,7 @@ class Reply:
                         f"The action produced a response that exceeded the allowed length: {n_bytes} > {allowed} bytes."
                     )
             self._end(keep=True)
-            self._plain = _parsed(data)
+            self._plain, self.n_bytes = _parsed(data), len(data)
         return self._plain
 
     def extend(self, deadline_s: float) -> None:

@@ -24,6 +24,7 @@ from gateway.serving.outcome import activation_of
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records
+from relay.state.storage import expected_bytes
 from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError, WorkerLost
@@ -48,15 +49,28 @@ _HOSTS_AT_ONCE: Final = 16
 _NO_LOGS: Final = ("The logs of this activation could not be collected.",)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Item:
     call: Call
     outcome: Outcome
     pending_entry: bytes | None = None
+    n_expected: int = 0  # bytes that count as long as they wait
 
     @property
     def namespace(self) -> Namespace:
         return self.call.subject.namespace
+
+    @property
+    def n_bytes(self) -> int:
+        return expected_bytes(self.outcome.n_bytes or self.call.answer_bytes)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of one namespace, since nothing of it waited."""
+
+    n_put: int = 0
+    n_done: int = 0
 
 
 class Recorder:
@@ -66,12 +80,14 @@ class Recorder:
         pool: InvokerPool,
         log: Log,
         weight_of: Callable[[Namespace], float] = lambda _: 1.0,
+        expect: Callable[[Namespace, int], None] = lambda _namespace, _n_bytes: None,
     ) -> None:
-        """``weight_of``: a namespace's share of the turns, of those whose records wait to be written."""
-        self._records, self._pool, self._log = records, pool, log
+        """``weight_of``: a namespace's share of the turns, of those whose records wait to be written.  ``expect`` is
+        told how many more bytes wait, or fewer."""
+        self._records, self._pool, self._log, self._expect = records, pool, log, expect
         self._queue = FairQueue[Namespace, _Item](weight_of)
         self._droppable: Counter[Namespace] = Counter()  # of those in the queue
-        self._unwritten = 0
+        self._progress: dict[Namespace, _Progress] = {}  # of those that have something in the queue or being written
         self._lock = threading.Lock()
         self._filled, self._settled = threading.Condition(self._lock), threading.Condition(self._lock)
         self._stop = threading.Event()
@@ -93,10 +109,15 @@ class Recorder:
         _complete(call, outcome)
         self._put(_Item(call, outcome, pending_entry))
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait until everything submitted is written, so that a client finds the record of the answer it has."""
+    def settle(self, timeout_s: float, namespace: Namespace | None = None) -> bool:
+        """Wait until what the namespace has submitted so far is written, so that a client finds the record of the
+        answer it has; without a namespace, until nothing waits.  False means that the time was too short."""
         with self._settled:
-            self._settled.wait_for(lambda: self._unwritten == 0, timeout_s)
+            if namespace is None:
+                return self._settled.wait_for(lambda: not self._progress, timeout_s)
+            progress = self._progress.get(namespace, _Progress())
+            n_before = progress.n_put
+            return self._settled.wait_for(lambda: progress.n_done >= n_before, timeout_s)
 
     def end_pending(self, call: Call, outcome: Outcome, pending_entry: bytes) -> None:
         """Write the record of a 202 before returning.  Raises Unavailable, PlatformError."""
@@ -110,8 +131,10 @@ class Recorder:
                 self._droppable[namespace], _BACKLOG - self._droppable.total()
             )
             if is_kept:
-                self._unwritten += 1
+                self._progress.setdefault(namespace, _Progress()).n_put += 1
                 self._droppable[namespace] += item.pending_entry is None
+                item.n_expected = item.n_bytes
+                self._expect(namespace, item.n_expected)
                 self._queue.put(namespace, item)
                 self._filled.notify()
         if not is_kept:
@@ -123,10 +146,20 @@ class Recorder:
             Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
             for i, lines in zip(items, logs, strict=True)
         ]
+        of = {item.call.activation_id: item for item in items}
+
+        def told(one: Ended) -> None:
+            self._no_longer_expected(of[one.record.activation_id])
+
         try:
-            self._records.end_all(ended)
+            self._records.end_all(ended, told)
         except RecursionError:
-            self._records.end_all([_writable(one) for one in ended])
+            self._records.end_all([_writable(one) for one in ended], told)
+
+    def _no_longer_expected(self, item: _Item) -> None:
+        n_bytes, item.n_expected = item.n_expected, 0
+        if n_bytes:
+            self._expect(item.namespace, -n_bytes)
 
     def _logs(self, items: Sequence[_Item]) -> list[tuple[str, ...]]:
         """Return the lines that ordinary functions printed.  An LLM container's lines are the host's own, but for
@@ -163,7 +196,7 @@ class Recorder:
             try:
                 self._write_until(batch, time.monotonic() + _KEPT_S)
             finally:
-                self._done(len(batch))
+                self._done(batch)
         self._asking.shutdown(wait=False)
 
     def _next(self) -> list[_Item]:
@@ -206,13 +239,18 @@ class Recorder:
             self._log.event("record_lost", activation_ids=ids, error=error.message)
         for item in batch:
             if item not in lost:
-                self._put(item)
+                self._put(_Item(item.call, item.outcome, item.pending_entry))  # _done() counts the one of before
 
-    def _done(self, n: int) -> None:
+    def _done(self, batch: Sequence[_Item]) -> None:
+        for item in batch:
+            self._no_longer_expected(item)
         with self._settled:
-            self._unwritten -= n
-            if self._unwritten == 0:
-                self._settled.notify_all()
+            for item in batch:
+                progress = self._progress[item.namespace]
+                progress.n_done += 1
+                if progress.n_done == progress.n_put:
+                    del self._progress[item.namespace]
+            self._settled.notify_all()
 
 
 def _of_failed_start(outcome: Outcome) -> tuple[str, ...]:

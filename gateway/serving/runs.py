@@ -8,7 +8,7 @@ from the tokens already emitted.  When a worker leaves, its answer moves elsewhe
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gateway.serving.call import Call
@@ -34,6 +34,8 @@ class Outcome:
     finished: RunFinished | None = None
     timed_out: bool = False
     error: ThawError | None = None
+    n_bytes: int = 0
+    """Of a function's result as it came; 0: it is not known."""
 
 
 def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:
@@ -129,7 +131,7 @@ def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply,
         lost = False
         try:
             body = reply.read_json()
-            return _function_outcome(reply.status, body)
+            return replace(_function_outcome(reply.status, body), n_bytes=reply.n_bytes)
         except WorkerLost as e:
             lost = True
             dispatcher.note_loss(call, e)

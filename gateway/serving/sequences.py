@@ -133,13 +133,13 @@ class Sequences:
         call.claim, call.dispatched_ms = None, call.dispatched_ms or wall_ms()
 
     def _in_order(self, call: Call, left: _Left) -> Generator[str | Reply, None, Outcome]:
-        given = call.payload
+        given, outcome = call.payload, Outcome(ActivationStatus.SUCCESS, call.payload)
         for name in call.action.exec.components:
             outcome = yield from self._one(call, name, given, left)
             if outcome.status is not ActivationStatus.SUCCESS:
-                return Outcome(outcome.status, outcome.result, timed_out=outcome.timed_out)
+                return _of_whole(outcome)
             given = outcome.result
-        return Outcome(ActivationStatus.SUCCESS, given)
+        return _of_whole(outcome)
 
     def _one(self, call: Call, name: ActionName, given: Any, left: _Left) -> Generator[str | Reply, None, Outcome]:
         target = self._component(name, call.subject.namespace)
@@ -147,7 +147,7 @@ class Sequences:
         child = self._child(call, target, given)
         outcome = yield from self._steps(child, left)
         self._ended(child, outcome)
-        return outcome
+        return replace(outcome, n_bytes=outcome.n_bytes or child.answer_bytes)
 
     def _child(self, call: Call, target: Target, given: Any) -> Call:
         child = self._make_call(
@@ -164,10 +164,10 @@ class Sequences:
         while True:
             outcome = yield from self._conductor(call, given, left)
             if outcome.status not in (ActivationStatus.SUCCESS, ActivationStatus.APPLICATION_ERROR):
-                return Outcome(outcome.status, outcome.result, timed_out=outcome.timed_out)
+                return _of_whole(outcome)
             said = conductors.said(outcome.result)
             if said.action is None:
-                return Outcome(outcome.status, said.params)
+                return Outcome(outcome.status, said.params, n_bytes=outcome.n_bytes)
             done = yield from self._next(call, said, left)
             if done.status is ActivationStatus.INTERNAL_ERROR:
                 return Outcome(done.status, done.result)
@@ -202,3 +202,8 @@ class Sequences:
             except BadRequest as e:
                 error = e.message
         return Outcome(ActivationStatus.APPLICATION_ERROR, {"error": error})
+
+
+def _of_whole(last: Outcome) -> Outcome:
+    """Return how an activation ended whose last component decided it."""
+    return Outcome(last.status, last.result, timed_out=last.timed_out, n_bytes=last.n_bytes)

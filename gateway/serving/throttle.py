@@ -30,6 +30,33 @@ class _Use:
     window: int = -1
     count: int = 0
     concurrent: int = 0
+    away: int = 0  # of these, without a request's thread
+
+    @property
+    def places(self) -> int:
+        return self.concurrent - self.away
+
+
+class Place:
+    """An invocation that is counted in, until close().  Threads may use it."""
+
+    def __init__(self, throttle: Throttle, namespace: Namespace) -> None:
+        """Raises Throttled."""
+        self._throttle, self._namespace = throttle, namespace
+        self._lock = threading.Lock()
+        self._away = self._closed = False
+        throttle.enter(namespace)
+
+    def leave_thread(self) -> None:
+        """The request is answered, and the invocation goes on."""
+        with self._lock:
+            if not (self._away or self._closed):
+                self._away = self._throttle.leave_thread(self._namespace)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._throttle.leave(self._namespace, away=self._away)
 
 
 class Throttle:
@@ -43,10 +70,10 @@ class Throttle:
         now_s: Callable[[], float] = time.monotonic,
         places: int | None = None,
     ) -> None:
-        """``places``: how many invocations of all namespaces there may be at once.  A namespace has at most seven times
-        as many as are free."""
+        """``places``: the threads that invocations of all namespaces may hold at once, and as many may go on without
+        one.  A namespace has at most seven times as many as are free."""
         self._per_minute, self._concurrent, self._now_s = per_minute, concurrent, now_s
-        self._free = places
+        self._free = self._free_away = places
         self._lock = threading.Lock()
         self._uses: dict[Namespace, _Use] = {}
 
@@ -59,14 +86,10 @@ class Throttle:
                     f"Too many concurrent requests in flight (count: {use.concurrent + 1}, "
                     f"allowed: {self._concurrent}).",
                 )
-            if self._free is not None and not may_have_more(use.concurrent, self._free):
-                raise Throttled(
-                    f"Too many concurrent requests in flight (count: {use.concurrent + 1}, allowed now: "
-                    f"{use.concurrent}): {self._free} of this gateway's threads are free, and are for namespaces that "
-                    "have fewer. An operator gives it more with THAW_GATEWAY_THREADS.",
-                )
+            self._check_places(use)
             use.count += 1
-            self._hold(use, 1)
+            use.concurrent += 1
+            self._take_places(1)
 
     def enter_again(self, namespace: Namespace, n: int = 1) -> None:
         """Count ``n`` requests that go on with an invocation which is counted in, or that nobody waits for.  Raises
@@ -74,14 +97,52 @@ class Throttle:
         with self._lock:
             self._use_now(namespace, n).count += n
 
-    def leave(self, namespace: Namespace) -> None:
+    def leave(self, namespace: Namespace, *, away: bool = False) -> None:
+        """``away``: it has left its thread."""
         with self._lock:
-            self._hold(self._uses[namespace], -1)
+            use = self._uses[namespace]
+            if away:
+                self._come_back(use)
+            use.concurrent -= 1
+            self._take_places(-1)
 
-    def _hold(self, use: _Use, by: int) -> None:
-        use.concurrent += by
+    def leave_thread(self, namespace: Namespace) -> bool:
+        """An invocation that is counted in goes on without a request, which gives its place to another one.  False
+        when too many do so already: then it has its place to its end, so that what goes on is bounded, too."""
+        with self._lock:
+            use = self._uses[namespace]
+            if self._free_away is None or not may_have_more(use.away, self._free_away):
+                return False
+            use.away += 1
+            self._free_away -= 1
+            self._take_places(-1)
+            return True
+
+    def return_to_thread(self, namespace: Namespace) -> None:
+        """A request goes on with an invocation that has left its thread.  Raises Throttled."""
+        with self._lock:
+            use = self._uses[namespace]
+            self._check_places(use)
+            self._come_back(use)
+
+    def _come_back(self, use: _Use) -> None:
+        use.away -= 1
+        if self._free_away is not None:
+            self._free_away += 1
+        self._take_places(1)
+
+    def _take_places(self, n: int) -> None:
         if self._free is not None:
-            self._free -= by
+            self._free -= n
+
+    def _check_places(self, use: _Use) -> None:
+        """Raises Throttled when the namespace may not have one place more."""
+        if self._free is not None and not may_have_more(use.places, self._free):
+            raise Throttled(
+                f"Too many concurrent requests in flight (count: {use.places + 1}, allowed now: {use.places}): "
+                f"{self._free} of this gateway's threads are free, and are for namespaces that have fewer. An operator "
+                "gives it more with THAW_GATEWAY_THREADS.",
+            )
 
     def _use_now(self, namespace: Namespace, n: int = 1) -> _Use:
         """Raises Throttled when there were too many requests in this minute."""
@@ -98,12 +159,12 @@ class Throttle:
         return use
 
     @contextmanager
-    def counted(self, namespace: Namespace) -> Iterator[None]:
-        self.enter(namespace)
+    def counted(self, namespace: Namespace) -> Iterator[Place]:
+        place = Place(self, namespace)
         try:
-            yield
+            yield place
         finally:
-            self.leave(namespace)
+            place.close()
 
 
 class QueueCaps:

@@ -74,7 +74,24 @@ def activation(activation_id: str) -> str:
 
 
 def activations(namespace: str) -> str:
+    """A sorted set, by the start: the ids of the namespace's records."""
     return f"thaw:activations:{namespace}"
+
+
+def activations_of(namespace: str, name: str) -> str:
+    """A sorted set, by the start: the ids of the records that a list by this name shows."""
+    return f"thaw:activations-of:{namespace}/{name}"
+
+
+def written(namespace: str) -> str:
+    """A sorted set, in the order of writing: each record's id, with its bytes and names (retention.py)."""
+    return f"thaw:written:{namespace}"
+
+
+def of_records(namespace: str) -> tuple[str, str, str]:
+    """What the keys of the namespace's indexes by name, of records and of traces begin with, for a script that has a
+    record's id and names."""
+    return activations_of(namespace, ""), activation(""), trace("")
 
 
 def used(namespace: str) -> str:

@@ -19,8 +19,10 @@ def too_many_actions(namespace: Namespace, too_many: bool, n: int, storage: Stor
 
 
 def not_accepted(namespace: Namespace, what: str, n: int, storage: Storage) -> RequestError:
-    if what == "bytes":
-        return storage.full(namespace, n)
+    if what == "quota":
+        return storage.too_much_waits(namespace, n, storage.room_of_202s(namespace)[0])
+    if what == "memory":
+        return storage.full(n)
     allowed = storage.quotas_of(namespace).accepted
     return Throttled(
         f"Too many concurrent requests in flight (count: {n}, allowed: {allowed}). {who_raises('accepted', namespace)}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.state.storage import CODE_BYTES, COUNTING
+from relay.state.counting import CODE_BYTES, COUNTING
+from relay.state.retention import GIVE_WAY
 
 _RELEASE: Final = """
 local function release(code, released, seconds, most)
@@ -88,32 +89,74 @@ end
 """
 END: Final = (
     COUNTING
+    + GIVE_WAY
     + _ENDED
     + """
-local written, data = 1, ARGV[1]
-local has_limits = ARGV[8] ~= '' and redis.call('EXISTS', KEYS[1]) == 0
-if has_limits and not has_room(KEYS[5], #data, ARGV[8], ARGV[9], ARGV[10]) then
-    return {-1, all_bytes(KEYS[5])}
+local record, trace, pending, of_start = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local at = {written = KEYS[5], index = KEYS[6], used = KEYS[7], names = KEYS[8], records = KEYS[9], traces = KEYS[10]}
+local data, id, start_ms, group, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local seconds, most, n_before = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local written, FIRST_ROW = 1, 12
+if ARGV[9] ~= '' and redis.call('EXISTS', record) == 0 then
+    local quota, n_most = tonumber(ARGV[9]), AT_ONCE + #data / OVERHEAD
+    local _, freed = give_way(at, #data, n_before, n_most, seconds, most, quota)
+    if freed >= #data then quota = math.huge end  -- the namespace has no more than before
+    if not has_room(at.used, #data, quota, ARGV[10], ARGV[11]) then
+        return {-1, all_bytes(at.used), accepted_bytes(at.used)}
+    end
 end
-if redis.call('SET', KEYS[1], data, 'NX', 'EX', ARGV[2]) then
-    redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
+if redis.call('SET', record, data, 'NX', 'EX', seconds) then
     local n_bytes = #data + OVERHEAD
-    for i = 11, #ARGV do
-        redis.call('RPUSH', KEYS[3], ARGV[i])
+    for i = FIRST_ROW, #ARGV do
+        redis.call('RPUSH', trace, ARGV[i])
         n_bytes = n_bytes + #ARGV[i]
     end
-    if #ARGV >= 11 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
-    add(KEYS[5], n_bytes)
+    if #ARGV >= FIRST_ROW then redis.call('EXPIRE', trace, seconds) end
+    if of_start ~= '' then keep(of_start, seconds) end
+    local member = id .. '\\n' .. n_bytes
+    redis.call('ZADD', at.index, start_ms, id)
+    for i = 11, #KEYS do
+        redis.call('ZADD', KEYS[i], start_ms, id)
+        keep(KEYS[i], seconds)
+        drop_expired(KEYS[i], seconds, at.records)
+        member = member .. '\\n' .. string.sub(KEYS[i], #at.names + 1)
+    end
+    keep(at.index, seconds)
+    drop_expired(at.index, seconds, at.records)
+    note_written(at, member, n_bytes)
+    keep(at.written, seconds)
+    add(at.used, n_bytes, redis.call('EXPIRETIME', record))
 else
     written = 0
 end
-if ARGV[7] ~= '' then ended(KEYS[4], KEYS[5], ARGV[6], ARGV[7]) end
-return {written, all_bytes(KEYS[5])}
+if entry ~= '' then ended(pending, at.used, group, entry) end
+return {written, all_bytes(at.used), accepted_bytes(at.used)}
 """
 )
-"""Write a record, its place in the index and its trace, unless the activation has a record; its 202 has ended in either
-case.  With limits (ARGV[8] to ARGV[10]) nothing is done, and the answer is -1, if there is no room.  All this is one
-script, which stops at the first write that the server refuses, so the 202 stays then."""
+"""Write a record, its places in the indexes (KEYS[11] and so on: those by name) and its trace, unless the activation
+has a record; its 202 has ended in either case.  With limits (ARGV[9] to ARGV[11]) nothing is written, and the answer
+is -1, if there is no room, also after older records gave way.  All this is one script, which stops at the first write
+that the server refuses, so the 202 stays then."""
+PAGE: Final = """
+local index, low, high, skip = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local newer = high == '+inf' and 0 or redis.call('ZCOUNT', index, '(' .. high, '+inf')
+local n = math.min(redis.call('ZCOUNT', index, low, high), skip + tonumber(ARGV[4]))
+if n <= skip then return {} end
+return redis.call('ZREVRANGE', index, newer + skip, newer + n - 1)
+"""
+"""ARGV[4] members of an index after the first ARGV[3], newest first, with scores from ARGV[1] to ARGV[2].
+ZREVRANGEBYSCORE would walk over all that are skipped; to count them costs as little as to find one."""
+READ_SOME: Final = """
+local found, n_bytes = {}, 0
+for i, key in ipairs(KEYS) do
+    n_bytes = n_bytes + redis.call('STRLEN', key)
+    if i > 1 and n_bytes > tonumber(ARGV[1]) then break end
+    found[i] = redis.call('GET', key) or ''
+end
+return found
+"""
+"""The first of the strings, one at least, as long as they have no more than ARGV[1] bytes together; empty: there is
+none."""
 ACCEPT: Final = (
     COUNTING
     + """
@@ -123,8 +166,10 @@ for i = 6, #ARGV, 2 do
 end
 if ARGV[2] ~= '' then
     local n = (tonumber(redis.call('HGET', KEYS[2], 'accepted')) or 0) + n_rows
+    local waiting = accepted_bytes(KEYS[2]) + n_bytes
     if n > tonumber(ARGV[2]) then return {'count', n} end
-    if not has_room(KEYS[2], n_bytes, ARGV[3], ARGV[4], ARGV[5]) then return {'bytes', all_bytes(KEYS[2])} end
+    if waiting > tonumber(ARGV[3]) then return {'quota', waiting} end
+    if not has_room(KEYS[2], n_bytes, math.huge, ARGV[4], ARGV[5]) then return {'memory', all_bytes(KEYS[2])} end
 end
 local said = {''}
 for i = 6, #ARGV, 2 do

@@ -7,7 +7,8 @@ pending entry away in the same transaction).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,28 +17,27 @@ import redis
 from relay.state import keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
+from relay.state.counting import RECORD_TTL_S
 from relay.state.quota_errors import not_accepted, too_many_actions
+from relay.state.record_lists import RecordLists, names_of
 from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
-from relay.state.storage import RECORD_TTL_S, Storage
+from relay.state.retention import forget, limits
+from relay.state.storage import SHORT_BYTES, Storage
 from thaw import wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
 from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.quotas import Quotas
 from thaw.trace import Phase, TraceEvent
 
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
-_SEARCHED: Final = 1_000
-_SEARCHED_AT_ONCE: Final = 8
-"""A record may have megabytes."""
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
 """One phase of a start each from gateway, scheduler and invoker."""
-_LONG: Final = 4096
-"""A record above this many bytes is kept without its result where its namespace has no room."""
 _NOT_KEPT: Final = {
     "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
 }
@@ -78,11 +78,12 @@ class Ended:
     pending_entry: bytes | None = None
 
 
-class Records:
+class Records(RecordLists):
     def __init__(self, client: redis.Redis, clock: StateClock | None = None, storage: Storage | None = None) -> None:
         """``clock``: its reading is written into the traces of starts.  ``storage``: what namespaces may have; without
         it everything is written."""
-        self._redis, self._storage = client, storage
+        super().__init__(client)
+        self._storage = storage
         self._clock = clock or StateClock()
         self.code = Codes(client)
 
@@ -236,14 +237,14 @@ class Records:
 
     def _accept(self, namespace: Namespace, rows: Sequence[bytes | str], owner: str) -> list[bytes]:
         """``rows``: each 202 and its activation's id."""
-        limits = texts("", "", "", "")
+        room = texts("", "", "", "")
         if self._storage is not None and not owner:
-            limits = texts(self._storage.quotas_of(namespace).accepted, *self._storage.room(namespace))
+            room = texts(self._storage.quotas_of(namespace).accepted, *self._storage.room_of_202s(namespace))
         used = keys.used(namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
             pipe = self._redis.pipeline(transaction=False)
-            pipe.eval(ACCEPT, 2, keys.PENDING, used, owner, *limits, *rows)
+            pipe.eval(ACCEPT, 2, keys.PENDING, used, owner, *room, *rows)
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
             asks = self._storage is not None and self._storage.is_look_due(sum(map(len, rows)))
             if asks:
@@ -279,9 +280,10 @@ class Records:
         """Write the record, once.  False means that the activation had ended before; the first record stays."""
         return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
 
-    def end_all(self, ended: Sequence[Ended]) -> list[bool]:
+    def end_all(self, ended: Sequence[Ended], told: Callable[[Ended], None] = lambda _: None) -> list[bool]:
         """Write each trace with its record at once: a reader of the record finds its trace.  When the activation had
-        ended before, its trace and its place in the index stay as they are.  See end()."""
+        ended before, its trace and its place in the index stay as they are.  ``told`` hears of each that is written,
+        when its bytes count.  See end()."""
         encoded = [wire.dumps(one.record) for one in ended]  # encode all before any is written
         parts, used = [0], 0
         for i, data in enumerate(encoded):
@@ -290,103 +292,73 @@ class Records:
                 parts, used = [*parts, i], len(data)
         written: list[bool] = []
         for begin, end in zip(parts, [*parts[1:], len(ended)], strict=True):
-            written += self._end_together(ended[begin:end], encoded[begin:end])
+            written += self._end_together(ended[begin:end], encoded[begin:end], told)
         return written
 
-    def _end_together(self, ended: Sequence[Ended], encoded: Sequence[bytes]) -> list[bool]:
+    def _end_together(
+        self, ended: Sequence[Ended], encoded: Sequence[bytes], told: Callable[[Ended], None]
+    ) -> list[bool]:
+        of = Counter[Namespace]()
         with redis_link.translated("write records"):
             pipe = self._redis.pipeline(transaction=True)
             for one, data in zip(ended, encoded, strict=True):
-                self._end_one(pipe, one, data)
-            for namespace in {one.record.namespace for one in ended}:
-                index = keys.activations(namespace)
-                newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
-                pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
-                pipe.expire(index, RECORD_TTL_S)
+                self._end_one(pipe, one, data, of[one.record.namespace])
+                of[one.record.namespace] += 1
+            for namespace, n in of.items():
+                forget(pipe, namespace, self._quotas_of(namespace), n)
             asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
             if asks:
                 pipe.info("memory")
             answers = pipe.execute()
+        written = [int(answer) for answer, *_ in answers[: len(ended)]]
+        for one, answer in zip(ended, written, strict=True):
+            if answer >= 0:
+                told(one)
         if self._storage is not None:
-            for one, (_, used) in zip(ended, answers, strict=False):
-                self._storage.learn(one.record.namespace, int(used))
+            for namespace, (_, *has) in zip(of, answers[len(ended) :], strict=False):
+                self._storage.learn(namespace, *map(int, has))
             if asks:
                 self._storage.learn_memory(answers[-1])
-        written = [int(answer) for answer, _ in answers[: len(ended)]]
         if too_long := [i for i, answer in enumerate(written) if answer < 0]:
             less = [_with_less(ended[i]) for i in too_long]
-            again = self._end_together(less, [wire.dumps(one.record) for one in less])
+            again = self._end_together(less, [wire.dumps(one.record) for one in less], told)
             for i, was_written in zip(too_long, again, strict=True):
                 written[i] = int(was_written)
         return list(map(bool, written))
 
-    def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
+    def _end_one(self, pipe: Any, ended: Ended, encoded: bytes, n_before: int) -> None:
+        """``n_before``: records of the namespace that the same transaction writes before; they stay."""
         record, room = ended.record, texts("", "", "")
-        if self._storage is not None and len(encoded) > _LONG and record.result != _NOT_KEPT:
+        if self._storage is not None and len(encoded) > SHORT_BYTES and record.result != _NOT_KEPT:
             room = texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
-        pipe.eval(
-            END,
-            5,
+        seconds, most, _ = limits(self._quotas_of(record.namespace))
+        written_to = (
             keys.activation(record.activation_id),
-            keys.activations(record.namespace),
             keys.trace(record.activation_id),
             keys.PENDING,
+            keys.trace(record.group_id) if record.group_id else "",
+            keys.written(record.namespace),
+            keys.activations(record.namespace),
             keys.used(record.namespace),
+            *keys.of_records(record.namespace),
+            *(keys.activations_of(record.namespace, name) for name in names_of(record)),
+        )
+        pipe.eval(
+            END,
+            len(written_to),
+            *written_to,
             encoded,
-            RECORD_TTL_S,
-            record.start_ms,
             record.activation_id,
-            TRACE_TTL_S,
+            record.start_ms,
             keys.PENDING_GROUP,
             ended.pending_entry or b"",
+            *texts(seconds, most, n_before),
             *room,
             *self._trace_rows(ended.events),
         )
 
-    def activation(self, activation_id: ActivationId) -> Activation | None:
-        with redis_link.translated("read a record"):
-            data: Any = self._redis.get(keys.activation(activation_id))
-        return None if data is None else wire.loads(Activation, data)
-
-    def activations(
-        self,
-        namespace: Namespace,
-        *,
-        limit: int,
-        skip: int = 0,
-        since_ms: int | None = None,
-        upto_ms: int | None = None,
-    ) -> list[Activation]:
-        """Newest first.  Records that have expired are left out."""
-        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
-        with redis_link.translated("list records"):
-            ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
-            rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
-        return [wire.loads(Activation, row) for row in rows if row is not None]
-
-    def caused_by(self, cause: ActivationId, namespace: Namespace, since_ms: int) -> list[ActivationId]:
-        """The activations whose records name ``cause``, the oldest first, among the newest of the namespace's since
-        then."""
-        with redis_link.translated("list records"):
-            ids: Any = self._redis.zrevrangebyscore(
-                keys.activations(namespace), "+inf", since_ms, start=0, num=_SEARCHED
-            )
-        found: list[ActivationId] = []
-        for i in range(0, len(ids), _SEARCHED_AT_ONCE):
-            part = [keys.activation(redis_link.text(one)) for one in ids[i : i + _SEARCHED_AT_ONCE]]
-            with redis_link.translated("read records"):
-                rows: Any = self._redis.mget(part)
-            records = (wire.loads(Activation, row) for row in rows if row is not None)
-            found += [record.activation_id for record in records if record.cause == cause]
-        return found[::-1]
-
-    def count_activations(
-        self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None
-    ) -> int:
-        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
-        with redis_link.translated("count records"):
-            count: Any = self._redis.zcount(keys.activations(namespace), low, high)
-        return int(count)
+    def _quotas_of(self, namespace: Namespace) -> Quotas | None:
+        return None if self._storage is None else self._storage.quotas_of(namespace)
 
     # traces --------------------------------------------------------------------------------------------------------
 
@@ -399,7 +371,8 @@ class Records:
     def _push_trace(self, pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
         if data := self._trace_rows(list(events)):
             pipe.rpush(keys.trace(trace_id), *data)
-            pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
+            pipe.expire(keys.trace(trace_id), TRACE_TTL_S, nx=True)
+            pipe.expire(keys.trace(trace_id), TRACE_TTL_S, gt=True)  # a record of the start may be kept for longer
 
     def _trace_rows(self, events: Sequence[TraceEvent]) -> list[bytes]:
         return [wire.dumps(e) for e in (*events, *self._clock_in(events))]

@@ -2,13 +2,16 @@
 
 ::
 
-    thaw:used:NS     records  h491011  h491012 …     accepted  accepted_bytes    code
-                     bytes of all records   of each hour         202s that have not ended, and their bytes    of actions
+    thaw:used:NS     records     h491011  h491012 …    kept               accepted   accepted_bytes   code
+                     all bytes   those of each hour    may give way       202s that have not ended    of actions
 
 The scripts that write a record or a 202, and end one, count it in the same step, so a gateway that is killed leaves no
-count behind.  Records expire by themselves after a week, so their bytes are counted by the hour, and an hour is
-subtracted when all of it has expired.  Actions and their code are counted where they are, when one is written, and
-their sum is noted for those who write records.
+count behind.  Records expire by themselves, so their bytes are counted by the hour in which they will (h491011: those
+that expire a week after hour 491011), and an hour is subtracted when all of it has expired.  A record that gives way to
+a newer one before (retention.py) is subtracted from its hour.  Those that versions without that order wrote are among
+"records" and not among "kept": the quota of bytes is not asked for them, so that newer ones do not give way to them.
+Actions and their code are counted where they are, when one is written, and their sum is noted for those who write
+records.
 
 The server's memory has a limit and it evicts nothing, so a full server would refuse everything, the platform's own
 state included.  A namespace may therefore have as much as is still free, code and records together, and at most its
@@ -17,12 +20,15 @@ have, the next one still gets something.  An eighth of the memory is what a name
 long as anything is free.  A tenth of the memory is the platform's own.
 
 That threshold refuses 202s and actions, and leaves the results out of long records.  Calls whose answer goes to their
-client are refused when a namespace has its quota, or when little is left for all.
+client are refused when little is left for all.  A namespace's quota of bytes refuses an invocation only for what cannot
+give way: 202s that have not ended, and results that wait to be written.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,13 +36,14 @@ from typing import Any, Final
 import redis
 
 from relay.state import keys, redis_link
+from relay.state.counting import CODE_BYTES, COUNTING, OVERHEAD
+from relay.state.retention import make_room
 from thaw.errors import StorageFull, ThawError, TooLarge
 from thaw.ids import Namespace
 from thaw.quotas import Quotas, who_raises
 
-RECORD_TTL_S: Final = 7 * 24 * 3600
-_OVERHEAD: Final = 512
-"""What the state server needs for a record or a 202 beside its bytes: keys, and its place in the index."""
+SHORT_BYTES: Final = 4096
+"""A record up to this length is written whether its namespace has room or not."""
 _FOR_TENANTS: Final = 0.9
 _FLOOR, _RESERVE = 1 / 8, 1 / 16
 """Parts of the tenants' memory: what a namespace may have however little is free, and what is little for all."""
@@ -45,50 +52,6 @@ _MUCH_BYTES: Final = 256 * 1024
 """After having written so much, a gateway asks with its next write how much memory is left."""
 _ASK_AGAIN_S: Final = 1.0
 """A namespace without room is asked for anew this often, however many of its requests are refused."""
-
-COUNTING: Final = f"""
-local OVERHEAD = {_OVERHEAD}
-local function sweep(used, hour)
-    for _, field in ipairs(redis.call('HKEYS', used)) do
-        local of = string.match(field, '^h(%d+)$')
-        if of and tonumber(of) < hour - {RECORD_TTL_S // 3600} then
-            redis.call('HINCRBY', used, 'records', '-' .. redis.call('HGET', used, field))
-            redis.call('HDEL', used, field)
-        end
-    end
-end
-local function hour_now() return math.floor(redis.call('TIME')[1] / 3600) end
-local function add(used, n)
-    local hour = hour_now()
-    redis.call('HINCRBY', used, 'records', n)
-    if redis.call('HINCRBY', used, 'h' .. hour, n) == n then
-        sweep(used, hour)
-    end
-end
-local function all_bytes(used)
-    local found = redis.call('HMGET', used, 'records', 'accepted_bytes')
-    return (tonumber(found[1]) or 0) + (tonumber(found[2]) or 0)
-end
--- quota: of records and 202s; share: with the code; free: for all
-local function has_room(used, n, quota, share, free)
-    local all = all_bytes(used)
-    local with_code = all + (tonumber(redis.call('HGET', used, 'code')) or 0)
-    return n <= tonumber(free) and all + n <= tonumber(quota) and with_code + n <= tonumber(share)
-end
-"""
-"""Lua that other scripts begin with.  ``used`` is the key of a namespace."""
-
-CODE_BYTES: Final = """
-local function code_bytes(actions, sizes)
-    local n_bytes = 0
-    for _, name in ipairs(redis.call('HKEYS', actions)) do
-        n_bytes = n_bytes + redis.call('HSTRLEN', actions, name)
-    end
-    for _, n in ipairs(redis.call('HVALS', sizes)) do n_bytes = n_bytes + n end
-    return n_bytes
-end
-"""
-"""Lua: the bytes of a namespace's actions, with their code in pieces."""
 
 _USAGE: Final = (
     COUNTING
@@ -99,7 +62,8 @@ local n_bytes = code_bytes(KEYS[2], KEYS[4])
 if n_bytes > 0 or redis.call('HEXISTS', KEYS[1], 'code') == 1 then redis.call('HSET', KEYS[1], 'code', n_bytes) end
 local accepted = tonumber(redis.call('HGET', KEYS[1], 'accepted')) or 0
 local held = tonumber(redis.call('HGET', KEYS[3], ARGV[1])) or 0
-return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted}
+return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.call('ZCARD', KEYS[5]),
+    accepted_bytes(KEYS[1])}
 """
 )
 
@@ -113,6 +77,12 @@ class Usage:
     record_bytes: int
     held: int
     accepted: int
+    records: int
+
+
+def expected_bytes(n_result: int) -> int:
+    """What a record that is not written yet is going to take at least, if it has no room."""
+    return OVERHEAD + min(n_result, SHORT_BYTES)
 
 
 class Storage:
@@ -126,6 +96,9 @@ class Storage:
         self._free = self._for_tenants = _NO_LIMIT
         self._written = 0  # since it was known how much is free
         self._used: dict[Namespace, int] = {}
+        self._accepted: dict[Namespace, int] = {}  # of it, the bytes of 202s
+        self._expected = Counter[Namespace]()
+        self._expects = threading.Lock()
         self._asked_s: dict[Namespace, float] = {}
 
     def usage(self, namespace: Namespace) -> Usage:
@@ -133,15 +106,17 @@ class Storage:
         with redis_link.translated("read what a namespace has"):
             found: Any = self._redis.eval(
                 _USAGE,
-                4,
+                5,
                 keys.used(namespace),
                 keys.actions(namespace),
                 keys.HELD,
                 keys.code_sizes(namespace),
+                keys.activations(namespace),
                 namespace,
             )
-        usage = Usage(*map(int, found))
-        self.learn(namespace, usage.record_bytes)
+        *numbers, accepted_bytes = map(int, found)
+        usage = Usage(*numbers)
+        self.learn(namespace, usage.record_bytes, accepted_bytes)
         return usage
 
     def look(self) -> None:
@@ -166,8 +141,16 @@ class Storage:
         self._written += n_bytes
         return self._written > _MUCH_BYTES
 
-    def learn(self, namespace: Namespace, used: int) -> None:
-        self._used[namespace] = used
+    def learn(self, namespace: Namespace, used: int, accepted: int) -> None:
+        """``used``: the bytes of records and 202s; ``accepted``: those of the latter."""
+        self._used[namespace], self._accepted[namespace] = used, accepted
+
+    def expect(self, namespace: Namespace, n_bytes: int) -> None:
+        """So many bytes more wait to be written; below 0: they do no longer."""
+        with self._expects:
+            self._expected[namespace] += n_bytes
+            if not self._expected[namespace]:
+                del self._expected[namespace]
 
     def room(self, namespace: Namespace, *, promised: bool = False) -> tuple[int, int, int]:
         """Return the quota of records and 202s, what a namespace may have now of these and code together, and what is
@@ -175,27 +158,41 @@ class Storage:
         share = _NO_LIMIT if promised else self._share()
         return self.quotas_of(namespace).record_bytes, share, self._free
 
+    def room_of_202s(self, namespace: Namespace) -> tuple[int, int, int]:
+        """Like room(), for a 202.  Those that have not ended take at most half of the quota, so that their results have
+        the other half."""
+        quota, share, free = self.room(namespace)
+        return quota // 2, share, free
+
     def _share(self) -> int:
         return max(self._free, int(_FLOOR * self._for_tenants))
 
     def check(self, namespace: Namespace) -> None:
         """Called before an invocation whose record would be kept; costs nothing while there is room.  Raises
         StorageFull."""
-        used = self._used.get(namespace, 0)
-        if self._may_run(namespace, used):
+        if self._may_run(namespace):
             return
         now_s = self._now_s()
         if now_s - self._asked_s.get(namespace, -_ASK_AGAIN_S) >= _ASK_AGAIN_S:
             self._asked_s[namespace] = now_s
+            make_room(self._redis, namespace, self.quotas_of(namespace))  # it may have become smaller
             self.look()
-            used = self.usage(namespace).record_bytes
-        if not self._may_run(namespace, used):
-            raise self.full(namespace, used)
+            self.usage(namespace)
+        if not self._may_run(namespace):
+            waiting, allowed = self._waiting(namespace), self.quotas_of(namespace).record_bytes
+            if waiting < allowed:
+                raise self.full(self._used.get(namespace, 0))
+            raise self.too_much_waits(namespace, waiting, allowed)
 
-    def _may_run(self, namespace: Namespace, used: int) -> bool:
-        has_little = used < _FLOOR * self._for_tenants and self._free > 0
+    def _may_run(self, namespace: Namespace) -> bool:
+        expected = self._expected.get(namespace, 0)
+        has_little = self._used.get(namespace, 0) + expected < _FLOOR * self._for_tenants and self._free > 0
         is_enough_left = self._free >= _RESERVE * self._for_tenants
-        return used < self.quotas_of(namespace).record_bytes and (has_little or is_enough_left)
+        return self._waiting(namespace) < self.quotas_of(namespace).record_bytes and (has_little or is_enough_left)
+
+    def _waiting(self, namespace: Namespace) -> int:
+        """The bytes that do not give way to others."""
+        return self._accepted.get(namespace, 0) + self._expected.get(namespace, 0)
 
     def code_limit(self, namespace: Namespace) -> int:
         """The bytes of actions with their code that a namespace may have, if they are to become more."""
@@ -217,14 +214,16 @@ class Storage:
             f"{who_raises('code_bytes', namespace)}."
         )
 
-    def full(self, namespace: Namespace, used: int) -> StorageFull:
-        allowed = self.quotas_of(namespace).record_bytes
-        if self._free < allowed:
-            return StorageFull(
-                f"The state server has no room for more records of the namespace (it has {used} bytes, and "
-                f"{self._free} are free for all); records expire after a week, an operator raises its maxmemory."
-            )
+    def full(self, used: int) -> StorageFull:
         return StorageFull(
-            f"The namespace has no room for more records ({used} of {allowed} bytes); they expire after a week. "
+            f"The state server has no room for more records of the namespace (it has {used} bytes, and {self._free} "
+            "are free for all). They expire at the age that its quota says; an operator makes room at once with "
+            "smaller quotas (thaw namespace quota), or raises the server's maxmemory."
+        )
+
+    def too_much_waits(self, namespace: Namespace, n_bytes: int, allowed: int) -> StorageFull:
+        return StorageFull(
+            "The namespace has no room for more records: its 202s that have not ended, and results that wait to be "
+            f"written, have {n_bytes} of {allowed} bytes. Try again when some of them have ended. "
             f"{who_raises('record_bytes', namespace)}."
         )

@@ -42,6 +42,8 @@ class FakeInvoker:
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
+        self.may_tell_logs = threading.Event()
+        self.may_tell_logs.set()
         self.outputs: list[dict[str, Any]] = []  # of its containers that ended
         self.preflights: list[dict[str, Any]] = []  # the bodies that it got
         self.preflight: Callable[[], tuple[int, Any]] = lambda: (404, {"error": "no /preflight"})
@@ -188,6 +190,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._json(401, {"error": "no"})
                 return
             if self.path == "/logs":
+                fake.may_tell_logs.wait(10)
                 self._json(200, {"logs": [fake.log_lines for _ in body["runs"]]})
                 return
             if self.path == "/output":

@@ -81,6 +81,8 @@ def test_an_operator_sets_a_namespaces_quotas_at_every_gateway(start_gateway: St
         {"weight": 0},
         {"weight": "2"},
         {"held": "x"},
+        {"records": 0},
+        {"record_age_s": 0},
     ],
 )
 def test_what_is_no_quota_is_a_400_that_says_so(gateway: GatewayProcess, body: dict[str, Any]) -> None:
@@ -115,6 +117,9 @@ def test_a_quota_below_zero_stops_the_start() -> None:
 
     with pytest.raises(SettingError, match="THAW_QUOTA_HELD is below 0"):
         load(GatewaySettings, {"THAW_QUOTA_HELD": "-1"})
+    with pytest.raises(SettingError, match="THAW_QUOTA_RECORDS is below 1"):
+        load(GatewaySettings, {"THAW_QUOTA_RECORDS": "0"})
+    assert load(GatewaySettings, {"THAW_QUOTA_RECORDS": "1", "THAW_QUOTA_HELD": "0"}).quotas.records == 1
 
 
 def test_a_change_that_comes_while_all_quotas_are_read_is_not_lost() -> None:
@@ -146,3 +151,40 @@ def test_a_gateway_says_at_its_start_that_the_state_servers_memory_has_no_limit(
             gateway.end()
             told.append("state_memory_unlimited" in "".join(gateway.lines))
     assert told == [True, False]
+
+
+def test_results_count_for_the_quota_before_they_are_written(start_gateway: Start, invoker: FakeInvoker) -> None:
+    """The state server has none of them, because their host does not tell their logs."""
+    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000")
+    gateway.put_python()
+    invoker.ready("guest/hello")
+    gateway.wait_for_routes()
+    invoker.function = lambda _: (200, {"x": "y" * 3_000})
+    invoker.may_tell_logs.clear()
+    answers = [gateway.call("POST", f"{HELLO}?blocking=true").status_code for _ in range(9)]
+    assert answers == [200] * 6 + [507] * 3
+    invoker.may_tell_logs.set()
+    kept = gateway.call("GET", "/api/v1/namespaces/_/activations?count=true").json()["activations"]
+    assert 0 < kept <= 6, "written, and the oldest gave way if they were longer than they were expected to be"
+
+
+@pytest.mark.parametrize("kind", ["sequence", "conductor", "failure"])
+def test_results_of_what_is_composed_count_for_the_quota_before_they_are_written(
+    start_gateway: Start, invoker: FakeInvoker, kind: str
+) -> None:
+    """Twice: of the component, and of the whole."""
+    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000")
+    if kind == "conductor":
+        gateway.put_python(annotations=[{"key": "conductor", "value": True}])
+    else:
+        gateway.put_python()
+        body = {"exec": {"kind": "sequence", "components": ["/_/hello"]}}
+        assert gateway.call("PUT", f"{HELLO}-seq", json=body).status_code == 200
+    name = HELLO if kind == "conductor" else f"{HELLO}-seq"
+    invoker.ready("guest/hello")
+    gateway.wait_for_routes()
+    invoker.function = lambda _: (200, {"error" if kind == "failure" else "x": "y" * 3_000})
+    invoker.may_tell_logs.clear()
+    answers = [gateway.call("POST", f"{name}?blocking=true").status_code for _ in range(5)]
+    assert answers == [502 if kind == "failure" else 200] * 3 + [507] * 2
+    invoker.may_tell_logs.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.serving.throttle import Throttle
+from gateway.serving.throttle import Place, Throttle
 from tests.conftest import Clock
 from thaw.errors import Throttled
 from thaw.ids import Namespace
@@ -109,3 +109,41 @@ def test_what_was_refused_counts_as_neither() -> None:
             throttle.enter(OURS)
     throttle.leave(OURS)
     throttle.enter(OURS)
+
+
+def test_what_goes_on_without_a_request_gives_its_place_back_as_long_as_few_do() -> None:
+    """What goes on holds a thread of its own, of which there are as many."""
+    throttle = Throttle(10_000, 100, Clock(), places=8)
+    places = [Place(throttle, OURS) for _ in range(7)]
+    with pytest.raises(Throttled):
+        throttle.enter(OURS)
+    for place in places:
+        place.leave_thread()
+        place.leave_thread()
+    more = [Place(throttle, OURS) for _ in range(7)]
+    for place in more:
+        place.leave_thread()  # one namespace has seven of the eight
+    with pytest.raises(Throttled):
+        throttle.enter(OURS)
+    throttle.enter(THEIRS)
+    throttle.leave(THEIRS)
+    for place in (*places, *more):
+        place.close()
+        place.leave_thread()  # it came too late
+    assert fill(throttle, OURS) == 7
+    assert fill(throttle, THEIRS) == 1
+
+
+def test_a_request_that_goes_on_with_a_run_takes_a_place_again() -> None:
+    throttle = Throttle(10_000, 100, Clock(), places=1)
+    throttle.enter(OURS)
+    assert throttle.leave_thread(OURS)
+    throttle.enter(THEIRS)
+    with pytest.raises(Throttled, match="0 of this gateway's threads are free"):
+        throttle.return_to_thread(OURS)
+    throttle.leave(THEIRS)
+    throttle.return_to_thread(OURS)
+    with pytest.raises(Throttled):
+        throttle.enter(THEIRS)
+    throttle.leave(OURS)
+    throttle.enter(THEIRS)

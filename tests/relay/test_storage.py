@@ -163,12 +163,9 @@ def test_code_has_a_quota_and_what_is_too_large_may_shrink(client: redis.Redis) 
 
 def test_a_long_record_without_room_is_kept_without_its_result(client: redis.Redis) -> None:
     records, storage = with_quotas(client, record_bytes=20_000)
-    long = replace(record("a"), result={"x": "y" * 12_000}, logs=("line",))
-    for name in "abc":
-        records.end(replace(long, activation_id=ActivationId(name)))
-    found = [records.activation(ActivationId(name)) for name in "abc"]
-    assert [one is not None and one.result == long.result for one in found] == [True, False, False]
-    last = found[-1]
+    long = replace(record("a"), result={"x": "y" * 22_000}, logs=("line",))
+    records.end(long)
+    last = records.activation(long.activation_id)
     assert last is not None
     assert last.status is ActivationStatus.INTERNAL_ERROR, "nobody takes the sentence for the result"
     assert last.result == {
@@ -184,25 +181,27 @@ def test_a_long_record_without_room_is_kept_without_its_result(client: redis.Red
     assert storage.usage(GUEST).record_bytes < 20_000
 
 
-def test_an_invocation_is_refused_where_its_namespace_has_no_room(client: redis.Redis) -> None:
-    records, storage = with_quotas(client, record_bytes=2_000)
+def test_an_invocation_is_refused_where_results_that_wait_to_be_written_take_all_room(client: redis.Redis) -> None:
+    records, storage = with_quotas(client, record_bytes=4_000)
+    entry = records.accept(pending("a"))
+    storage.usage(GUEST)
+    storage.expect(GUEST, 3_000)
     storage.check(GUEST)
-    for name in "abcd":
-        records.end(record(name))
-    with pytest.raises(StorageFull, match=r"has no room for more records \(\d+ of 2000 bytes\).* THAW_QUOTA_RECORD"):
+    storage.expect(GUEST, 500)
+    with pytest.raises(StorageFull, match=r"no room for more records: .* have 4\d+ of 4000 bytes.* THAW_QUOTA_RECORD"):
         storage.check(GUEST)
-    with pytest.raises(StorageFull):
-        records.accept(pending("e"))
     storage.check(OTHER)
+    records.end(record("a"), pending_entry=entry)
+    storage.check(GUEST)
 
 
 def test_a_namespace_without_room_is_asked_for_anew_once_a_second(client: redis.Redis) -> None:
     now = [0.0]
     storage = Storage(client, lambda _: replace(MANY, record_bytes=1_000), lambda: now[0])
     client.hset(keys.used(GUEST), mapping={"records": 5_000, "h100": 5_000})  # it expires at the first question
-    storage.learn(GUEST, 5_000)
+    storage.learn(GUEST, 5_000, 5_000)
     storage.check(GUEST)
-    storage.learn(GUEST, 5_000)
+    storage.learn(GUEST, 5_000, 5_000)
     with pytest.raises(StorageFull):
         storage.check(GUEST)
     now[0] = 1.0

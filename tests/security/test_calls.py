@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import redis
@@ -20,6 +21,7 @@ from relay.state import keys
 from relay.state.code import UNNAMED_TTL_S
 from relay.state.records import Records
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key
+from tests.relay.samples import record
 from tests.security.slow import connect, crowd, head, read_to_end, status_of, worker_pid
 from thaw.action import Action, Exec, Limits
 from thaw.ids import ActionName, Namespace
@@ -93,6 +95,47 @@ def test_lists_of_actions_with_much_code_cost_no_more_than_one_of_them(start: Ca
     assert len(reply.content) < 10_000
     assert fresh.chat(model="none").status_code == 404  # looks for an action with this served name
     assert status_of(pid, "VmHWM") < before + 100 * 1024
+
+
+def test_lists_of_long_records_take_bounded_memory_also_when_nobody_reads_them(
+    start: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    path = f"{NAMESPACES}/_/activations"
+    with redis.Redis.from_url(valkey_url) as client:
+        for i in range(100):
+            one = record(f"{i:032x}", start_ms=1_000 + i)
+            Records(client).end(replace(one, result={"x": "y" * MIB}))
+        gateway = start()
+        assert gateway.call("GET", NAMESPACES).status_code == 200
+        pid = worker_pid(gateway)
+        before = status_of(pid, "VmHWM")
+        shown = gateway.call("GET", f"{path}?limit=200").json()
+        assert [r["start"] for r in shown] == [1_000 + i for i in reversed(range(100))]
+        with crowd(gateway, 20, head("GET", f"{path}?docs=true&limit=200")):
+            whole = gateway.call("GET", f"{path}?docs=true&limit=200").json()
+        assert [r["start"] for r in whole] == [r["start"] for r in shown]
+        assert {len(r["response"]["result"]["x"]) for r in whole} == {MIB}
+        assert status_of(pid, "VmHWM") < before + 256 * 1024
+
+
+def test_a_list_leaves_out_what_it_cannot_read_and_says_so_also_after_its_first_part(
+    start: Callable[..., GatewayProcess], valkey_url: str
+) -> None:
+    path = f"{NAMESPACES}/_/activations?limit=9"
+    with redis.Redis.from_url(valkey_url) as client:
+        for i in range(4):
+            one = record(f"{i:032x}", start_ms=1_000 + i)
+            Records(client).end(replace(one, result={"x": "y" * MIB}))
+        client.set(keys.activation(f"{1:032x}"), "{")
+        gateway = start()
+        for query in ("", "&docs=true"):
+            assert [r["start"] for r in gateway.call("GET", path + query).json()] == [1_003, 1_002, 1_000]
+            assert gateway.wait_for_event("records_unreadable")["n"] == 1
+        client.delete(keys.activation(f"{1:032x}"))
+        client.lpush(keys.activation(f"{1:032x}"), "no string: the state server answers with an error")
+        with pytest.raises(requests.exceptions.ChunkedEncodingError):
+            gateway.call("GET", f"{path}&docs=true")
+        assert "read records" in gateway.wait_for_event("list_cut")["error"]
 
 
 @pytest.mark.parametrize("char", ["#", "\u4e2d", "\U0001f9ca"], ids=["ascii", "two-bytes", "four-bytes"])

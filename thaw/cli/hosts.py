@@ -81,9 +81,11 @@ def quota(
     weight: Annotated[
         str | None, typer.Option(metavar="W", help="Its turns for each one of others, or 'default' (1).")
     ] = None,
+    records: Annotated[str | None, _at_most("records; the oldest gives way")] = None,
+    record_age_s: Annotated[str | None, _at_most("seconds that a record is kept")] = None,
 ) -> None:
     """Show what a namespace may have and has, or set some of it (needs an operator's key)."""
-    asked = (actions, code_bytes, record_bytes, held, accepted, starts, weight)
+    asked = (actions, code_bytes, record_bytes, held, accepted, starts, weight, records, record_age_s)
     path = f"/api/v1/thaw/namespaces/{quote(namespace, safe='')}/quotas"
     changes = {name: _quota(name, text) for name, text in zip(NAMES, asked, strict=True) if text is not None}
     found = client().put(path, changes) if changes else client().get(path)
