@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from thaw.cli.context import client, out, print_json, say_aside
+from thaw.cli.context import client, out, print_json
+from thaw.cli.lists import Limit, Skip
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Show the records of calls (activations).")
+
+_STAMP: Final = re.compile(r"\A\S+ +(stdout|stderr): ?")
+"""What stands before the text of each line of a log."""
 
 Id = Annotated[str | None, typer.Argument(help="Activation id (32 hex digits).")]
 Last = Annotated[bool, typer.Option("--last", "-l", help="Take the newest activation.")]
@@ -19,15 +25,19 @@ Last = Annotated[bool, typer.Option("--last", "-l", help="Take the newest activa
 @app.command("list")
 def list_(
     name: Annotated[str | None, typer.Argument(help="Show only activations of this action.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
-    skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
+    limit: Limit = 30,
+    skip: Skip = 0,
     since: Annotated[int | None, typer.Option(help="Show none before this time (milliseconds since 1970).")] = None,
     upto: Annotated[int | None, typer.Option(help="Show none after this time (milliseconds since 1970).")] = None,
+    full: Annotated[bool, typer.Option("--full", "-f", help="Print the whole records as JSON.")] = False,
 ) -> None:
     """List activations, the newest first."""
     from thaw.cli.tables import moment, show, table
 
-    found = client().get("activations", name=name, limit=limit, skip=skip, since=since, upto=upto)
+    found = client().get("activations", name=name, limit=limit, skip=skip, since=since, upto=upto, docs=full or None)
+    if full:
+        print_json(found)
+        return
     rows = table("datetime", "activation id", "start", "duration", "status", "action")
     for record in found:
         notes = {a["key"]: a["value"] for a in record.get("annotations", [])}
@@ -39,7 +49,7 @@ def list_(
             _status(record),
             record["name"],
         )
-    show(rows)
+    show(rows, found)
 
 
 def _start(notes: dict[str, Any]) -> str:
@@ -55,13 +65,20 @@ def _status(record: dict[str, Any]) -> str:
 @app.command()
 def get(
     activation_id: Id = None,
+    field: Field = None,
     last: Last = False,
+    summary: Summary = False,
+    logs: Annotated[bool, typer.Option("--logs", "-g", help="Print only its logs, without times and streams.")] = False,
     wait: Annotated[float, typer.Option("--wait", "-w", help="Wait for this many seconds while it still runs.")] = 0.0,
 ) -> None:
     """Print the whole record as JSON."""
+    if last and activation_id is not None and field is None:
+        activation_id, field = None, activation_id  # the id was left out
     found = _ended(_chosen(activation_id, last), wait)
-    say_aside(f"got activation {found['activationId']}")
-    print_json(found)
+    if logs:
+        _print_logs(found["logs"], strip=True)
+        return
+    show_entity("activation", found, field, summary, name=found["activationId"])
 
 
 def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
@@ -82,10 +99,20 @@ def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
 
 
 @app.command()
-def logs(activation_id: Id = None, last: Last = False) -> None:
+def logs(
+    activation_id: Id = None,
+    last: Last = False,
+    strip: Annotated[
+        bool, typer.Option("--strip", "-r", help="Leave the time and the stream of each line out.")
+    ] = False,
+) -> None:
     """Print what the function wrote to stdout and stderr."""
-    for line in client().get(f"activations/{_chosen(activation_id, last)}/logs")["logs"]:
-        print(line)
+    _print_logs(client().get(f"activations/{_chosen(activation_id, last)}/logs")["logs"], strip=strip)
+
+
+def _print_logs(lines: list[str], *, strip: bool) -> None:
+    for line in lines:
+        print(_STAMP.sub("", line) if strip else line)
 
 
 @app.command()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from thaw.cli.params import PAIRED, WITH_PARAMETERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,28 +17,50 @@ if TYPE_CHECKING:
 class _Globals:
     apihost: str | None = None
     auth: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    insecure: bool = False
+    verbose: bool = False
+    debug: bool = False
+    json: bool = False
 
 
 globals_ = _Globals()
-_VALUED = {"--apihost": "apihost", "--auth": "auth", "-u": "auth"}
+_VALUED: Final = {"--apihost": "apihost", "--auth": "auth", "-u": "auth", "--cert": "cert", "--key": "key"}
+_SWITCHES: Final = {
+    "-i": "insecure",
+    "--insecure": "insecure",
+    "-v": "verbose",
+    "--verbose": "verbose",
+    "-d": "debug",
+    "--debug": "debug",
+    "--json": "json",
+}
+_OWN: Final = {"property": frozenset(_VALUED), "dev": frozenset(("-d",))}
+"""Words that mean something else after these nouns: the file's values, and dev up --detach."""
 
 
 def take_global_options(argv: list[str]) -> list[str]:
-    """Remove ``--apihost X``, ``--auth X``, ``-u X`` (also ``--apihost=X``) wherever they stand, as wsk allows.
+    """Remove the options that may stand anywhere on the line, as in wsk: ``--apihost X``, ``--auth X``, ``-u X``,
+    ``--cert X``, ``--key X`` (also ``--apihost=X``), ``-i``, ``-v``, ``-d`` and ``--json``.
 
-    ``property`` has options of the same names, which mean the file's values, so its line stays unchanged.  So do the
-    words after ``--``.
+    In ``-p KEY VALUE`` neither word is taken for a switch, and after ``--`` no word is taken.
     """
-    if argv[:1] == ["property"]:
-        return argv
     rest: list[str] = []
     words = iter(argv)
+    own: frozenset[str] = frozenset()
+    n_paired = 0
     for word in words:
         name, equals, value = word.partition("=")
         if word == "--":
             return [*rest, word, *words]
-        if name not in _VALUED or (equals and name == "-u"):
+        if word in _SWITCHES and word not in own and not n_paired:
+            setattr(globals_, _SWITCHES[word], True)
+            continue
+        if name not in _VALUED or name in own or (name == "-u" and (equals or n_paired)):
+            own = own if rest else _OWN.get(word, own)  # the first word that stays is the noun
             rest.append(word)
+            n_paired = n_paired - 1 if n_paired else 2 if word in PAIRED and rest[0] in WITH_PARAMETERS else 0
             continue
         found = value if equals else next(words, None)
         if found is None:
@@ -49,7 +73,13 @@ def client() -> Client:
     from thaw.cli.client import Client
     from thaw.cli.properties import resolve
 
-    return Client(resolve(globals_.apihost, globals_.auth))
+    given = globals_
+    target = resolve(given.apihost, given.auth, given.cert, given.key)
+    if not (given.verbose or given.debug):
+        return Client(target, insecure=given.insecure)
+    from thaw.cli.exchanges import tell
+
+    return Client(target, insecure=given.insecure, tell=tell)
 
 
 def out() -> Console:
