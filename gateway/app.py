@@ -17,8 +17,10 @@ from gateway.api import (
     operator,
     packages,
     rules,
+    scaling,
     triggers,
     web,
+    work,
 )
 from gateway.core import Gateway
 
@@ -30,7 +32,7 @@ def create_app(core: Gateway) -> Flask:
     http.install(app)
     for module in (
         *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
-        *(activations, last_output, web),
+        *(activations, last_output, scaling, work, web),
     ):
         app.register_blueprint(module.blueprint)
     return app

@@ -34,9 +34,13 @@ from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.warming import Warming
+from gateway.serving.work import WorkBook
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import (
     ActionChanged,
+    DemandAdded,
+    DemandRemoved,
     InstanceChanged,
     PackageChanged,
     QuotasChanged,
@@ -48,6 +52,7 @@ from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
+from relay.state.endings import Endings
 from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
 from relay.state.quotas import NamespaceQuotas
@@ -120,6 +125,9 @@ class Gateway:
         self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
+        self.warming = Warming(self.room, self.demand, self.registry)
+        self.work = WorkBook(self.registry)
+        self.endings = Endings(settings.state_url)
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
@@ -211,6 +219,7 @@ class Gateway:
     def stop(self) -> None:
         """Called after the last request: write the records that remain, and leave the rest to other gateways."""
         self._stop.set()
+        self.work.stop()
         self.runner.stop()
         self.blocking.stop()
         self.reconnects.stop()
@@ -249,6 +258,9 @@ class Gateway:
             self.room.instance_changed(message.instance)
             self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
+            self.work.changed()
+        elif isinstance(message, DemandAdded | DemandRemoved):
+            self.work.changed()
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
         elif isinstance(message, StreamWanted):
@@ -288,3 +300,4 @@ class Gateway:
         records = self.registry.instances()
         self.cold_progress.reload(records)
         self.demand.restore(self.room.reload(records), self.runner.holds)
+        self.work.changed()

@@ -77,6 +77,11 @@ def activations(namespace: str) -> str:
     return f"thaw:activations:{namespace}"
 
 
+def ended(namespace: str) -> str:
+    """A channel: a record of the namespace was written."""
+    return f"thaw:ended:{namespace}"
+
+
 def used(namespace: str) -> str:
     """A hash: what the namespace's records and 202s take (relay/state/storage.py)."""
     return f"thaw:used:{namespace}"

@@ -303,6 +303,7 @@ class Records:
                 newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
                 pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
                 pipe.expire(index, RECORD_TTL_S)
+                pipe.publish(keys.ended(namespace), b"")  # to whoever is held for it: relay/state/endings.py
             asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
             if asks:
                 pipe.info("memory")

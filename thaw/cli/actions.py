@@ -1,4 +1,4 @@
-"""``thaw action create|update|get|list|delete|invoke``."""
+"""``thaw action create|update|get|list|delete|logs|invoke``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, err, out, print_json, say_aside, say_ok
+from thaw.cli.context import client, print_json, say_aside, say_ok
 from thaw.cli.lists import Limit, NameSort, Skip, by_name
 from thaw.cli.shown import Field, Summary, show_entity
 
@@ -297,27 +297,18 @@ def delete(name: Name) -> None:
 
 
 @app.command()
-def logs(name: Name) -> None:
+def logs(
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then print what its calls have printed, as each one ends.")
+    ] = False,
+) -> None:
     """Print what its containers wrote to stderr before they ended, within the last hour."""
-    from thaw.cli.client import action_path
-    from thaw.cli.tables import moment
+    from thaw.cli.last_output import show_calls, show_last_output
 
-    found = client().get(action_path(name).replace("actions/", "logs/", 1))
-    for output in found["outputs"]:
-        stage = f", stage {output['stage']} of {output['n_stages']}" if output["n_stages"] > 1 else ""
-        why = output["reason"] or "released"
-        out().print(
-            f"[bold]{output['instance_id'][:12]}[/bold] on {output['host_id']}{stage}, ended "
-            f"{moment(output['ended_wall_ms'])}:",
-            end=" ",
-            soft_wrap=True,
-        )
-        out().print(why, markup=False, soft_wrap=True)
-        print(output["stderr"])
-    if found["unanswered"]:
-        err().print(f"note: {', '.join(found['unanswered'])} did not answer and may have more", markup=False)
-    if not found["outputs"]:
-        err().print("no container of it has ended within the last hour with anything on stderr", markup=False)
+    show_last_output(client(), name)
+    if follow:
+        show_calls(client(), name)
 
 
 @app.command()

@@ -1,15 +1,16 @@
-"""``thaw activation list|get|logs|result|explain``."""
+"""``thaw activation list|get|poll|logs|result|explain``."""
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import typer
 
-from thaw.cli.context import client, out, print_json
+from thaw.cli.context import client, err, out, print_json
 from thaw.cli.lists import Limit, Skip
 from thaw.cli.shown import Field, Summary, show_entity
 
@@ -17,6 +18,8 @@ app = typer.Typer(no_args_is_help=True, help="Show the records of calls (activat
 
 _STAMP: Final = re.compile(r"\A\S+ +(stdout|stderr): ?")
 """What stands before the text of each line of a log."""
+
+_HELD_S: Final = 20.0
 
 Id = Annotated[str | None, typer.Argument(help="Activation id (32 hex digits).")]
 Last = Annotated[bool, typer.Option("--last", "-l", help="Take the newest activation.")]
@@ -82,20 +85,43 @@ def get(
 
 
 def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
-    """The record of an activation, which exists once the activation has ended.  The API has no call that waits for it,
-    so this asks again until ``wait_s`` have passed.
-    """
+    """The record of an activation, which exists once the activation has ended; the gateway holds the request for it."""
     from thaw.cli.client import ApiError
 
     until = time.monotonic() + wait_s
     while True:
+        left_s = min(_HELD_S, max(0.0, until - time.monotonic()))
         try:
-            found: dict[str, Any] = client().get(f"activations/{activation_id}")
+            found: dict[str, Any] = client().get(
+                f"activations/{activation_id}", wait_s=f"{left_s:.3f}" if left_s else None
+            )
             return found
         except ApiError as e:
             if e.http_status != HTTPStatus.NOT_FOUND or time.monotonic() >= until:
                 raise
-            time.sleep(0.25)
+
+
+@app.command()
+def poll(
+    name: Annotated[str | None, typer.Argument(help="Only the calls of this function.")] = None,
+    exit_after: Annotated[
+        float | None, typer.Option("--exit", "-e", help="End after so many seconds, not at Ctrl-C.")
+    ] = None,
+    since_seconds: Annotated[int, typer.Option("--since-seconds", "-s", help="Begin so many seconds ago.")] = 0,
+    since_minutes: Annotated[int, typer.Option("--since-minutes", "-m", help="Begin so many minutes ago.")] = 0,
+    since_hours: Annotated[int, typer.Option("--since-hours", help="Begin so many hours ago.")] = 0,
+    since_days: Annotated[int, typer.Option("--since-days", help="Begin so many days ago.")] = 0,
+) -> None:
+    """Print the logs of calls as they end."""
+    from thaw.cli.following import ended
+
+    back_s = since_seconds + 60 * since_minutes + 3600 * since_hours + 86_400 * since_days
+    since_ms = max(0, round(1000 * (time.time() - back_s))) if back_s else None
+    err().print("Enter Ctrl-c to exit.\nPolling for activation logs", markup=False)
+    for record in ended(client(), name=name, since_ms=since_ms, for_s=exit_after):
+        print(f"\nActivation: '{record['name']}' ({record['activationId']})")
+        print_json(record["logs"])
+        sys.stdout.flush()
 
 
 @app.command()

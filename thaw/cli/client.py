@@ -70,8 +70,8 @@ class Client:
     def get(self, path: str, **params: object) -> Any:
         return self._json("GET", path, params)
 
-    def post(self, path: str, body: object) -> Any:
-        return self._json("POST", path, {}, body)
+    def post(self, path: str, body: object, **params: object) -> Any:
+        return self._json("POST", path, params, body)
 
     def put(self, path: str, body: object, **params: object) -> Any:
         return self._json("PUT", path, params, body)

@@ -22,6 +22,8 @@ from thaw.cli import (
     packages,
     properties_cli,
     rules,
+    scaling,
+    top,
     triggers,
 )
 from thaw.cli.context import err, globals_, take_global_options
@@ -40,6 +42,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(dev.app, name="dev", cls=Group)
+actions.app.command("warm")(scaling.warm)
+actions.app.command("scale")(scaling.scale)
 app.add_typer(actions.app, name="action", cls=Group)
 app.add_typer(packages.app, name="package", cls=Group)
 app.add_typer(triggers.app, name="trigger", cls=Group)
@@ -47,6 +51,7 @@ app.add_typer(rules.app, name="rule", cls=Group)
 app.add_typer(activations.app, name="activation", cls=Group)
 app.add_typer(models.app, name="model", cls=Group)
 app.command("chat")(chat.chat)
+app.command("top")(top.top)
 app.add_typer(hosts.app, name="host", cls=Group)
 app.add_typer(namespaces.app, name="namespace", cls=Group)
 app.command("list")(namespaces.get)

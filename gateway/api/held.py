@@ -1,0 +1,24 @@
+"""How long a request wants to be held until there is something new (``wait_s``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import request
+
+from thaw.errors import BadRequest
+
+LONGEST_WAIT_S: Final = 30.0
+"""A request that is held has one of the gateway's threads, and asks again after this."""
+
+
+def wait_s() -> float:
+    """In seconds, by default 0.  Raises BadRequest."""
+    text = request.args.get("wait_s")
+    try:
+        found = float(text or 0)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= LONGEST_WAIT_S:
+        raise BadRequest(f"wait_s must be a number of seconds, at most {LONGEST_WAIT_S:g}")
+    return found

@@ -1,0 +1,87 @@
+"""``thaw top``: what runs, starts and waits.  Each request is held by the gateway until that has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from thaw import wire
+from thaw.cli.context import client, globals_, out, print_json
+from thaw.instance import InstanceState
+from thaw.work import Work, Worker
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_HELD_S: Final = 20.0
+
+
+def top(
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Of all namespaces (needs an operator's key).")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it once; so does output that is no terminal.")] = False,
+) -> None:
+    """Show what runs, starts and waits, and on which host, until Ctrl-C."""
+    api, path = client(), "/api/v1/thaw/work" if all_ else "work"
+    reply = api.get(path)
+    if globals_.json:
+        print_json(reply)
+        return
+    if once or not out().is_terminal:
+        out().print(screen(reply))
+        return
+    from rich.live import Live
+
+    with Live(screen(reply), console=out(), auto_refresh=False, screen=True) as live:
+        while True:
+            reply = api.get(path, known=reply["mark"], wait_s=_HELD_S)
+            live.update(screen(reply), refresh=True)
+
+
+def screen(reply: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    work = wire.from_plain(Work, reply)
+    now_ms = int(reply["now_ms"])
+    n_starting = sum(w.state is InstanceState.STARTING for w in work.workers)
+    n_waiting = sum(w.n_requests for w in work.waiting)
+    head = f"{len(work.workers) - n_starting} containers run, {n_starting} start, {n_waiting} requests wait"
+    parts: list[RenderableType] = [head]
+    if work.workers:
+        parts.append(_workers(work, now_ms))
+    if work.waiting:
+        parts.append(_waiting(work, now_ms))
+    return Group(*parts)
+
+
+def _workers(work: Work, now_ms: int) -> Table:
+    from thaw.cli.tables import table
+
+    rows = table("action", "version", "host", "device", "stage", "slots", "state")
+    for w in work.workers:
+        stage = f"{w.stage + 1} of {w.n_stages}" if w.n_stages > 1 else ""
+        slots = str(w.slots) if w.slots else ""
+        rows.add_row(f"/{w.action}", w.version, w.host, w.device, stage, slots, _state(w, now_ms))
+    return rows
+
+
+def _state(worker: Worker, now_ms: int) -> str:
+    from thaw.cli.tables import duration
+
+    if worker.state is InstanceState.STARTING:
+        left_s = None if worker.due_ms is None else (worker.due_ms - now_ms) / 1000
+        return "starting" if left_s is None or left_s <= 0 else f"starting, first answer in {duration(left_s)}"
+    if worker.state is InstanceState.READY:
+        since_ms = worker.idle_since_ms
+        return "busy" if since_ms is None else f"idle for {duration(max(0, now_ms - since_ms) / 1000)}"
+    return str(worker.state)
+
+
+def _waiting(work: Work, now_ms: int) -> Table:
+    from thaw.cli.tables import duration, table
+
+    rows = table("action", "requests wait", "the oldest for")
+    for one in work.waiting:
+        rows.add_row(f"/{one.action}", str(one.n_requests), duration(max(0, now_ms - one.oldest_ms) / 1000))
+    return rows
