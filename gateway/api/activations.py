@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import TypeVar
-
 from flask import Blueprint, Response, request
 
 from gateway.api import render
 from gateway.api.held import wait_s
 from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
 from gateway.api.listing import page
+from gateway.serving.held import until_news
 from gateway.serving.packages import MISSING
 from thaw import wire
 from thaw.activation import Activation
@@ -20,7 +17,6 @@ from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
 from thaw.plan import Plan
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
-T = TypeVar("T")
 _SETTLE_S = 1.0
 _SCANNED = 2_000  # records examined for a listing by name
 
@@ -46,32 +42,18 @@ def list_activations(ns: str) -> Response:
         n = len([r for r in _scan(own, since, upto) if name in _names(r)]) if name else None
         return json_response({"activations": counted(own, since_ms=since, upto_ms=upto) if n is None else n})
     known = query_int("known", 0)
-    found = _held(own, wait_s(), look, lambda records: len(records) != known)
+    found = until_news(core.endings, own, wait_s(), look, lambda records: len(records) != known)
     return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
 
 
 @blueprint.get("/<activation_id>")
 def get_activation(ns: str, activation_id: str) -> Response:
     """With ``wait_s`` it is held until the activation has ended, which it may not have yet."""
-    own, longest_s = namespace(ns), wait_s()
+    core, own, longest_s = gateway(), namespace(ns), wait_s()
     if longest_s and is_activation_id(activation_id):
-        read = gateway().records.activation
-        _held(own, longest_s, lambda: read(ActivationId(activation_id)), lambda record: record is not None)
+        read = core.records.activation
+        until_news(core.endings, own, longest_s, lambda: read(ActivationId(activation_id)), lambda r: r is not None)
     return json_response(render.activation(_record(ns, activation_id)))
-
-
-def _held(own: Namespace, longest_s: float, look: Callable[[], T], is_news: Callable[[T], bool]) -> T:
-    """What ``look`` finds, as soon as it is news or ``longest_s`` are over; it is asked again when a record was
-    written."""
-    found = look()
-    if not longest_s or is_news(found):
-        return found
-    until_s = time.monotonic() + longest_s
-    with gateway().endings.heard(own) as heard:
-        found = look()  # it may have come before anybody listened
-        while not is_news(found) and heard(max(0.0, until_s - time.monotonic())):
-            found = look()
-    return found
 
 
 @blueprint.get("/<activation_id>/result")

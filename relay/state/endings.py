@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,21 +22,27 @@ from thaw.ids import Namespace
 
 _MOST: Final = 64
 """Requests held at once by one process.  Each has a connection of its own."""
+_MOST_OF_ONE: Final = 16
+"""Those of one namespace, so that one leaves some to others."""
 _LOOK_S: Final = 0.25
 """Whoever waits looks at the records at most once in this time: each look reads them, and a namespace may write
 thousands a second."""
 
 
 class Endings:
-    def __init__(self, url: str, most: int = _MOST) -> None:
-        self._url, self._free = url, threading.BoundedSemaphore(most)
+    def __init__(self, url: str, most: int = _MOST, most_of_one: int = _MOST_OF_ONE) -> None:
+        self._url, self._most, self._most_of_one = url, most, most_of_one
+        self._lock = threading.Lock()
+        self._held: Counter[Namespace] = Counter()
 
     @contextmanager
     def heard(self, namespace: Namespace) -> Iterator[Callable[[float], bool]]:
         """Listen.  The function that is given waits up to so many seconds, and returns True when a record was written
         since the last call, or since the listening began.  Raises Throttled when too many listen, Unavailable."""
-        if not self._free.acquire(blocking=False):
-            raise Throttled("Too many requests wait for records at this gateway.", hint="ask without wait_s")
+        with self._lock:
+            if self._held[namespace] >= self._most_of_one or self._held.total() >= self._most:
+                raise Throttled("Too many requests wait for records at this gateway.", hint="ask without wait_s")
+            self._held[namespace] += 1
         try:
             with (
                 redis_link.translated("listen for records"),
@@ -46,7 +53,9 @@ class Endings:
                 _next(channel, redis_link.CALL_TIMEOUT_S, "subscribe")
                 yield lambda wait_s: _wait(channel, wait_s)
         finally:
-            self._free.release()
+            with self._lock:
+                self._held[namespace] -= 1
+                self._held += Counter()  # leaves those out that hold nothing
 
 
 def _wait(channel: Any, wait_s: float) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
 from thaw.cli.following import ended
 
@@ -101,11 +105,22 @@ def test_following_forgets_no_call_and_asks_for_shorter_pages_as_they_fill() -> 
     for first in range(0, 400, 40):
         calls.records += [{"activationId": str(i), "start": i} for i in range(first, first + 40)]
         seen += [next(following)["activationId"] for _ in range(40)]
-    late = {"activationId": "late", "start": 370}
+    late = {"activationId": "late", "start": 345}
     calls.records.append(late)
     assert next(following) == late, "it began earlier and ended later"
     assert seen == [str(i) for i in range(400)]
     assert calls.asked[-1]["since"] > 200
+
+
+def test_a_platform_that_holds_no_requests_is_not_asked_all_the_time(at: Run, gateway: FakeGateway) -> None:
+    gateway.answers[f"GET {HERE}/activations"] = (200, [])
+    done = at("activation", "poll")
+    assert done.returncode == 244
+    assert "this platform holds no requests" in done.stderr
+    assert len(gateway.asked) == 6
+    gateway.asked.clear()
+    assert at("activation", "get", "b" * 32, "--wait", "30").returncode == 148
+    assert len(gateway.asked) == 1
 
 
 @pytest.mark.parametrize("words", [["logs", "x", "-f"], ["logs", "/guest/x", "--follow"]])
@@ -119,3 +134,26 @@ def test_following_a_function_s_logs_prints_what_its_calls_print(
     done = at("action", *words)
     assert done.stdout == "hello\n"
     assert {a.query.get("name") for a in gateway.asked[1:]} == {"x"}
+
+
+def test_top_on_a_terminal_asks_again_only_with_what_it_shows(gateway: FakeGateway, home: Path) -> None:
+    first, second = ({"mark": mark, "now_ms": 0, "workers": [], "waiting": []} for mark in "ab")
+    second["waiting"] = [{"action": "guest/chat", "n_requests": 7, "oldest_ms": 0}]
+    over = {"error": "enough", "code": "c"}
+    gateway.answers[f"GET {HERE}/work"] = [(200, first), (200, second), (503, over)]
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "thaw.cli.main", "top", "--apihost", gateway.url, "--auth", KEY],
+        env=os.environ | {"HOME": str(home), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode == 247, done.stderr
+    assert "7 requests wait" in shown
+    assert [a.query for a in gateway.asked] == [{}, *({"known": mark, "wait_s": "20.0"} for mark in "ab")]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 
+from gateway.serving.held import until_news
 from relay.state.endings import Endings
 from tests.gateway.conftest import KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -113,13 +115,26 @@ def test_a_wait_that_cannot_be_is_refused(gateway: GatewayProcess, wait_s: str) 
     assert gateway.call("GET", LIST, params={"wait_s": wait_s}).status_code == 400
 
 
-def test_too_many_listeners_are_refused_and_an_earlier_one_s_end_makes_room(valkey_url: str) -> None:
-    endings = Endings(valkey_url, most=1)
-    with (
-        endings.heard(Namespace("guest")) as heard,
-        pytest.raises(Throttled),
-        endings.heard(Namespace("guest")),
-    ):
-        pass
-    with endings.heard(Namespace("guest")) as heard:
+def test_too_many_listeners_of_one_or_of_all_namespaces_are_refused_until_others_end(valkey_url: str) -> None:
+    endings = Endings(valkey_url, most=2, most_of_one=1)
+    one, two, three = map(Namespace, ("one", "two", "three"))
+    with endings.heard(one), endings.heard(two) as heard:
+        for refused in (one, three):
+            with pytest.raises(Throttled), endings.heard(refused):
+                pass
         assert not heard(0.0)
+    with endings.heard(three) as heard:
+        assert not heard(0.0)
+
+
+def test_a_record_that_comes_before_anybody_listens_is_not_waited_for() -> None:
+    class Silent:
+        """Nothing is said any more."""
+
+        @contextmanager
+        def heard(self, _namespace: Namespace) -> Iterator[Callable[[float], bool]]:
+            yield lambda _wait_s: False
+
+    seen = iter([0, 1])
+    found = until_news(Silent(), Namespace("guest"), 30.0, lambda: next(seen), bool)  # type: ignore[arg-type]
+    assert found == 1
