@@ -81,13 +81,20 @@ def test_a_scaling_that_cannot_be_is_refused_with_its_name(
     assert problem in reply.json()["error"]
 
 
-def test_a_sequence_and_a_name_of_nothing_have_no_scaling(gateway: GatewayProcess) -> None:
+def test_a_sequence_and_a_name_of_nothing_have_no_scaling(gateway: GatewayProcess, valkey_url: str) -> None:
     gateway.put_python()
-    body = {"exec": {"kind": "sequence", "components": ["/_/hello"]}}
+    gateway.put_python("part")
+    body = {"exec": {"kind": "sequence", "components": ["/_/part"]}}
     assert gateway.call("PUT", f"{HERE}/actions/both", json=body).status_code == 200
     assert gateway.call("PUT", f"{HERE}/scaling/both", json={"min_instances": 1}).status_code == 400
     assert gateway.call("PUT", f"{HERE}/scaling/none", json={"min_instances": 1}).status_code == 404
     assert warm(gateway, "both").status_code == 400
+    assert scale(gateway, "hello", min_instances=2)["min_instances"] == 2
+    assert gateway.call("PUT", f"{HERE}/actions/hello?overwrite=true", json=body).status_code == 200
+    with redis.Redis.from_url(valkey_url) as client:
+        became = Records(client).action(GUEST, HELLO)
+        assert (became.is_sequence, became.min_instances) == (True, 0)
+        assert facts_of(replace(became, min_instances=2)).min_instances == 0, "as an older version left it"
     assert warm(gateway, "none").status_code == 404
 
 
