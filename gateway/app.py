@@ -7,6 +7,7 @@ from flask import Flask
 from gateway.api import (
     actions,
     activations,
+    endings,
     host,
     http,
     invoke,
@@ -32,7 +33,7 @@ def create_app(core: Gateway) -> Flask:
     http.install(app)
     for module in (
         *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
-        *(activations, last_output, scaling, work, web),
+        *(activations, endings, last_output, scaling, work, web),
     ):
         app.register_blueprint(module.blueprint)
     return app

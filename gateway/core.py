@@ -20,6 +20,8 @@ from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
 from gateway.serving.execute import Steps, to_end
 from gateway.serving.expected_wait import Expectation
+from gateway.serving.following import Followers
+from gateway.serving.held import Held
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
@@ -52,7 +54,7 @@ from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
-from relay.state.endings import Endings
+from relay.state.endings import EndingsListener
 from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
 from relay.state.quotas import NamespaceQuotas
@@ -125,9 +127,11 @@ class Gateway:
         self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
-        self.warming = Warming(self.room, self.demand, self.registry)
+        self.held = Held(settings.threads)
+        self.warming = Warming(self.room, self.demand, self.registry, self.held)
         self.work = WorkBook(self.registry)
-        self.endings = Endings(settings.state_url)
+        self.followers = Followers(self.client)
+        self.endings = EndingsListener(self.client, settings.state_url, self.log)
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
@@ -209,6 +213,7 @@ class Gateway:
             self.log.event("state_memory_unlimited", advice="set the state server's maxmemory, or tenants may fill it")
         self._events.start()
         self.hangups.start()
+        self.endings.start()
         self.recorder.start()
         self.cold_progress.start()
         self.streams.start()
@@ -219,7 +224,8 @@ class Gateway:
     def stop(self) -> None:
         """Called after the last request: write the records that remain, and leave the rest to other gateways."""
         self._stop.set()
-        self.work.stop()
+        self.held.end_all()
+        self.endings.stop()
         self.runner.stop()
         self.blocking.stop()
         self.reconnects.stop()
@@ -258,9 +264,9 @@ class Gateway:
             self.room.instance_changed(message.instance)
             self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
-            self.work.changed()
+            self.work.bell.ring()
         elif isinstance(message, DemandAdded | DemandRemoved):
-            self.work.changed()
+            self.work.bell.ring()
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
         elif isinstance(message, StreamWanted):
@@ -300,4 +306,4 @@ class Gateway:
         records = self.registry.instances()
         self.cold_progress.reload(records)
         self.demand.restore(self.room.reload(records), self.runner.holds)
-        self.work.changed()
+        self.work.bell.ring()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from flask import Blueprint, Response, request
 
 from gateway.api import render
-from gateway.api.held import wait_s
+from gateway.api.held import client_watched, wait_s
 from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
 from gateway.api.listing import page
-from gateway.serving.held import until_news
+from gateway.core import Gateway
 from gateway.serving.packages import MISSING
 from thaw import wire
 from thaw.activation import Activation
@@ -29,20 +31,17 @@ def list_activations(ns: str) -> Response:
     if count and docs:
         raise BadRequest("The parameters 'count' and 'docs' cannot both be true.")
     limit, skip = page()
-    name = request.args.get("name", "")
-
-    def look() -> list[Activation]:
-        if name:
-            return [r for r in _scan(own, since, upto) if name in _names(r)][skip : skip + limit]
-        return core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto)
-
     core.recorder.settle(_SETTLE_S)
-    if count:
-        counted = core.records.count_activations
-        n = len([r for r in _scan(own, since, upto) if name in _names(r)]) if name else None
-        return json_response({"activations": counted(own, since_ms=since, upto_ms=upto) if n is None else n})
-    known = query_int("known", 0)
-    found = until_news(core.endings, own, wait_s(), look, lambda records: len(records) != known)
+    name = request.args.get("name", "")
+    if count and not name:
+        return json_response({"activations": core.records.count_activations(own, since_ms=since, upto_ms=upto)})
+    if name:
+        found = [r for r in _scan(own, since, upto) if name in _names(r)]
+        if count:
+            return json_response({"activations": len(found)})
+        found = found[skip : skip + limit]
+    else:
+        found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto)
     return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
 
 
@@ -51,8 +50,7 @@ def get_activation(ns: str, activation_id: str) -> Response:
     """With ``wait_s`` it is held until the activation has ended, which it may not have yet."""
     core, own, longest_s = gateway(), namespace(ns), wait_s()
     if longest_s and is_activation_id(activation_id):
-        read = core.records.activation
-        until_news(core.endings, own, longest_s, lambda: read(ActivationId(activation_id)), lambda r: r is not None)
+        _hold(core, own, ActivationId(activation_id), longest_s)
     return json_response(render.activation(_record(ns, activation_id)))
 
 
@@ -81,6 +79,24 @@ def get_trace(ns: str, activation_id: str) -> Response:
             "links": _links(plan),
         }
     )
+
+
+def _hold(core: Gateway, own: Namespace, activation_id: ActivationId, longest_s: float) -> None:
+    """A record of another namespace is none here: whoever asks for it must not learn that it is there."""
+
+    def look() -> tuple[float, Activation | None]:
+        began_s, record = time.monotonic(), core.records.activation(activation_id)
+        return began_s, record if record is not None and record.namespace == own else None
+
+    with client_watched() as hangup:
+        core.held.until_news(
+            own,
+            hangup,
+            longest_s,
+            lambda: core.endings.listening(own, activation_id),
+            look,
+            lambda record: record is not None,
+        )
 
 
 def _links(plan: Plan | None) -> dict[str, float]:

@@ -1,11 +1,15 @@
-"""How long a request wants to be held until there is something new (``wait_s``)."""
+"""What requests that are held have in common: how long (``wait_s``), and the end of the wait when the client goes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from flask import request
 
+from gateway.api.http import gateway
+from gateway.serving.hangup import Hangup, watched
 from thaw.errors import BadRequest
 
 LONGEST_WAIT_S: Final = 30.0
@@ -22,3 +26,12 @@ def wait_s() -> float:
     if not 0 <= found <= LONGEST_WAIT_S:
         raise BadRequest(f"wait_s must be a number of seconds, at most {LONGEST_WAIT_S:g}")
     return found
+
+
+@contextmanager
+def client_watched() -> Iterator[Hangup]:
+    hangup, unwatch = watched(gateway().hangups, request.environ.get("gunicorn.socket"))
+    try:
+        yield hangup
+    finally:
+        unwatch()

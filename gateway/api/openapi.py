@@ -130,7 +130,8 @@ _PAGE: Final[dict[str, Json]] = {
     "count": _FLAG,
 }
 _WAIT: Final = {"wait_s": {"type": "number", "minimum": 0, "maximum": 30}}
-_RECORDS: Final = _query(**_PAGE, name=_TEXT, since=_COUNT, upto=_COUNT, docs=_FLAG, known=_COUNT, **_WAIT)
+_RECORDS: Final = _query(**_PAGE, name=_TEXT, since=_COUNT, upto=_COUNT, docs=_FLAG)
+_ENDINGS: Final = _query(after=_TEXT, name=_TEXT, limit=_PAGE["limit"], **_WAIT)
 _INVOKE: Final = _query(blocking=_FLAG, result=_FLAG, timeout={"type": "integer", "minimum": 1, "maximum": 60_000})
 _OF_NS: Final = "/api/v1/namespaces/{ns}"
 _ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
@@ -234,6 +235,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", f"{_OF_NS}/work", "what runs, starts and waits", [_NS, *_query(known=_TEXT, **_WAIT)], None),
     ("post", f"{_OF_NS}/preflight", "would this model start?", [_NS], _CONFIG),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
+    ("get", f"{_OF_NS}/endings", "follow calls as they end", [_NS, *_ENDINGS], None),
     ("get", f"{_OF_NS}/activations/{{activation_id}}", "a record", [*_RECORD_PARAMETERS, *_query(**_WAIT)], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)

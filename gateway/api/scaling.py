@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
-from gateway.api.held import wait_s
+from gateway.api.held import client_watched, wait_s
 from gateway.api.http import action_name, caller, gateway, json_object, json_response
 from gateway.serving.action_cache import namespace_of
 from gateway.serving.call import Call
-from gateway.serving.hangup import watched
 from gateway.serving.scaling import of_action, rescaled
 from relay.state.rewriting import rewrite_action
+from thaw import wire
 from thaw.action import Action
 from thaw.errors import BadRequest
 from thaw.ids import ActivationId, random_hex_id
@@ -44,17 +44,11 @@ def warm(ns: str, name: str) -> Response:
     or the time is over."""
     core = gateway()
     action, longest_s = _with_instances(core.actions.get(action_name(ns, name))), wait_s()
-    hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
-    try:
+    with client_watched() as hangup:
         call = Call(ActivationId(random_hex_id()), action, caller(), {}, hangup)
         core.caps.check(action.name, is_held=True)
         found = core.warming.warm(call, longest_s)
-    finally:
-        unwatch()
-    state = "ready" if found.is_ready else "starting"
-    return json_response(
-        {"action": action.name, "state": state, "expected_s": found.expected_s, "hosts": list(found.hosts)}
-    )
+    return json_response({"action": action.name, **wire.to_plain(found)})
 
 
 def _with_instances(action: Action) -> Action:

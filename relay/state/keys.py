@@ -77,9 +77,26 @@ def activations(namespace: str) -> str:
     return f"thaw:activations:{namespace}"
 
 
+def endings(namespace: str) -> str:
+    """A stream: the namespace's records in the order in which they were written (relay/state/endings.py)."""
+    return f"thaw:endings:{namespace}"
+
+
+_ENDED = "thaw:ended:"
+
+
 def ended(namespace: str) -> str:
-    """A channel: a record of the namespace was written."""
-    return f"thaw:ended:{namespace}"
+    """A channel: records of the namespace were written."""
+    return _ENDED + namespace
+
+
+def namespace_of_ended(channel: str) -> str:
+    return channel.removeprefix(_ENDED)
+
+
+def listener(listener_id: str) -> str:
+    """A channel on which a process wakes its own listener."""
+    return f"thaw:listener:{listener_id}"
 
 
 def used(namespace: str) -> str:

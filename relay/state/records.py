@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import redis
 
-from relay.state import keys, redis_link
+from relay.state import endings, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
 from relay.state.quota_errors import not_accepted, too_many_actions
@@ -303,7 +303,7 @@ class Records:
                 newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
                 pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
                 pipe.expire(index, RECORD_TTL_S)
-                pipe.publish(keys.ended(namespace), b"")  # to whoever is held for it: relay/state/endings.py
+                endings.tell(pipe, namespace, [one.record for one in ended if one.record.namespace == namespace])
             asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
             if asks:
                 pipe.info("memory")

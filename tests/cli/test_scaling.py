@@ -6,14 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
+from thaw.cli import pauses
+from thaw.cli.client import ApiError
 from thaw.cli.following import ended
+from thaw.cli.top import _Screen
 
 HERE = "/api/v1/namespaces/_"
 READY = {"action": "guest/x", "state": "ready", "expected_s": 0.0, "hosts": ["h0"]}
@@ -78,49 +84,98 @@ def test_top_prints_what_runs_starts_and_waits_and_where(at: Run, gateway: FakeG
 
 def test_the_logs_of_calls_are_polled_for_a_while(at: Run, gateway: FakeGateway) -> None:
     record = {"activationId": "b" * 32, "name": "x", "start": 5, "logs": ["… stdout: hello"]}
-    gateway.answers[f"GET {HERE}/activations"] = (200, [record])
+    gateway.answers[f"GET {HERE}/activations"] = [(200, [record]), (200, [])]
+    gateway.answers[f"GET {HERE}/endings"] = (200, {"cursor": "1-0.0", "passed_over": 3, "activations": []})
     done = at("activation", "poll", "--exit", "0.2", "--since-minutes", "5")
-    assert done.stderr == "Enter Ctrl-c to exit.\nPolling for activation logs\n"
+    assert done.stderr.startswith("Enter Ctrl-c to exit.\nPolling for activation logs\n")
     assert done.stdout == f"\nActivation: 'x' ({'b' * 32})\n[\n    \"… stdout: hello\"\n]\n"
-    assert gateway.asked[-1].query["docs"] == "true"
+    listed = next(a for a in gateway.asked if a.path.endswith("/activations"))
+    assert listed.query["docs"] == "true"
 
 
-class Calls:
-    """Answers with the newest of ``records`` that began at ``since`` or later."""
-
-    def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
-        self.asked: list[dict[str, Any]] = []
-
-    def get(self, _path: str, **params: Any) -> list[dict[str, Any]]:
-        self.asked.append(params)
-        found = sorted(self.records, key=lambda r: -r["start"])
-        return [r for r in found if r["start"] >= (params.get("since") or 0)][: params["limit"]]
-
-
-def test_following_forgets_no_call_and_asks_for_shorter_pages_as_they_fill() -> None:
-    calls = Calls()
-    following = ended(calls, since_ms=0)  # type: ignore[arg-type]
-    seen = []
-    for first in range(0, 400, 40):
-        calls.records += [{"activationId": str(i), "start": i} for i in range(first, first + 40)]
-        seen += [next(following)["activationId"] for _ in range(40)]
-    late = {"activationId": "late", "start": 345}
-    calls.records.append(late)
-    assert next(following) == late, "it began earlier and ended later"
-    assert seen == [str(i) for i in range(400)]
-    assert calls.asked[-1]["since"] > 200
-
-
-def test_a_platform_that_holds_no_requests_is_not_asked_all_the_time(at: Run, gateway: FakeGateway) -> None:
+def test_poll_takes_days_by_one_letter_as_wsk_does(at: Run, gateway: FakeGateway) -> None:
     gateway.answers[f"GET {HERE}/activations"] = (200, [])
+    gateway.answers[f"GET {HERE}/endings"] = (200, {"cursor": "1-0.0", "passed_over": 0, "activations": []})
+    at("activation", "poll", "-d", "2", "--exit", "0.2")
+    listed = next(a.query for a in gateway.asked if a.path.endswith("/activations"))
+    assert "name" not in listed
+    assert 2 * 86_400_000 <= time.time() * 1000 - float(listed["since"]) < 3 * 86_400_000
+
+
+class Platform:
+    """Tells what ended as a gateway does: ``told`` are the answers to those who follow, one after the other."""
+
+    def __init__(self, *told: Any, listed: Sequence[dict[str, Any]] = ()) -> None:
+        self.told, self.listed, self.asked = list(told), listed, 0
+
+    def get(self, path: str, **params: Any) -> Any:
+        if path == "activations":
+            found = [r for r in self.listed if r["start"] <= (params.get("upto") or r["start"])]
+            skip = params.get("skip") or 0
+            return found[skip : skip + params["limit"]]
+        if "after" not in params:
+            return {"cursor": "1-0.0", "passed_over": 0, "activations": []}
+        self.asked += 1
+        answer = self.told.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"cursor": f"1-{self.asked}.1", "passed_over": 0, **answer}
+
+
+def record(n: int, start: int = 0) -> dict[str, Any]:
+    return {"activationId": f"{n:032x}", "start": start}
+
+
+OVER = ApiError(500, "enough")
+
+
+def followed(platform: Platform, **asked: Any) -> tuple[list[int], list[int]]:
+    """The calls that are shown until the platform has enough, and the numbers that were passed over."""
+    shown, passed_over = [], list[int]()
+    with pytest.raises(ApiError, match="enough"):
+        for one in ended(platform, passed_over=passed_over.append, **asked):  # type: ignore[arg-type]
+            shown.append(int(one["activationId"], 16))
+    return shown, passed_over
+
+
+def test_following_shows_each_call_once_in_the_order_of_the_ends_and_tells_what_it_missed() -> None:
+    first = {"activations": [record(1, 9), record(2, 3)]}
+    second = {"activations": [record(2, 3), record(3, 1)], "passed_over": 7}
+    assert followed(Platform(first, second, OVER)) == ([1, 2, 3], [7])
+
+
+def test_what_began_since_a_time_is_listed_to_its_end_before_anything_is_followed() -> None:
+    listed = [record(n, start=n) for n in range(450, 0, -1)]
+    platform = Platform({"activations": [record(450, 450), record(451, 451)]}, OVER, listed=listed)
+    shown, _ = followed(platform, since_ms=1)
+    assert shown == [*range(1, 452)]
+
+
+def test_a_gateway_that_holds_too_many_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(pauses, "pause", paused.append)
+    unheld = {"activations": [], "cursor": "1-0.0"}  # one that is about to end
+    throttled, older = ApiError(429, "too many"), ApiError(404, "no such thing")
+    assert followed(Platform(throttled, older, unheld, {"activations": [record(1)]}, OVER))[0] == [1]
+    assert len(paused) == 3
+
+
+def test_a_platform_that_does_not_tell_what_ends_is_not_followed(at: Run, gateway: FakeGateway) -> None:
     done = at("activation", "poll")
     assert done.returncode == 244
-    assert "this platform holds no requests" in done.stderr
-    assert len(gateway.asked) == 6
-    gateway.asked.clear()
-    assert at("activation", "get", "b" * 32, "--wait", "30").returncode == 148
+    assert "this platform does not tell what ends" in done.stderr
     assert len(gateway.asked) == 1
+
+
+def test_a_record_is_waited_for_where_too_many_are_held_and_at_an_older_gateway(at: Run, gateway: FakeGateway) -> None:
+    over, missing = {"error": "too many", "code": "c"}, {"error": "absent", "code": "c"}
+    for refused in ((429, over), (404, missing)):
+        gateway.answers[f"GET {HERE}/activations/{'b' * 32}"] = [refused, (200, {"activationId": "b" * 32})]
+        assert at("activation", "get", "b" * 32, "--wait", "0.2").returncode == 0
+    gateway.answers[f"GET {HERE}/activations/{'b' * 32}"] = (404, missing)
+    gateway.asked.clear()
+    assert at("activation", "get", "b" * 32, "--wait", "0.2").returncode == 148
+    assert len(gateway.asked) == 2
 
 
 @pytest.mark.parametrize("words", [["logs", "x", "-f"], ["logs", "/guest/x", "--follow"]])
@@ -130,10 +185,13 @@ def test_following_a_function_s_logs_prints_what_its_calls_print(
     place = HERE if words[1] == "x" else "/api/v1/namespaces/guest"
     gateway.answers[f"GET {place}/logs/x"] = (200, {"outputs": [], "unanswered": []})
     record = {"activationId": "b" * 32, "start": 5, "logs": ["hello"]}
-    gateway.answers[f"GET {HERE}/activations"] = [(200, []), (200, [record]), (503, {"error": "enough", "code": "c"})]
+    told = {"cursor": "1-0.0", "passed_over": 0, "activations": []}
+    news = {"cursor": "1-1.9", "passed_over": 8, "activations": [record]}
+    gateway.answers[f"GET {HERE}/endings"] = [(200, told), (200, news), (503, {"error": "enough", "code": "c"})]
     done = at("action", *words)
     assert done.stdout == "hello\n"
-    assert {a.query.get("name") for a in gateway.asked[1:]} == {"x"}
+    assert [a.query.get("name") for a in gateway.asked[2:]] == ["x", "x"]
+    assert "note: 8 calls ended too fast to be followed" in done.stderr
 
 
 def test_top_on_a_terminal_asks_again_only_with_what_it_shows(gateway: FakeGateway, home: Path) -> None:
@@ -157,3 +215,20 @@ def test_top_on_a_terminal_asks_again_only_with_what_it_shows(gateway: FakeGatew
     assert done.returncode == 247, done.stderr
     assert "7 requests wait" in shown
     assert [a.query for a in gateway.asked] == [{}, *({"known": mark, "wait_s": "20.0"} for mark in "ab")]
+
+
+def test_times_on_the_screen_go_on_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("thaw.cli.top.time.monotonic", lambda: now_s[0])
+    worker = {"action": "guest/f", "version": "0.0.1", "host": "h0", "device": "cpu", "slots": 1}
+    workers = [{**worker, "state": "ready", "idle_since_ms": 7_000}]
+    shown = _Screen({"mark": "m", "now_ms": 10_000, "workers": workers, "waiting": []})
+    now_s[0] += 5
+
+    def text() -> str:
+        console = Console(width=120)
+        with console.capture() as captured:
+            console.print(shown.now())
+        return captured.get()
+
+    assert "idle for 8.00 s" in text()

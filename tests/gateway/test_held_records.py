@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+import requests
 
-from gateway.serving.held import until_news
-from relay.state.endings import Endings
-from tests.gateway.conftest import KEY, GatewayProcess
+from relay.state.records import Ended, Records
+from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.relay.samples import record
+from thaw.activation import Activation
 from thaw.cli.client import Client
 from thaw.cli.following import ended
 from thaw.cli.properties import Target
-from thaw.errors import Throttled
-from thaw.ids import Namespace
+from thaw.ids import ActionName
 
 LIST = "/api/v1/namespaces/_/activations"
+ENDINGS = "/api/v1/namespaces/_/endings"
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def call(gateway: GatewayProcess, name: str = "hello") -> str:
 
 
 def held(pool: ThreadPoolExecutor, state_url: str, ask: Callable[[], Any]) -> Future[Any]:
-    """Send a request, and return when it listens for records."""
+    """Send a request, and return when somebody listens for records."""
     with redis.Redis.from_url(state_url) as client:
         asked, tick = pool.submit(ask), threading.Event()
         while not asked.done() and client.pubsub_numsub("thaw:ended:guest")[0][1] == 0:
@@ -47,31 +50,64 @@ def held(pool: ThreadPoolExecutor, state_url: str, ask: Callable[[], Any]) -> Fu
     return asked
 
 
-def ids(gateway: GatewayProcess, query: str) -> list[str]:
-    reply = gateway.call("GET", f"{LIST}?{query}", timeout=60)
+def endings(gateway: GatewayProcess, **query: Any) -> dict[str, Any]:
+    reply = gateway.call("GET", ENDINGS, params=query, timeout=60)
     assert reply.status_code == 200, reply.text
-    return [record["activationId"] for record in reply.json()]
+    return dict(reply.json())
 
 
-def test_a_list_is_held_until_it_has_another_number_of_records_than_the_caller_knows(
+def ids(reply: dict[str, Any]) -> list[str]:
+    return [one["activationId"] for one in reply["activations"]]
+
+
+def settled(gateway: GatewayProcess) -> str:
+    """The cursor of now, after the records of all calls so far."""
+    gateway.call("GET", LIST)  # which waits for them
+    return str(endings(gateway)["cursor"])
+
+
+def test_what_ended_after_a_cursor_is_answered_at_once_and_then_the_request_is_held(
     hello: GatewayProcess, valkey_url: str
 ) -> None:
-    first = call(hello)
-    assert ids(hello, "known=0&wait_s=30") == [first], "what the caller does not have yet is answered at once"
+    call(hello)
+    start = settled(hello)
+    second = call(hello)
+    cursor = settled(hello)
+    assert ids(endings(hello, after=start, wait_s=30)) == [second]
+    assert ids(endings(hello, after=start)) == [second], "a cursor can be used again"
     with ThreadPoolExecutor(1) as pool:
-        asked = held(pool, valkey_url, lambda: ids(hello, "known=1&wait_s=30"))
+        asked = held(pool, valkey_url, lambda: endings(hello, after=cursor, wait_s=30))
         assert not asked.done()
-        second = call(hello)
-        assert asked.result(20) == [second, first]
-    assert ids(hello, "known=2&wait_s=0.05") == [second, first], "the time is over"
+        third = call(hello)
+        reply = asked.result(20)
+    assert (ids(reply), reply["passed_over"]) == ([third], 0)
+    nothing = endings(hello, after=reply["cursor"], wait_s=0.05)
+    assert (ids(nothing), nothing["cursor"]) == ([], reply["cursor"]), "the time is over"
+    assert hello.call("GET", ENDINGS, params={"after": "yesterday"}).status_code == 400
 
 
-def test_a_list_by_name_is_not_woken_by_records_of_other_actions(hello: GatewayProcess, valkey_url: str) -> None:
+def test_pages_are_cut_at_their_limit_and_go_on_at_their_cursor(hello: GatewayProcess) -> None:
+    start = settled(hello)
+    calls = [call(hello, name) for name in ("hello", "other", "hello", "other", "hello")]
+    settled(hello)
+    cursor, seen = start, []
+    while page := ids(reply := endings(hello, after=cursor, limit=2)):
+        assert len(page) <= 2
+        seen += page
+        cursor = reply["cursor"]
+    assert sorted(seen) == sorted(calls)
+    assert len(seen) == len(set(seen))
+    named = endings(hello, after=start, name="other", limit=1)
+    assert ids(named) + ids(endings(hello, after=named["cursor"], name="other")) == [calls[1], calls[3]]
+
+
+def test_a_request_by_name_is_not_answered_for_other_actions(hello: GatewayProcess, valkey_url: str) -> None:
+    start = settled(hello)
     with ThreadPoolExecutor(1) as pool:
-        asked = held(pool, valkey_url, lambda: ids(hello, "name=hello&wait_s=30"))
+        asked = held(pool, valkey_url, lambda: endings(hello, after=start, name="hello", wait_s=30))
         call(hello, "other")
         wanted = call(hello)
-        assert asked.result(20) == [wanted]
+        assert ids(asked.result(20)) == [wanted]
 
 
 def test_a_record_is_held_for_until_its_activation_has_ended(
@@ -92,51 +128,70 @@ def test_a_record_is_held_for_until_its_activation_has_ended(
     assert hello.call("GET", f"{LIST}/{'0' * 32}?wait_s=0.05").status_code == 404
 
 
-def test_the_command_line_follows_calls_as_they_end_each_once(hello: GatewayProcess) -> None:
-    call(hello)
-    client = Client(Target(hello.url, KEY, ""))
+def test_a_record_of_another_namespace_is_waited_for_like_one_that_is_not_there(
+    hello: GatewayProcess, valkey_url: str
+) -> None:
+    theirs = call(hello)
+    settled(hello)
+
+    def ask() -> requests.Response:
+        headers = {"Authorization": f"Bearer {OTHER_KEY}"}
+        return requests.get(f"{hello.url}{LIST}/{theirs}?wait_s=2", headers=headers, timeout=60)
+
+    with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as client:
+        asked, tick = pool.submit(ask), threading.Event()
+        while not asked.done() and client.pubsub_numsub("thaw:ended:other")[0][1] == 0:
+            tick.wait(0.01)
+        assert not asked.done(), "it is held"
+        assert asked.result(20).status_code == 404
+
+
+def test_a_held_request_ends_when_its_gateway_does(hello: GatewayProcess, valkey_url: str) -> None:
+    start = settled(hello)
     with ThreadPoolExecutor(1) as pool:
-        calls = ended(client, name="hello")
-        asked = pool.submit(next, calls)
-        n = 0
-        while not asked.done() and n < 20:  # the first may have ended before anybody asked
-            call(hello, "other")
-            last, n = call(hello), n + 1
+        asked = held(pool, valkey_url, lambda: endings(hello, after=start, wait_s=30))
+        hello.process.terminate()
+        assert ids(asked.result(20)) == []
+        hello.process.wait(20)
+
+
+def test_the_place_of_a_client_that_hung_up_is_free_at_once(hello: GatewayProcess, valkey_url: str) -> None:
+    start = settled(hello)
+    with redis.Redis.from_url(valkey_url) as client:
+        with requests.Session() as session, pytest.raises(requests.ReadTimeout):
+            session.get(f"{hello.url}{ENDINGS}?after={start}&wait_s=30", auth=tuple(KEY.split(":")), timeout=(5, 0.5))
+        tick, until_s = threading.Event(), time.monotonic() + 15  # it would be held for longer
+        while client.pubsub_numsub("thaw:ended:guest")[0][1] and time.monotonic() < until_s:
+            tick.wait(0.05)
+        assert client.pubsub_numsub("thaw:ended:guest")[0][1] == 0
+
+
+def test_the_command_line_follows_calls_as_they_end_each_once_and_in_a_burst_all(
+    hello: GatewayProcess, valkey_url: str
+) -> None:
+    call(hello)
+    settled(hello)
+    client = Client(Target(hello.url, KEY, ""))
+    calls = ended(client, name="hello")
+    with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as state:
+        asked = held(pool, valkey_url, lambda: next(calls))
+        records = Records(state)
+        now_ms = int(time.time() * 1000)
+        burst = [replaced(n, now_ms - n) for n in range(1, 451)]  # each began before the one that ended before it
+        records.end_all([Ended(one) for one in burst])
         following = [asked.result(20)["activationId"]]
-        while following[-1] != last:
+        while len(following) < len(burst):
             following.append(pool.submit(next, calls).result(20)["activationId"])
-    assert len(following) == len(set(following))
+    assert following == [one.activation_id for one in burst]
     assert list(ended(client, for_s=0.05)) == []
-    assert len(list(ended(client, since_ms=1, for_s=0.5))) == 1 + 2 * n
+    since = [one["activationId"] for one in ended(client, since_ms=1, for_s=0.5)]
+    assert len(since) == len(set(since)) == 451
+
+
+def replaced(n: int, start_ms: int) -> Activation:
+    return replace(record(f"{n:032x}", start_ms), action=ActionName("guest/hello"))
 
 
 @pytest.mark.parametrize("wait_s", ["31", "-1", "nan", "x"])
 def test_a_wait_that_cannot_be_is_refused(gateway: GatewayProcess, wait_s: str) -> None:
-    assert gateway.call("GET", LIST, params={"wait_s": wait_s}).status_code == 400
-
-
-def test_too_many_listeners_of_one_or_of_all_namespaces_are_refused_until_others_end(valkey_url: str) -> None:
-    endings = Endings(valkey_url, most=3, most_of_one=2)
-    one, two, three = map(Namespace, ("one", "two", "three"))
-    with endings.heard(one), endings.heard(one):
-        with pytest.raises(Throttled), endings.heard(one):
-            pass
-        with endings.heard(two) as heard:
-            with pytest.raises(Throttled), endings.heard(three):
-                pass
-            assert not heard(0.0)
-    with endings.heard(three) as heard:
-        assert not heard(0.0)
-
-
-def test_a_record_that_comes_before_anybody_listens_is_not_waited_for() -> None:
-    class Silent:
-        """Nothing is said any more."""
-
-        @contextmanager
-        def heard(self, _namespace: Namespace) -> Iterator[Callable[[float], bool]]:
-            yield lambda _wait_s: False
-
-    seen = iter([0, 1])
-    found = until_news(Silent(), Namespace("guest"), 30.0, lambda: next(seen), bool)  # type: ignore[arg-type]
-    assert found == 1
+    assert gateway.call("GET", ENDINGS, params={"wait_s": wait_s}).status_code == 400

@@ -132,7 +132,7 @@ def test_warming_begins_a_start_says_when_it_will_be_over_and_leaves_no_demand(
         invoker.starting("guest/hello")
         answer = asked.result(20).json()
     expected_s = answer.pop("expected_s")
-    assert answer == {"action": "guest/hello", "state": "starting", "hosts": ["h0"]}
+    assert answer == {"action": "guest/hello", "state": "starting", "hosts": ["h0"], "busy": False}
     assert 0 < expected_s <= 100
     assert invoker.wait_for_demand(0) == []
     assert warm(gateway).json()["state"] == "starting", "a second one joins the start"
@@ -143,7 +143,7 @@ def test_warming_may_wait_until_the_instance_is_ready_and_a_free_slot_is_warm(
     gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:
     gateway.put_python()
-    ready = {"action": "guest/hello", "state": "ready", "expected_s": 0.0, "hosts": ["h0"]}
+    ready = {"action": "guest/hello", "state": "ready", "expected_s": 0.0, "hosts": ["h0"], "busy": False}
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(warm, gateway, "hello", 30)
         invoker.wait_for_demand()

@@ -54,6 +54,7 @@ WHO_MAY = {
     "PUT /api/v1/namespaces/<ns>/scaling/<path:name>": OWN,
     "POST /api/v1/namespaces/<ns>/warm/<path:name>": OWN,
     "GET /api/v1/namespaces/<ns>/work": OWN,
+    "GET /api/v1/namespaces/<ns>/endings": OWN,
     "GET /api/v1/namespaces/<ns>/activations": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>/result": OWN,

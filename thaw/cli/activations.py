@@ -85,8 +85,10 @@ def get(
 
 
 def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
-    """The record of an activation, which exists once the activation has ended; the gateway holds the request for it."""
+    """The record of an activation, which exists once the activation has ended; the gateway holds the request for it.
+    One that does not is asked again after a pause."""
     from thaw.cli.client import ApiError
+    from thaw.cli.pauses import pause
 
     until_s = time.monotonic() + wait_s
     while True:
@@ -99,9 +101,10 @@ def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
             return found
         except ApiError as e:
             now_s = time.monotonic()
-            was_held = now_s - asked_s >= held_s / 2  # else nobody waits for it there
-            if e.http_status != HTTPStatus.NOT_FOUND or now_s >= until_s or not was_held:
+            if e.http_status not in (HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS) or now_s >= until_s:
                 raise
+            if now_s - asked_s < held_s / 2:
+                pause(until_s - now_s)
 
 
 @app.command()
@@ -113,15 +116,16 @@ def poll(
     since_seconds: Annotated[int, typer.Option("--since-seconds", "-s", help="Begin so many seconds ago.")] = 0,
     since_minutes: Annotated[int, typer.Option("--since-minutes", "-m", help="Begin so many minutes ago.")] = 0,
     since_hours: Annotated[int, typer.Option("--since-hours", help="Begin so many hours ago.")] = 0,
-    since_days: Annotated[int, typer.Option("--since-days", help="Begin so many days ago.")] = 0,
+    since_days: Annotated[int, typer.Option("--since-days", "-d", help="Begin so many days ago.")] = 0,
 ) -> None:
     """Print the logs of calls as they end."""
     from thaw.cli.following import ended
+    from thaw.cli.last_output import say_passed_over
 
     back_s = since_seconds + 60 * since_minutes + 3600 * since_hours + 86_400 * since_days
     since_ms = max(0, round(1000 * (time.time() - back_s))) if back_s else None
     err().print("Enter Ctrl-c to exit.\nPolling for activation logs", markup=False)
-    for record in ended(client(), name=name, since_ms=since_ms, for_s=exit_after):
+    for record in ended(client(), name=name, since_ms=since_ms, for_s=exit_after, passed_over=say_passed_over):
         print(f"\nActivation: '{record['name']}' ({record['activationId']})")
         print_json(record["logs"])
         sys.stdout.flush()

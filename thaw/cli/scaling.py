@@ -29,7 +29,7 @@ def warm(
         return
     hosts = ", ".join(found["hosts"])
     if found["state"] == "ready":
-        say_ok(f"{name} is warm on {hosts}")
+        say_ok(f"{name} is warm on {hosts}{', and busy' if found.get('busy') else ''}")
         return
     expected_s = found["expected_s"]
     when = f", and its first answer is expected in {duration(expected_s)}" if expected_s else ""

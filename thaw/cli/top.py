@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -14,6 +16,8 @@ from thaw.work import Work, Worker
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from thaw.cli.client import Client
 
 _HELD_S: Final = 20.0
 
@@ -33,17 +37,57 @@ def top(
         return
     from rich.live import Live
 
-    with Live(screen(reply), console=out(), auto_refresh=False, screen=True) as live:
+    shown = _Screen(reply)
+    with Live(get_renderable=shown.now, console=out(), refresh_per_second=1, screen=True) as live:
         while True:
-            reply = api.get(path, known=reply["mark"], wait_s=_HELD_S)
-            live.update(screen(reply), refresh=True)
+            reply = _next(api, path, shown.reply)
+            if reply is not shown.reply:
+                shown.reply = reply
+                live.refresh()
 
 
-def screen(reply: dict[str, Any]) -> RenderableType:
+class _Screen:
+    """The last answer, and how old it is: times on the screen go on while nothing changes."""
+
+    def __init__(self, reply: dict[str, Any]) -> None:
+        self.reply = reply
+
+    @property
+    def reply(self) -> dict[str, Any]:
+        return self._told[0]
+
+    @reply.setter
+    def reply(self, reply: dict[str, Any]) -> None:
+        self._told = (reply, time.monotonic())
+
+    def now(self) -> RenderableType:
+        reply, told_s = self._told
+        return screen(reply, time.monotonic() - told_s)
+
+
+def _next(api: Client, path: str, last: dict[str, Any]) -> dict[str, Any]:
+    """What a held request answers.  One that was not held is asked again after a pause."""
+    from thaw.cli.client import ApiError
+    from thaw.cli.pauses import pause
+
+    asked_s = time.monotonic()
+    try:
+        reply: dict[str, Any] = api.get(path, known=last["mark"], wait_s=_HELD_S)
+    except ApiError as e:
+        if e.http_status != HTTPStatus.TOO_MANY_REQUESTS:
+            raise
+        reply = last
+    if reply["mark"] == last["mark"] and time.monotonic() - asked_s < _HELD_S / 2:
+        pause(_HELD_S)
+    return reply
+
+
+def screen(reply: dict[str, Any], age_s: float = 0.0) -> RenderableType:
+    """``age_s``: how long ago the reply came."""
     from rich.console import Group
 
     work = wire.from_plain(Work, reply)
-    now_ms = int(reply["now_ms"])
+    now_ms = int(reply["now_ms"]) + round(1000 * age_s)
     n_starting = sum(w.state is InstanceState.STARTING for w in work.workers)
     n_waiting = sum(w.n_requests for w in work.waiting)
     head = f"{len(work.workers) - n_starting} containers run, {n_starting} start, {n_waiting} requests wait"
