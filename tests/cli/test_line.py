@@ -209,3 +209,21 @@ def test_the_shell_s_script_completes_commands_and_options(thaw: Run, shell: str
 
 def test_an_unknown_shell_is_named(thaw: Run) -> None:
     assert "there is no completion for 'cmd'" in thaw("completion", "cmd").stderr
+
+
+def test_values_of_parameters_are_no_options_whatever_they_look_like(at: Run, gateway: FakeGateway) -> None:
+    gateway.answers[f"POST {HERE}/actions/x"] = (202, {"activationId": "a" * 32})
+    words = ("-p", "flag", "--key=abc", "-p", "--auth", "me", "-p", "--cert", "--", "-p", "-v", "-iv")
+    assert at("action", "invoke", "x", *words).returncode == 0
+    assert gateway.asked[-1].body == {"flag": "--key=abc", "--auth": "me", "--cert": "--", "-v": "-iv"}
+    assert gateway.asked[-1].authorization.startswith("Basic ")
+
+
+@pytest.mark.parametrize(
+    "words", [("-iv", "action", "list"), ("action", "list", "-vi"), ("-vu", KEY, "action", "list")]
+)
+def test_several_letters_in_one_word_are_all_taken(at: Run, gateway: FakeGateway, words: tuple[str, ...]) -> None:
+    gateway.answers[f"GET {HERE}/actions"] = (200, [])
+    done = at(*words)
+    assert done.returncode == 0
+    assert "REQUEST:" in done.stderr

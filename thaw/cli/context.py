@@ -36,15 +36,19 @@ _SWITCHES: Final = {
     "--debug": "debug",
     "--json": "json",
 }
-_OWN: Final = {"property": frozenset(_VALUED), "dev": frozenset(("-d",))}
-"""Words that mean something else after these nouns: the file's values, and dev up --detach."""
+_OWN: Final = {
+    ("property",): frozenset(_VALUED),
+    ("dev",): frozenset(("-d",)),
+    ("activation", "poll"): frozenset(("-d",)),
+}
+"""Words that mean something else after these: the file's values, dev up --detach, and poll --since-days."""
 
 
 def take_global_options(argv: list[str]) -> list[str]:
     """Remove the options that may stand anywhere on the line, as in wsk: ``--apihost X``, ``--auth X``, ``-u X``,
     ``--cert X``, ``--key X`` (also ``--apihost=X``), ``-i``, ``-v``, ``-d`` and ``--json``.
 
-    In ``-p KEY VALUE`` neither word is taken for a switch, and after ``--`` no word is taken.
+    In ``-p KEY VALUE`` neither word is taken, and after ``--`` no word is.
     """
     rest: list[str] = []
     words = iter(argv)
@@ -52,14 +56,16 @@ def take_global_options(argv: list[str]) -> list[str]:
     n_paired = 0
     for word in words:
         name, equals, value = word.partition("=")
-        if word == "--":
+        if word == "--" and not n_paired:
             return [*rest, word, *words]
-        if word in _SWITCHES and word not in own and not n_paired:
-            setattr(globals_, _SWITCHES[word], True)
+        switches = () if n_paired else _switches(word, own)
+        for switch in switches:
+            setattr(globals_, _SWITCHES[switch], True)
+        if switches:
             continue
-        if name not in _VALUED or name in own or (name == "-u" and (equals or n_paired)):
-            own = own if rest else _OWN.get(word, own)  # the first word that stays is the noun
+        if n_paired or name not in _VALUED or name in own or (name == "-u" and equals):
             rest.append(word)
+            own = _OWN.get(tuple(rest), own)  # the first words that stay are the noun and the verb
             n_paired = n_paired - 1 if n_paired else 2 if word in PAIRED and rest[0] in WITH_PARAMETERS else 0
             continue
         found = value if equals else next(words, None)
@@ -67,6 +73,13 @@ def take_global_options(argv: list[str]) -> list[str]:
             return [*rest, word]  # typer says that the value is missing
         setattr(globals_, _VALUED[name], found)
     return rest
+
+
+def _switches(word: str, own: frozenset[str]) -> tuple[str, ...]:
+    """The switches that the word stands for, several of one letter together, too: ``-iv``."""
+    letters = [f"-{letter}" for letter in word[1:]] if word[:1] == "-" and word[1:2] != "-" else [word]
+    taken = bool(letters) and all(one in _SWITCHES and one not in own for one in letters)
+    return tuple(letters) if taken else ()
 
 
 def client() -> Client:

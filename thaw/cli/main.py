@@ -97,7 +97,12 @@ def root(
     else in ~/.wskprops, else the platform on this machine (thaw dev up). The options below may stand anywhere on the
     line.
     """
-    # take_global_options has taken them all; they stand here for the help and for completion
+    # they stand here for the help and for completion; take_global_options has taken all but those in a word with others
+    given = {"apihost": apihost, "auth": auth, "cert": cert, "key": key}
+    switches = {"insecure": insecure, "verbose": verbose, "debug": debug, "json": json}
+    for name, value in (given | switches).items():
+        if value:
+            setattr(globals_, name, value)
 
 
 def exit_code(error: ThawError) -> int:
