@@ -25,6 +25,7 @@ from gateway.serving.held import Held
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
+from gateway.serving.kept_instances import KeptInstances
 from gateway.serving.packages import Packages
 from gateway.serving.preflight import Preflight
 from gateway.serving.quotas import QuotaBook
@@ -102,6 +103,7 @@ class Gateway:
         self.keys = ApiKeys(self.client)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
+        self.kept = KeptInstances(self.client, self.records, self.quotas)
         self.entities = Entities(self.client, settings.entities_bytes)
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.quotas import NAMES, Quotas, setting_of
+from thaw.quotas import KEPT, NAMES, Quotas, setting_of
 from thaw.settings import SettingError, setting
 
 MIB = 1024 * 1024
@@ -58,6 +58,9 @@ class GatewaySettings:
     quota_accepted: int = setting("THAW_QUOTA_ACCEPTED", "202s of a namespace that have not ended", 20_000)
     quota_starts: int = setting(
         "THAW_QUOTA_STARTS", "starts of a namespace in progress; gateways and schedulers need the same", 1_000
+    )
+    quota_kept: int = setting(
+        "THAW_QUOTA_KEPT", "instances that a namespace's actions keep while nobody calls (min_instances)", KEPT
     )
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
@@ -126,6 +129,7 @@ class GatewaySettings:
             self.quota_held,
             self.quota_accepted,
             self.quota_starts,
+            kept=self.quota_kept,
         )
 
     @property

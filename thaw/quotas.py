@@ -13,13 +13,14 @@ from typing import Final
 from thaw.ids import Namespace
 
 MOST_WEIGHT: Final = 1_000.0
+KEPT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
     """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
     server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
-    starts in progress."""
+    starts in progress, ``kept`` of instances that actions keep while nobody calls."""
 
     actions: int
     code_bytes: int
@@ -28,6 +29,7 @@ class Quotas:
     accepted: int
     starts: int
     weight: float = 1.0
+    kept: int = KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class OwnQuotas:
     accepted: int | None = None
     starts: int | None = None
     weight: float | None = None
+    kept: int | None = None
 
     def over(self, default: Quotas) -> Quotas:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -19,6 +19,13 @@ def of_action(action: Action) -> dict[str, Any]:
     return {name: getattr(holder, name) for name in NAMES}
 
 
+def least_of(action: Action) -> int:
+    """How many instances it keeps while nobody calls."""
+    if action.config is not None:
+        return action.config.scaling.min_instances
+    return 0 if action.is_sequence else action.min_instances
+
+
 def rescaled(action: Action, changes: Mapping[str, Any]) -> Action:
     """The action with these changes and its version as it is.  Raises BadRequest, ConfigError."""
     if not changes or not changes.keys() <= set(NAMES):

@@ -88,6 +88,7 @@ def test_a_namespaces_quotas_are_shown_and_set(at: Run, gateway: FakeGateway) ->
         "accepted": 50,
         "starts": 60,
         "weight": 1,
+        "kept": 90,
     }
     used = {"actions": 3, "code_bytes": 4, "record_bytes": 5, "held": 6, "accepted": 7}
     answer = (200, {"namespace": "team-a", "default": default, "own": {"held": 9}, "used": used})

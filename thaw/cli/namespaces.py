@@ -97,9 +97,10 @@ def quota(
     weight: Annotated[
         str | None, typer.Option(metavar="W", help="Its turns for each one of others, or 'default' (1).")
     ] = None,
+    kept: Annotated[str | None, _at_most("instances that its actions keep while nobody calls")] = None,
 ) -> None:
     """Show what a namespace may have and has, or set some of it (needs an operator's key)."""
-    asked = (actions, code_bytes, record_bytes, held, accepted, starts, weight)
+    asked = (actions, code_bytes, record_bytes, held, accepted, starts, weight, kept)
     path = f"/api/v1/thaw/namespaces/{quote(namespace, safe='')}/quotas"
     changes = {name: _quota(name, text) for name, text in zip(NAMES, asked, strict=True) if text is not None}
     found = client().put(path, changes) if changes else client().get(path)
