@@ -96,6 +96,8 @@ def listening(url: str, client: redis.Redis) -> Iterator[EndingsListener]:
         yield listener
     finally:
         listener.stop()
+        client.publish(listener._own, b"")  # which wakes it
+        listener._thread.join(20)
 
 
 def rung(bell: Any, write: Callable[[], None]) -> bool:
@@ -150,10 +152,13 @@ def test_a_state_server_that_is_silent_holds_no_request_for_ever(monkeypatch: py
     monkeypatch.setattr(redis_link, "CALL_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        with listening(url, redis_link.connect(url, timeout_s=0.1, n_retries=0)) as listener:
-            with pytest.raises(Unavailable), listener.listening(GUEST):
-                pass
-            assert listener._wanted == {}
+        listener = EndingsListener(redis_link.connect(url, timeout_s=0.1, n_retries=0), url, Log("test"))
+        listener.start()
+        with pytest.raises(Unavailable), listener.listening(GUEST):
+            pass
+        assert listener._wanted == {}
+        listener.stop()
+        listener._thread.join(20)
 
 
 def test_names_are_those_of_lists() -> None:
