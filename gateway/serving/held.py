@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 LOOK_S: Final = 0.25
 _LOOKS_KEPT: Final = 256
+_NEVER: Final = float("-inf")
 _PLACES: Final = 2
 """One of so many threads may be held: those that answer at once need the others."""
 
@@ -39,9 +40,13 @@ _PLACES: Final = 2
 class _Look(Generic[T]):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.began_s = float("-inf")
+        self.began_s = _NEVER
         self.found: T | None = None
         self.error: PlatformError | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.began_s != _NEVER
 
 
 class Looks(Generic[T]):
@@ -56,8 +61,7 @@ class Looks(Generic[T]):
         with self._lock:
             look = self._looks.setdefault(key, _Look())
             self._looks.move_to_end(key)
-            while len(self._looks) > _LOOKS_KEPT:
-                self._looks.popitem(last=False)
+            self._forget_old()
         with look.lock:
             if time.monotonic() - look.began_s >= LOOK_S:
                 began_s = time.monotonic()
@@ -70,6 +74,15 @@ class Looks(Generic[T]):
             if look.error is not None:
                 raise look.error
             return look.began_s, look.found  # type: ignore[return-value]
+
+    def _forget_old(self) -> None:
+        """Of those that are over, or beyond ``_LOOKS_KEPT``; who has one of them goes on with it."""
+        while len(self._looks) > 1:
+            oldest = next(iter(self._looks.values()))
+            is_over = oldest.is_read and time.monotonic() - oldest.began_s >= LOOK_S
+            if not is_over and len(self._looks) <= _LOOKS_KEPT:
+                return
+            self._looks.popitem(last=False)
 
 
 class Held:

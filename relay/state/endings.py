@@ -35,7 +35,7 @@ from thaw.logs import Log
 KEPT: Final = 10_000
 """The most endings of a namespace that a reader can be behind."""
 _KEPT_S: Final = 24 * 3600
-_PAGE: Final = 1_000
+_PAGE: Final = 250
 _RETRY_S: Final = 0.2
 _SEPARATOR: Final = "\n"
 _CURSOR: Final = re.compile(r"\A([0-9]{1,19}-[0-9]{1,19})\.([0-9]{1,18})\Z", re.ASCII)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,12 +19,16 @@ def warm(
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is ready.")] = False,
 ) -> None:
     """Start an instance before anybody calls, and say when it will answer. It ends after its keep-alive."""
+    from thaw.cli.pauses import pause
     from thaw.cli.tables import duration
 
     api, path = client(), _path("warm", name)
     found = api.post(path, {}, wait_s=_HELD_S if wait else None)
     while wait and found["state"] != "ready":
+        asked_s = time.monotonic()
         found = api.post(path, {}, wait_s=_HELD_S)
+        if found["state"] != "ready" and time.monotonic() - asked_s < _HELD_S / 2:
+            pause(_HELD_S)  # the gateway is about to end, and another one holds the request
     if globals_.json:
         print_json(found)
         return
