@@ -7,6 +7,7 @@ from flask import Flask
 from gateway.api import (
     actions,
     activations,
+    endings,
     host,
     http,
     invoke,
@@ -18,8 +19,10 @@ from gateway.api import (
     packages,
     probes,
     rules,
+    scaling,
     triggers,
     web,
+    work,
 )
 from gateway.core import Gateway
 
@@ -32,7 +35,7 @@ def create_app(core: Gateway) -> Flask:
     probes.install(app)
     for module in (
         *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
-        *(activations, last_output, web),
+        *(activations, endings, last_output, scaling, work, web),
     ):
         app.register_blueprint(module.blueprint)
     return app

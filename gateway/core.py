@@ -20,9 +20,12 @@ from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
 from gateway.serving.execute import Steps, to_end
 from gateway.serving.expected_wait import Expectation
+from gateway.serving.following import Followers
+from gateway.serving.held import Held
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
+from gateway.serving.kept_instances import KeptInstances
 from gateway.serving.packages import Packages
 from gateway.serving.preflight import Preflight
 from gateway.serving.quotas import QuotaBook
@@ -34,9 +37,13 @@ from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.warming import Warming
+from gateway.serving.work import WorkBook
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import (
     ActionChanged,
+    DemandAdded,
+    DemandRemoved,
     InstanceChanged,
     PackageChanged,
     QuotasChanged,
@@ -48,6 +55,7 @@ from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
+from relay.state.endings import EndingsListener
 from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
 from relay.state.quotas import NamespaceQuotas
@@ -95,6 +103,7 @@ class Gateway:
         self.keys = ApiKeys(self.client)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
+        self.kept = KeptInstances(self.client, self.records, self.quotas)
         self.entities = Entities(self.client, settings.entities_bytes)
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
@@ -120,6 +129,11 @@ class Gateway:
         self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
+        self.held = Held(settings.threads)
+        self.warming = Warming(self.room, self.demand, self.registry, self.held)
+        self.work = WorkBook(self.registry)
+        self.followers = Followers(self.client)
+        self.endings = EndingsListener(self.client, settings.state_url, self.log)
         self.dispatcher = Dispatcher(
             self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
         )
@@ -201,6 +215,7 @@ class Gateway:
             self.log.event("state_memory_unlimited", advice="set the state server's maxmemory, or tenants may fill it")
         self._events.start()
         self.hangups.start()
+        self.endings.start()
         self.recorder.start()
         self.cold_progress.start()
         self.streams.start()
@@ -211,6 +226,8 @@ class Gateway:
     def stop(self) -> None:
         """Called after the last request: write the records that remain, and leave the rest to other gateways."""
         self._stop.set()
+        self.held.end_all()
+        self.endings.stop()
         self.runner.stop()
         self.blocking.stop()
         self.reconnects.stop()
@@ -249,6 +266,9 @@ class Gateway:
             self.room.instance_changed(message.instance)
             self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
+            self.work.bell.ring()
+        elif isinstance(message, DemandAdded | DemandRemoved):
+            self.work.bell.ring()
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
         elif isinstance(message, StreamWanted):
@@ -288,3 +308,4 @@ class Gateway:
         records = self.registry.instances()
         self.cold_progress.reload(records)
         self.demand.restore(self.room.reload(records), self.runner.holds)
+        self.work.bell.ring()

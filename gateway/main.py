@@ -94,6 +94,11 @@ class _Server(BaseApplication):  # type: ignore[misc]
         """Runs in the worker: whose the header's key is, if it was asked for lately."""
         return None if self._gateway is None else self._gateway.auth.known_namespace(authorization)
 
+    def ends(self) -> None:
+        """Runs in the worker when it takes no more connections."""
+        if self._gateway is not None:
+            self._gateway.held.end_all()
+
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
         if self._gateway is not None:
             end_within(_LAST_WORDS_S, lambda: self._log.event("ends_unheard"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.quotas import LEAST, NAMES, RECORD_AGE_S, RECORDS, Quotas, setting_of
+from thaw.quotas import KEPT, LEAST, NAMES, RECORD_AGE_S, RECORDS, Quotas, setting_of
 from thaw.settings import SettingError, setting
 
 MIB = 1024 * 1024
@@ -66,6 +66,9 @@ class GatewaySettings:
     quota_accepted: int = setting("THAW_QUOTA_ACCEPTED", "202s of a namespace that have not ended", 20_000)
     quota_starts: int = setting(
         "THAW_QUOTA_STARTS", "starts of a namespace in progress; gateways and schedulers need the same", 1_000
+    )
+    quota_kept: int = setting(
+        "THAW_QUOTA_KEPT", "instances that a namespace's actions keep while nobody calls (min_instances)", KEPT
     )
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
@@ -137,6 +140,7 @@ class GatewaySettings:
             self.quota_starts,
             records=self.quota_records,
             record_age_s=self.quota_record_age_s,
+            kept=self.quota_kept,
         )
 
     @property

@@ -71,6 +71,7 @@ class Action:
     config: LlmConfig | None = None  # llm kinds
     keep_alive_s: float = 600.0
     max_instances: int = 8
+    min_instances: int = 0  # of a function; a model's are in its config
 
     @property
     def is_llm(self) -> bool:

@@ -116,6 +116,13 @@ def parse_llm_config(plain: object) -> LlmConfig:
     return config
 
 
+def check_scaling(plain: object) -> None:
+    """Raises ConfigError for a part of ``scaling`` that violates the schema."""
+    errors = sorted(_validator().evolve(schema=schema()["properties"]["scaling"]).iter_errors(plain), key=str)
+    if errors:
+        raise _config_error(errors[0])
+
+
 def _validator() -> Any:
     """A validator that rejects 8.0 as an integer and NaN as a number.
 

@@ -16,14 +16,15 @@ MOST_WEIGHT: Final = 1_000.0
 RECORDS: Final = 1_000_000
 RECORD_AGE_S: Final = 7 * 24 * 3600
 """The defaults of what is kept: OpenWhisk's records stay for a week, too."""
+KEPT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
     """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
     server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
-    starts in progress.  Beyond ``records`` and ``record_bytes`` the oldest record gives way to a new one, and after
-    ``record_age_s`` seconds each one does."""
+    starts in progress, ``kept`` of instances that actions keep while nobody calls.  Beyond ``records`` and
+    ``record_bytes`` the oldest record gives way to a new one, and after ``record_age_s`` seconds each one does."""
 
     actions: int
     code_bytes: int
@@ -34,6 +35,7 @@ class Quotas:
     weight: float = 1.0
     records: int = RECORDS
     record_age_s: int = RECORD_AGE_S
+    kept: int = KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class OwnQuotas:
     weight: float | None = None
     records: int | None = None
     record_age_s: int | None = None
+    kept: int | None = None
 
     def over(self, default: Quotas) -> Quotas:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

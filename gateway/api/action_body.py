@@ -125,7 +125,8 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
         raise malformed("exec must be an object with a kind")
     kind = DEFAULT_KINDS.get(plain["kind"], plain["kind"])
     if kind == KIND_SEQUENCE:
-        return replace(action, exec=Exec(kind, components=_components(plain.get("components"), action)), config=None)
+        components = _components(plain.get("components"), action)
+        return replace(action, exec=Exec(kind, components=components), config=None, min_instances=0)
     if kind == "blackbox":
         raise NotHere(f"Actions of kind '{kind}' are absent in this version; use one of {', '.join(KINDS)}.")
     if kind not in KINDS:
@@ -182,6 +183,7 @@ def _with_config(action: Action, code: str | LongCode, body: Json, settings: Gat
         limits=limits,
         keep_alive_s=config.scaling.keep_alive_s,
         max_instances=config.scaling.max_instances,
+        min_instances=0,
     )
 
 

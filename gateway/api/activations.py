@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from flask import Blueprint, Response, request
 
 from gateway.api import render
+from gateway.api.held import client_watched, wait_s
 from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
 from gateway.api.listing import page
+from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.packages import MISSING
 from relay.state.record_lists import RecordParts
 from thaw import wire
 from thaw.activation import Activation
 from thaw.errors import BadRequest, NotFound, PlatformError
-from thaw.ids import ActivationId, GroupId, is_activation_id
+from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
 from thaw.logs import Log
 from thaw.plan import Plan
 
@@ -84,6 +87,10 @@ def _joined(parts: RecordParts) -> bytes:
 
 @blueprint.get("/<activation_id>")
 def get_activation(ns: str, activation_id: str) -> Response:
+    """With ``wait_s`` it is held until the activation has ended, which it may not have yet."""
+    core, own, longest_s = gateway(), namespace(ns), wait_s()
+    if longest_s and is_activation_id(activation_id):
+        _hold(core, own, ActivationId(activation_id), longest_s)
     return json_response(render.activation(_record(ns, activation_id)))
 
 
@@ -112,6 +119,24 @@ def get_trace(ns: str, activation_id: str) -> Response:
             "links": _links(plan),
         }
     )
+
+
+def _hold(core: Gateway, own: Namespace, activation_id: ActivationId, longest_s: float) -> None:
+    """A record of another namespace is none here: whoever asks for it must not learn that it is there."""
+
+    def look() -> tuple[float, Activation | None]:
+        began_s, record = time.monotonic(), core.records.activation(activation_id)
+        return began_s, record if record is not None and record.namespace == own else None
+
+    with client_watched() as hangup:
+        core.held.until_news(
+            own,
+            hangup,
+            longest_s,
+            lambda: core.endings.listening(own, activation_id),
+            look,
+            lambda record: record is not None,
+        )
 
 
 def _links(plan: Plan | None) -> dict[str, float]:

@@ -73,7 +73,9 @@ def caller() -> Subject:
 
 
 def _count(namespace: Namespace) -> None:
-    if request.endpoint in _INVOCATIONS:  # Throttle counts those at once; they are held, others are brief
+    if (
+        request.endpoint in _INVOCATIONS
+    ):  # their own throttle counts them; others are brief, or some of the few that are held (serving/held.py)
         gateway().calls.enter_again(namespace)
     else:
         gateway().calls.enter(namespace)

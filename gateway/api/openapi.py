@@ -14,6 +14,7 @@ from flask import Blueprint, Response
 from gateway.api.action_body import LLM_LIMITS
 from gateway.api.http import json_response
 from thaw import __version__
+from thaw.config import MOST_INSTANCES
 from thaw.quotas import MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("openapi", __name__)
@@ -128,7 +129,9 @@ _PAGE: Final[dict[str, Json]] = {
     "skip": _COUNT,
     "count": _FLAG,
 }
+_WAIT: Final = {"wait_s": {"type": "number", "minimum": 0, "maximum": 30}}
 _RECORDS: Final = _query(**_PAGE, name=_TEXT, since=_COUNT, upto=_COUNT, docs=_FLAG)
+_ENDINGS: Final = _query(after=_TEXT, name=_TEXT, limit=_PAGE["limit"], **_WAIT)
 _INVOKE: Final = _query(blocking=_FLAG, result=_FLAG, timeout={"type": "integer", "minimum": 1, "maximum": 60_000})
 _OF_NS: Final = "/api/v1/namespaces/{ns}"
 _ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
@@ -160,6 +163,17 @@ _PREFIXES: Final = {
     "type": "object",
     "required": ["prefixes"],
     "properties": {"prefixes": {"type": "array", "minItems": 1, "items": _TEXT}},
+}
+
+_SCALING: Final = {
+    "type": "object",
+    "minProperties": 1,
+    "additionalProperties": False,
+    "properties": {
+        "min_instances": {"type": "integer", "minimum": 0, "maximum": MOST_INSTANCES},
+        "max_instances": {"type": "integer", "minimum": 1, "maximum": MOST_INSTANCES},
+        "keep_alive_s": {"type": "number", "minimum": 0, "maximum": 31_536_000},
+    },
 }
 
 _ENTITY: Final = {"parameters": _PAIRS, "annotations": _PAIRS, "publish": _FLAG}
@@ -221,11 +235,17 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
         for method in ("post", "put", "patch")
     ),
     ("get", f"{_OF_NS}/logs/{{name}}", "the last output of ended containers", _ACTION_PATH[1], None),
+    ("get", f"{_OF_NS}/scaling/{{name}}", "how many instances an action has", _ACTION_PATH[1], None),
+    ("put", f"{_OF_NS}/scaling/{{name}}", "change that, without a new version", _ACTION_PATH[1], _SCALING),
+    ("post", f"{_OF_NS}/warm/{{name}}", "start an instance ahead", [*_ACTION_PATH[1], *_query(**_WAIT)], None),
+    ("get", f"{_OF_NS}/work", "what runs, starts and waits", [_NS, *_query(known=_TEXT, **_WAIT)], None),
     ("post", f"{_OF_NS}/preflight", "would this model start?", [_NS], _CONFIG),
     ("get", f"{_OF_NS}/activations", "list records", [_NS, *_RECORDS], None),
+    ("get", f"{_OF_NS}/endings", "follow calls as they end", [_NS, *_ENDINGS], None),
+    ("get", f"{_OF_NS}/activations/{{activation_id}}", "a record", [*_RECORD_PARAMETERS, *_query(**_WAIT)], None),
     *(
         ("get", f"{_OF_NS}/activations/{{activation_id}}{part}", what, _RECORD_PARAMETERS, None)
-        for part, what in (("", "a record"), ("/result", "its result"), ("/logs", "its logs"), ("/trace", "its trace"))
+        for part, what in (("/result", "its result"), ("/logs", "its logs"), ("/trace", "its trace"))
     ),
     ("get", "/api/v1/thaw/hosts", "the hosts' reports", [], None),
     ("put", "/api/v1/thaw/hosts/{host_id}/drain", "drain a host", [_path("host_id")], None),
@@ -234,9 +254,10 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
         "get",
         "/api/v1/thaw/hosts/{host_id}/drain",
         "what is left on a host",
-        [_path("host_id"), *_query(known=_TEXT, wait_s={"type": "number", "minimum": 0, "maximum": 30})],
+        [_path("host_id"), *_query(known=_TEXT, **_WAIT)],
         None,
     ),
+    ("get", "/api/v1/thaw/work", "what runs, starts and waits everywhere", _query(known=_TEXT, **_WAIT), None),
     ("get", "/api/v1/thaw/keys", "list keys", _query(namespace=_TEXT), None),
     ("post", "/api/v1/thaw/keys", "make a key", [], _KEY),
     ("delete", "/api/v1/thaw/keys/{key_id}", "revoke a key", [_path("key_id")], None),

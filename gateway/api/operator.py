@@ -11,7 +11,9 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
+from gateway.api.held import wait_s
 from gateway.api.http import caller, caller_now, gateway, json_object, json_response
+from gateway.api.work import held_work
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire
 from thaw.clock import wall_ms
@@ -23,7 +25,6 @@ from thaw.quotas import LEAST, MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
 _MOST_BYTES = 64 * 1024
-_LONGEST_WAIT_S = 30.0
 _MOST = 2**53 - 1
 
 
@@ -46,12 +47,18 @@ def hosts() -> Response:
     return json_response({"hosts": found, "now_wall_ms": wall_ms()})
 
 
+@blueprint.get("/work")
+def work() -> Response:
+    """What runs, starts and waits, of all namespaces."""
+    return held_work(None)
+
+
 @blueprint.get("/hosts/<host_id>/drain")
 def drained(host_id: str) -> Response:
     """Tell what the host still holds.  With ``known``, an earlier answer, the call waits up to ``wait_s`` until that is
     no longer true."""
     known = _known(request.args.get("known"))
-    left = gateway().host_drains.wait(HostId(host_id), known, _wait_s(request.args.get("wait_s")))
+    left = gateway().host_drains.wait(HostId(host_id), known, wait_s())
     return json_response({"host": host_id, **wire.to_plain(left)})
 
 
@@ -60,16 +67,6 @@ def _known(text: str | None) -> HostLeft | None:
         return None if text is None else wire.loads(HostLeft, text.encode())
     except ProtocolError as e:
         raise BadRequest(f"known: {e.message}", hint="give back what the last call answered") from e
-
-
-def _wait_s(text: str | None) -> float:
-    try:
-        wait_s = float(text or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= _LONGEST_WAIT_S:
-        raise BadRequest(f"wait_s must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
-    return wait_s
 
 
 @blueprint.route("/hosts/<host_id>/drain", methods=["PUT", "DELETE"])

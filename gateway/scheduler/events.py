@@ -78,6 +78,7 @@ def _plain_facts(action: Action) -> ActionFacts:
             max(1, action.limits.concurrency),
             action.max_instances,
             action.keep_alive_s,
+            0 if action.is_sequence else action.min_instances,
             timeout_s=action.limits.timeout / 1000,
         )
     scaling = config.scaling

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from gateway.serving.routes import Route, RouteTable, Serving
@@ -31,7 +32,8 @@ class Ticket:
     ``exact``: only ``version`` can go on with an answer that it began.  ``moves``: a run that has a slot and is asking
     for one on another host; no request waits longer for it, and it does not count as one that waits.
     ``model_version``: the version of the model that began the request's answer, which only that version can go on
-    with; empty for a request without an answer so far.
+    with; empty for a request without an answer so far.  ``ahead``: nobody calls yet.  It stands behind all requests, so
+    that it takes no turn of theirs, and wakes with each instance that is ready, though it gets none of its slots.
     """
 
     activation_id: ActivationId
@@ -45,6 +47,7 @@ class Ticket:
     exact: bool = False
     moves: bool = False
     model_version: str = ""
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,8 @@ class WaitingRoom:
         with self._lock:
             if self._table.apply(record, time.monotonic()) or record.state is not InstanceState.STARTING:
                 self._serve(record.action)
+                for ticket in takewhile(lambda t: t.ahead, reversed(self._queues.get(record.action, ()))):
+                    ticket.event.set()
             else:
                 of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
@@ -270,8 +275,9 @@ def _begun_with_another(began: str, other: str) -> WorkerLost:
 
 
 def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:
-    """Return the place behind all older requests.  The search begins at the end, where nearly every request belongs."""
+    """Return the place behind all older requests, and before those that are ahead of their calls.  The search begins at
+    the end, where nearly every request belongs."""
     at = len(queue)
-    while at > 0 and queue[at - 1].since_s > ticket.since_s:
+    while at > 0 and (queue[at - 1].ahead, queue[at - 1].since_s) > (ticket.ahead, ticket.since_s):
         at -= 1
     return at

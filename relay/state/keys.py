@@ -92,6 +92,26 @@ def of_records(namespace: str) -> tuple[str, str, str]:
     """What the keys of the namespace's indexes by name, of records and of traces begin with, for a script that has a
     record's id and names."""
     return activations_of(namespace, ""), activation(""), trace("")
+def endings(namespace: str) -> str:
+    """A stream: the namespace's records in the order in which they were written (relay/state/endings.py)."""
+    return f"thaw:endings:{namespace}"
+
+
+_ENDED = "thaw:ended:"
+
+
+def ended(namespace: str) -> str:
+    """A channel: records of the namespace were written."""
+    return _ENDED + namespace
+
+
+def namespace_of_ended(channel: str) -> str:
+    return channel.removeprefix(_ENDED)
+
+
+def listener(listener_id: str) -> str:
+    """A channel on which a process wakes its own listener."""
+    return f"thaw:listener:{listener_id}"
 
 
 def used(namespace: str) -> str:

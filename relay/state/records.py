@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import redis
 
-from relay.state import keys, redis_link
+from relay.state import endings, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
 from relay.state.counting import RECORD_TTL_S
@@ -306,6 +306,8 @@ class Records(RecordLists):
                 of[one.record.namespace] += 1
             for namespace, n in of.items():
                 forget(pipe, namespace, self._quotas_of(namespace), n)
+            for namespace in of:
+                endings.tell(pipe, namespace, [one.record for one in ended if one.record.namespace == namespace])
             asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
             if asks:
                 pipe.info("memory")

@@ -143,7 +143,7 @@ def test_an_answer_of_404_is_exit_code_148_as_wsk_has_it(at: Run) -> None:
 def test_a_gateway_that_is_away_is_named_without_a_traceback(thaw: Run) -> None:
     done = thaw("action", "list", "--apihost", "http://127.0.0.1:9", "--auth", KEY)
     assert done.stderr.splitlines()[0] == "error: http://127.0.0.1:9 does not answer: connection refused"
-    assert done.returncode == (503 - 256) % 256
+    assert done.returncode == 3
 
 
 def test_without_a_key_the_hint_says_how_to_get_one(thaw: Run) -> None:

@@ -90,6 +90,7 @@ def test_a_namespaces_quotas_are_shown_and_set(at: Run, gateway: FakeGateway) ->
         "weight": 1,
         "records": 70,
         "record_age_s": 80,
+        "kept": 90,
     }
     used = {"actions": 3, "code_bytes": 4, "record_bytes": 5, "held": 6, "accepted": 7, "records": 8}
     answer = (200, {"namespace": "team-a", "default": default, "own": {"held": 9}, "used": used})

@@ -163,10 +163,17 @@ class Parts:
         pass
 
 
+class Application:
+    has_ended = False
+
+    def ends(self) -> None:
+        self.has_ended = True
+
+
 @pytest.fixture
 def worker() -> Worker:
     made = Worker.__new__(Worker)  # gunicorn's arbiter makes whole ones
-    made.bounds, made._deadlines = Bounds(answer_s=60.0, rate=2.0), Deadlines()
+    made.bounds, made._deadlines, made.app = Bounds(answer_s=60.0, rate=2.0), Deadlines(), Application()
     made._waiting, made._unread, made.poller = Holdings(), Holdings(), selectors.DefaultSelector()
     return made
 
@@ -196,6 +203,7 @@ def test_a_worker_that_stops_gives_an_answer_that_has_begun_its_time(make: Make,
         worker._waiting.set(connection)
     worker._cap_keepalive(2.0)
     assert (idle.deadline_s, begun.deadline_s) == (2.0, 100.0)
+    assert worker.app.has_ended, "no request is held any more"
 
 
 def test_code_that_no_action_names_outlasts_its_slowest_reader() -> None:

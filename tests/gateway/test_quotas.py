@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from gateway.serving.quotas import QuotaBook
 from relay.state import redis_link
 from relay.state.quotas import NamespaceQuotas
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import OPERATOR_KEY, OTHER_KEY, GatewayProcess
+from tests.gateway.conftest import LLM_CONFIG, OPERATOR_KEY, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.ids import Namespace
 from thaw.quotas import OwnQuotas, Quotas
@@ -110,6 +111,39 @@ def test_requests_that_wait_have_a_quota_at_all_gateways_together(
     invoker.ready("guest/hello")
     invoker.wait_for_demand(1)  # the other namespace's
     assert two.call("POST", wait, json={}).status_code == 200
+
+
+def test_a_namespace_s_actions_keep_no_more_instances_than_its_quota(start_gateway: Start) -> None:
+    gateways = [start_gateway(THAW_QUOTA_KEPT="3") for _ in range(2)]
+    one, two = gateways
+    names = ("a", "b", "c", "d")
+    for name in names:
+        one.put_python(name)
+
+    def scale(gateway: GatewayProcess, name: str, least: int) -> requests.Response:
+        return gateway.call("PUT", f"/api/v1/namespaces/_/scaling/{name}", json={"min_instances": least})
+
+    def kept() -> int:
+        found = (one.call("GET", f"/api/v1/namespaces/_/scaling/{name}").json() for name in names)
+        return sum(each["min_instances"] for each in found)
+
+    assert scale(one, "a", 2).status_code == 200
+    refused = scale(two, "b", 2)
+    assert refused.status_code == 403
+    assert "(count: 4, allowed: 3). THAW_QUOTA_KEPT is the quota for all" in refused.json()["error"]
+    llm = {"config": {**LLM_CONFIG, "scaling": {"min_instances": 2}}}
+    assert one.call("PUT", "/api/v1/namespaces/_/actions/chat?force=true", json=llm).status_code == 403
+    assert scale(one, "a", 0).status_code == 200
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(scale, gateways[i % 2], name, 2) for i, name in enumerate(2 * names)]
+        assert {one.result(20).status_code for one in asked} <= {200, 403}
+    assert kept() <= 3, "however many come at once"
+    for name in names:
+        assert scale(two, name, 2 if name == "a" else 0).status_code in (200, 403)
+    assert scale(two, "a", 2).status_code == 200
+    assert as_operator(one, "PUT", json={"kept": 1}).status_code == 200
+    assert one.call("PUT", f"{HELLO.replace('hello', 'a')}?overwrite=true", json=code(10)).status_code == 200
+    assert kept() == 2, "what it keeps already is refused to nobody"
 
 
 def test_a_quota_below_zero_stops_the_start() -> None:

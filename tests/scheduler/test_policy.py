@@ -146,6 +146,14 @@ def test_min_instances_are_started_without_demand_and_outlive_their_keep_alive()
     assert of(w.later(600.0), ReleaseInstance) == []
 
 
+def test_the_minimum_of_a_function_is_kept_as_well_and_a_lower_one_lets_go() -> None:
+    w = world(facts=hello())
+    (start,) = of(w.do(ActionSeen(hello(min_instances=1), changed=True)), StartGroup)
+    w.ready(start)
+    assert of(w.later(600.0), ReleaseInstance) == []
+    assert len(of(w.do(ActionSeen(hello(), changed=True)), ReleaseInstance)) == 1, "of the same version"
+
+
 def served_at_once(w: World, n: int) -> list[Decision]:
     """Send requests that are queued and find a slot before the scheduler reads about them."""
     asked = [w.request(CHAT) for _ in range(n)]

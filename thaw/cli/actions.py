@@ -1,4 +1,4 @@
-"""``thaw action create|update|get|list|delete|invoke``."""
+"""``thaw action create|update|get|list|delete|logs|invoke``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, err, out, print_json, say_aside, say_ok
+from thaw.cli.context import client, print_json, say_aside, say_ok
+from thaw.cli.lists import Limit, NameSort, Skip, by_name
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Deploy and call functions.")
 
@@ -49,7 +51,6 @@ Sequence = Annotated[
 Copy = Annotated[bool, typer.Option("--copy", help="FILE names an action, which is copied.")]
 Docker = Annotated[str | None, typer.Option(help="An image of your own (absent in this version).")]
 Native = Annotated[bool, typer.Option("--native", help="A native program (absent in this version).")]
-_COPIED = ("exec", "parameters", "annotations", "limits", "config")
 Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
 Force = Annotated[bool, typer.Option("--force", help="Deploy it even if a check says that its model would not start.")]
 
@@ -171,7 +172,10 @@ def _refuse_images(docker: str | None, native: bool) -> None:
     from thaw.errors import BadRequest
 
     if docker is not None or native:
-        raise BadRequest("images and programs of your own are absent here", hint="deploy a .py or a .zip file")
+        raise BadRequest(
+            "images and programs of your own are absent here",
+            hint="deploy a .py or a .zip file, which may bring its packages in virtualenv/",
+        )
 
 
 def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
@@ -202,36 +206,25 @@ def _put(name: str, body: dict[str, Any], *, overwrite: bool, force: bool, done:
 @app.command()
 def get(
     name: Name,
-    field: Annotated[str | None, typer.Argument(help="Print only this field.")] = None,
-    save: Annotated[bool, typer.Option(help="Print only the code.")] = False,
-    url: Annotated[bool, typer.Option("--url", help="Print only the URL at which it is called.")] = False,
+    field: Field = None,
+    summary: Summary = False,
+    save: Annotated[bool, typer.Option("--save", help="Write the code to a file of the function's name.")] = False,
+    save_as: Annotated[Path | None, typer.Option("--save-as", help="Write the code to this file.")] = None,
+    url: Annotated[bool, typer.Option("--url", "-r", help="Print only the URL at which it is called.")] = False,
 ) -> None:
     """Print a function as JSON, and say on stderr what serves a model now."""
     from thaw.cli.client import action_path
 
-    found = client().get(action_path(name), code=save)
+    saved = save or save_as is not None
+    found = client().get(action_path(name), code=saved)
     if url:
         print(_url(found))
-        return
-    if save:
-        print(found.get("exec", {}).get("code", ""), end="")
-        return
-    said = f"got action {found.get('name', name)}"
-    if field is not None:
-        shown = _field(found, field)
-        say_aside(f"{said}, displaying field {field}")
-        print_json(shown)
-        return
-    say_aside(said + _served_by(found.get("instances", [])))
-    print_json(found)
+    elif saved:
+        from thaw.cli.saving import save_code
 
-
-def _field(action: dict[str, Any], field: str) -> Any:
-    from thaw.errors import BadRequest
-
-    if field not in action:
-        raise BadRequest(f"an action has no field {field!r}", hint=f"fields: {', '.join(action)}")
-    return action[field]
+        say_ok(f"saved action code to {save_code(found, save_as)}")
+    else:
+        show_entity("action", found, field, summary, served=_served_by(found.get("instances", [])))
 
 
 def _url(action: dict[str, Any]) -> str:
@@ -269,8 +262,9 @@ def list_(
     package: Annotated[
         str | None, typer.Argument(help="Only the actions of this package: NAME or /NAMESPACE/NAME.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
-    skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
+    limit: Limit = 30,
+    skip: Skip = 0,
+    name_sort: NameSort = False,
 ) -> None:
     """List the functions of this namespace, the one changed last first."""
     from thaw.cli.client import action_path
@@ -278,7 +272,8 @@ def list_(
 
     rows = table("action", "version", "kind", "timeout", "memory", "updated")
     path = "actions" if package is None else f"{action_path(package)}/"
-    for action in client().get(path, limit=limit, skip=skip):
+    found = by_name(client().get(path, limit=limit, skip=skip), name_sort)
+    for action in found:
         kind = next((a["value"] for a in action.get("annotations", []) if a["key"] == "exec"), "")
         limits = action.get("limits", {})
         rows.add_row(
@@ -289,7 +284,7 @@ def list_(
             f"{limits.get('memory', '')} MB",
             moment(action.get("updated")),
         )
-    show(rows)
+    show(rows, found)
 
 
 @app.command()
@@ -302,27 +297,18 @@ def delete(name: Name) -> None:
 
 
 @app.command()
-def logs(name: Name) -> None:
+def logs(
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then print what its calls have printed, as each one ends.")
+    ] = False,
+) -> None:
     """Print what its containers wrote to stderr before they ended, within the last hour."""
-    from thaw.cli.client import action_path
-    from thaw.cli.tables import moment
+    from thaw.cli.last_output import show_calls, show_last_output
 
-    found = client().get(action_path(name).replace("actions/", "logs/", 1))
-    for output in found["outputs"]:
-        stage = f", stage {output['stage']} of {output['n_stages']}" if output["n_stages"] > 1 else ""
-        why = output["reason"] or "released"
-        out().print(
-            f"[bold]{output['instance_id'][:12]}[/bold] on {output['host_id']}{stage}, ended "
-            f"{moment(output['ended_wall_ms'])}:",
-            end=" ",
-            soft_wrap=True,
-        )
-        out().print(why, markup=False, soft_wrap=True)
-        print(output["stderr"])
-    if found["unanswered"]:
-        err().print(f"note: {', '.join(found['unanswered'])} did not answer and may have more", markup=False)
-    if not found["outputs"]:
-        err().print("no container of it has ended within the last hour with anything on stderr", markup=False)
+    show_last_output(client(), name)
+    if follow:
+        show_calls(client(), name)
 
 
 @app.command()
@@ -347,8 +333,11 @@ def invoke(
     )
     activation = body.get("activationId", "") if isinstance(body, dict) else ""
     if status == 202:
-        waited = " is still running" if blocking or result else ""
-        say_ok(f"invoked {name}{waited} with id {activation}")
+        waits = blocking or result
+        unfinished = ", but the request has not yet finished," if waits else ""
+        say_ok(f"invoked {name}{unfinished} with id {activation}")
+        if waits:
+            raise typer.Exit(status)  # as wsk has it
         return
     if not result:
         say_aside(f"invoked {name} with id {activation}")

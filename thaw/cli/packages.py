@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_aside, say_ok
+from thaw.cli.context import client, say_ok
+from thaw.cli.lists import Limit, NameSort, Skip, by_name
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Group functions, give them parameters, and share them.")
 
@@ -18,8 +20,6 @@ ParamFile = Annotated[
 ]
 Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="An annotation: KEY VALUE. Repeatable.")]
 Shared = Annotated[str | None, typer.Option(help="Let every namespace call its functions: yes or no.")]
-Limit = Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")]
-Skip = Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")]
 
 
 @app.command()
@@ -53,13 +53,11 @@ def bind(
 
 
 @app.command()
-def get(name: Name) -> None:
+def get(name: Name, field: Field = None, summary: Summary = False) -> None:
     """Print a package with its functions as JSON."""
     from thaw.cli.client import entity_path
 
-    found = client().get(entity_path("packages", name))
-    say_aside(f"got package {found.get('name', name)}")
-    print_json(found)
+    show_entity("package", client().get(entity_path("packages", name)), field, summary)
 
 
 @app.command("list")
@@ -67,13 +65,15 @@ def list_(
     namespace: Annotated[str, typer.Argument(help="What this namespace shares: /NAMESPACE.")] = "",
     limit: Limit = 30,
     skip: Skip = 0,
+    name_sort: NameSort = False,
 ) -> None:
     """List packages, the one changed last first."""
     from thaw.cli.client import entity_path
     from thaw.cli.tables import moment, show, table
 
     rows = table("package", "version", "shared", "stands for", "updated")
-    for package in client().get(entity_path("packages", namespace), limit=limit, skip=skip):
+    found = by_name(client().get(entity_path("packages", namespace), limit=limit, skip=skip), name_sort)
+    for package in found:
         bound = package.get("binding")
         rows.add_row(
             f"/{package['namespace']}/{package['name']}",
@@ -82,7 +82,7 @@ def list_(
             f"/{bound['namespace']}/{bound['name']}" if bound else "",
             moment(package.get("updated")),
         )
-    show(rows)
+    show(rows, found)
 
 
 @app.command()

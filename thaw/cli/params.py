@@ -10,7 +10,7 @@ from typing import Any
 from thaw.errors import BadRequest
 
 PAIRED = ("--param", "-p", "--annotation", "-a")
-_WITH_PARAMETERS = ("action", "package", "trigger")
+WITH_PARAMETERS = ("action", "package", "trigger")
 SEPARATOR = "\x1f"  # a control character that no shell line contains
 
 
@@ -19,7 +19,7 @@ def join_pairs(argv: list[str]) -> list[str]:
 
     ``-p`` takes a pair only in the commands of actions, packages and triggers.
     """
-    if not argv or argv[0] not in _WITH_PARAMETERS:
+    if not argv or argv[0] not in WITH_PARAMETERS:
         return argv
     rest: list[str] = []
     words = iter(argv)

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_aside, say_ok
-from thaw.cli.packages import Limit, Skip
+from thaw.cli.context import client, say_ok
+from thaw.cli.lists import Limit, NameSort, Skip, by_name
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Join triggers to functions.")
 
@@ -29,11 +30,9 @@ def update(name: Name, trigger: Trigger, action: Action) -> None:
 
 
 @app.command()
-def get(name: Name) -> None:
+def get(name: Name, field: Field = None, summary: Summary = False) -> None:
     """Print a rule as JSON."""
-    found = client().get(_path(name))
-    say_aside(f"got rule {found.get('name', name)}")
-    print_json(found)
+    show_entity("rule", client().get(_path(name)), field, summary)
 
 
 @app.command()
@@ -56,16 +55,17 @@ def disable(name: Name) -> None:
 
 
 @app.command("list")
-def list_(limit: Limit = 30, skip: Skip = 0) -> None:
+def list_(limit: Limit = 30, skip: Skip = 0, name_sort: NameSort = False) -> None:
     """List the rules of this namespace, the one changed last first."""
     from thaw.cli.tables import show, table
 
     rows = table("rule", "status", "trigger", "action")
-    for rule in client().get("rules", limit=limit, skip=skip):
+    found = by_name(client().get("rules", limit=limit, skip=skip), name_sort)
+    for rule in found:
         rows.add_row(
             f"/{rule['namespace']}/{rule['name']}", rule["status"], _whole(rule["trigger"]), _whole(rule["action"])
         )
-    show(rows)
+    show(rows, found)
 
 
 @app.command()

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_aside, say_ok
-from thaw.cli.packages import Limit, Notes, ParamFile, Params, Skip, entity_body
+from thaw.cli.context import client, say_ok
+from thaw.cli.lists import Limit, NameSort, Skip, by_name
+from thaw.cli.packages import Notes, ParamFile, Params, entity_body
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Make triggers, and fire them.")
 
@@ -58,12 +60,12 @@ def update(name: Name, param: Params = None, param_file: ParamFile = None, annot
 
 
 @app.command()
-def get(name: Name) -> None:
+def get(name: Name, field: Field = None, summary: Summary = False) -> None:
     """Print a trigger as JSON, or what its feed says of it."""
     found = client().get(_path(name))
     feed = _feed_of(found)
-    say_aside(f"got trigger {found.get('name', name)}")
-    print_json(found if feed is None else _tell_feed(feed, "READ", found, {}))
+    told = found if feed is None or field is not None or summary else _tell_feed(feed, "READ", found, {})
+    show_entity("trigger", told, field, summary, name=found.get("name", name))
 
 
 @app.command()
@@ -79,15 +81,16 @@ def fire(name: Name, param: Params = None, param_file: ParamFile = None) -> None
 
 
 @app.command("list")
-def list_(limit: Limit = 30, skip: Skip = 0) -> None:
+def list_(limit: Limit = 30, skip: Skip = 0, name_sort: NameSort = False) -> None:
     """List the triggers of this namespace, the one changed last first."""
     from thaw.cli.tables import moment, show, table
 
     rows = table("trigger", "version", "feed", "updated")
-    for trigger in client().get("triggers", limit=limit, skip=skip):
+    found = by_name(client().get("triggers", limit=limit, skip=skip), name_sort)
+    for trigger in found:
         name = f"/{trigger['namespace']}/{trigger['name']}"
         rows.add_row(name, trigger.get("version", ""), _feed_of(trigger) or "", moment(trigger.get("updated")))
-    show(rows)
+    show(rows, found)
 
 
 @app.command()

@@ -36,13 +36,24 @@ _CLI_HEAD = """# The command line
 
 `thaw` has the commands and options of `wsk`. `thaw COMMAND --help` prints the help of a command.
 
-**Target.** `--apihost` and `--auth` name the platform and the key; they may stand anywhere on the line. Without them,
+**Target.** `--apihost` and `--auth` name the platform and the key. Without them,
 `thaw` reads the file that `WSK_CONFIG_FILE` names, else `~/.wskprops`, else the key of the platform on this machine
 (`thaw dev up`).
 
-**Errors.** An error is one line on stderr, with a hint on how to go on. The exit code is wsk's: the HTTP status modulo
-256 (400 → 144, 401 → 145, 404 → 148, 409 → 153, 502 → 246, 503 → 247). It is 2 for a line that cannot be read, and 0
-for success.
+**https.** A certificate that no public authority has signed is taken when the file that `SSL_CERT_FILE` names has its
+signer's (as with `wsk`), or with `-i`, which checks nothing. `--cert FILE --key FILE`, or `CERT` and `KEY` in the
+property file, are a client's own certificate.
+
+**The whole line.** `--apihost`, `--auth`, `--cert`, `--key`, `-i`, `-v`, `-d` and `--json` may stand anywhere on it.
+`-v` prints each request and its answer on stderr, without the key; `-d` also where in the program an error comes
+from. Data is on stdout and words are on stderr. Lists are tables, with `--json` JSON.
+
+**Completion.** `source <(thaw completion bash)` in `~/.bashrc`, the same with `zsh` in `~/.zshrc`; in fish `thaw
+completion fish | source`.
+
+**Errors.** An error is one line on stderr, with a hint on how to go on. The exit code is wsk's: the HTTP status
+modulo 256 (400 → 144, 401 → 145, 404 → 148, 409 → 153, 502 → 246, 503 → 247). It is 2 for a line that cannot be read,
+3 when no platform answers, 202 for a blocking call that goes on after its 60 seconds, and 0 for success.
 
 **Parameters.** `-p KEY VALUE` gives a parameter. A value that is JSON is taken as JSON, everything else as text.
 `-P FILE` takes parameters from a JSON object in a file.
