@@ -16,6 +16,7 @@ from gateway.api import (
     openapi,
     operator,
     packages,
+    responses,
     rules,
     triggers,
     web,
@@ -29,7 +30,7 @@ def create_app(core: Gateway) -> Flask:
     app.extensions["thaw"] = core
     http.install(app)
     for module in (
-        *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
+        *(host, openapi, operator, openai, responses, actions, models, packages, triggers, rules, invoke),
         *(activations, last_output, web),
     ):
         app.register_blueprint(module.blueprint)

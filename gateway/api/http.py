@@ -44,7 +44,11 @@ _CORS: Final = {
     "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
 }
 _WEB: Final = "web.web"
-_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions", "openai.tokenize", "openai.detokenize")
+_INVOCATIONS: Final = (
+    "invoke.invoke",
+    *(f"openai.{name}" for name in ("chat", "completions", "tokenize", "detokenize")),
+    "responses.create",
+)
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)

@@ -89,7 +89,7 @@ _ENDPOINTS: Final = {"chat": {**_CHECKS, **_OF_CHAT}, "completions": {**_CHECKS,
 _OWN: Final = {"chat": {"messages", "response_format", "tools", "tool_choice"}, "completions": {"prompt"}}
 """Parameters of one endpoint that have a check of their own."""
 
-_NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
+NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
     "user": (_text, "a string"),
     "metadata": (_object, "an object"),
     "store": (_flag, "true or false"),
@@ -120,7 +120,7 @@ _STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 def validate(endpoint: str, body: Mapping[str, Any]) -> None:
     """Raises BadField, which names the parameter."""
-    checks = {**_ENDPOINTS[endpoint], **_NO_EFFECT}
+    checks = {**_ENDPOINTS[endpoint], **NO_EFFECT}
     for name, allowed in _ONLY.items():
         if body.get(name) is not None and not any(_same(body[name], value) for value in allowed):
             raise BadField(name, f"{name}={body[name]!r:.60} is not supported: leave {name} out.")

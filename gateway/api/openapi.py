@@ -81,11 +81,8 @@ _SAMPLING: Final = {
     "logit_bias": {"type": "object"},
     "user": _TEXT,
 }
-_MESSAGE: Final = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {"role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]}, "content": _TEXT},
-}
+_SAID: Final = {"role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]}, "content": _TEXT}
+_MESSAGE: Final = {"type": "object", "required": ["role", "content"], "properties": _SAID}
 _CHAT: Final = {
     "type": "object",
     "required": ["model", "messages"],
@@ -106,6 +103,44 @@ _COMPLETION: Final = {
     "type": "object",
     "required": ["model", "prompt"],
     "properties": {**_SAMPLING, "prompt": _TEXT},
+}
+_RESPONSE: Final = {
+    "type": "object",
+    "required": ["model", "input"],
+    "properties": {
+        **{name: _SAMPLING[name] for name in ("model", "stream", "temperature", "top_p", "seed", "user")},
+        "input": {
+            "oneOf": [
+                _TEXT,
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "required": ["role", "content"],
+                        "properties": {**_SAID, "type": {"type": "string", "enum": ["message"]}},
+                        "additionalProperties": False,
+                    },
+                },
+            ]
+        },
+        "instructions": _TEXT,
+        "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": 64},
+        "text": {
+            "type": "object",
+            "properties": {
+                "format": {
+                    "type": "object",
+                    "required": ["type"],
+                    "properties": {"type": {"type": "string", "enum": ["text", "json_object"]}},
+                    "additionalProperties": False,
+                }
+            },
+            "additionalProperties": False,
+        },
+        "parallel_tool_calls": _FLAG,
+        "store": {"type": "boolean", "enum": [False]},
+    },
 }
 _TOKENIZE: Final = {
     "type": "object",
@@ -245,6 +280,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/v1/models/{name}", "a model", [_path("name")], None),
     ("post", "/v1/chat/completions", "OpenAI's chat", [], _CHAT),
     ("post", "/v1/completions", "OpenAI's completions", [], _COMPLETION),
+    ("post", "/v1/responses", "OpenAI's responses, of which none is kept", [], _RESPONSE),
     ("post", "/tokenize", "vLLM's: the tokens of a text or a chat", [], _TOKENIZE),
     ("post", "/detokenize", "vLLM's: the text of tokens", [], _DETOKENIZE),
 )

@@ -175,6 +175,35 @@ def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.
     assert (stray.status_code, stray.json()["error"]["param"]) == (400, "tokens")
 
 
+def test_a_response_has_text_in_its_form_and_calls_tools_whole_and_streamed(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(
+        model="chat", input="Tell me about the city of Paris.", text_format=City, max_output_tokens=160, temperature=0
+    )
+    assert isinstance(parsed.output_parsed, City)
+    assert parsed.status == "completed"
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    more: Any = {"tools": tools, "tool_choice": {"type": "function", "name": "multiply"}, "temperature": 0}
+    asked: Any = {"model": "chat", "instructions": "Use the tools.", "input": "What is 6 times 7?", **more}
+    with client.responses.stream(**asked, max_output_tokens=96) as stream:
+        parts = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call"
+    assert call.arguments == "".join(parts)
+    assert set(json.loads(call.arguments)) == {"a", "b"}
+    history = [
+        {"role": "user", "content": "What is 6 times 7?"},
+        call.to_dict(),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "42"},
+    ]
+    after = client.responses.create(model="chat", input=history, max_output_tokens=8)  # type: ignore[arg-type]
+    assert after.output_text
+    assert after.usage is not None
+    assert after.usage.output_tokens <= 8
+    with pytest.raises(openai.BadRequestError) as kept:
+        client.responses.create(model="chat", input="And now?", previous_response_id=after.id)
+    assert kept.value.param == "previous_response_id"
+
+
 def test_several_choices_and_prompts_are_answered(client: openai.OpenAI) -> None:
     texts = client.completions.create(model="chat", prompt=["One two", "A b"], n=2, seed=1, max_tokens=4)
     assert [c.index for c in texts.choices] == [0, 1, 2, 3]

@@ -246,7 +246,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._frame(RunFinished("prefilled", fake.prompt_tokens, first))
                 self.wfile.write(b"0\r\n\r\n")
                 return
-            count = run["body"].get("max_tokens") or 5
+            count = run["body"].get("max_tokens") or run["body"].get("max_completion_tokens") or 5
             for i in range(first, count):
                 if cut is not None and i - first >= cut:
                     self.connection.shutdown(socket.SHUT_RDWR)
