@@ -65,6 +65,7 @@ _CHECKS: Final[Mapping[str, tuple[Check, str]]] = {
     "stop": (_stops, "a string or up to 4 non-empty strings"),
     "n": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
     "return_token_ids": (_flag, "true or false"),
+    "prompt_logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
     "stop_token_ids": (_token_ids, "a list of token ids"),
     "stream": (_flag, "true or false"),
     "ignore_eos": (_flag, "true or false"),
@@ -83,6 +84,7 @@ _OF_CHAT: Final[Mapping[str, tuple[Check, str]]] = {
 _OF_COMPLETIONS: Final[Mapping[str, tuple[Check, str]]] = {
     "logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
     "echo": (_flag, "true or false"),
+    "suffix": (_text, "a string"),
     "best_of": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
 }
 _ENDPOINTS: Final = {"chat": {**_CHECKS, **_OF_CHAT}, "completions": {**_CHECKS, **_OF_COMPLETIONS}}
@@ -101,7 +103,6 @@ NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
 }
 """They say who asks, where OpenAI keeps what, and how fast it is: no value of them changes an answer."""
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -132,8 +133,8 @@ def validate(endpoint: str, body: Mapping[str, Any]) -> None:
             raise BadField(name, f"Unrecognized request argument supplied: {name}.")
     if body.get("max_tokens") == 0 and not body.get("echo"):
         raise BadField("max_tokens", "max_tokens must be a whole number of at least 1, not 0.")
-    for name in ("echo", "return_token_ids"):
-        if body.get(name) and body.get("stream"):
+    for name in ("echo", "return_token_ids", "prompt_logprobs"):
+        if body.get("stream") and body.get(name) is not None and body[name] is not False:
             raise BadField(name, f"{name} is only known at the end here: leave stream out.")
     _stream_options(body)
     check_grammars(body)
@@ -187,6 +188,8 @@ def _completions(body: Mapping[str, Any]) -> None:
     n_each = max(body.get("n") or 1, body.get("best_of") or 1)
     if len(prompts) * n_each > MOST_PARTS:
         raise BadField("prompt", f"{len(prompts)} prompts with {n_each} answers each; at most {MOST_PARTS} in all.")
+    if body.get("suffix") and body.get("echo"):
+        raise BadField("suffix", "suffix has no place in an answer that begins with its prompt: leave echo out.")
     if body.get("best_of") is not None and body["best_of"] < (body.get("n") or 1):
         raise BadField("best_of", f"best_of must be at least n, not {body['best_of']}.")
     if body.get("stream") and n_each > (body.get("n") or 1):

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.serving.call import Call
 from gateway.serving.event_ids import EventId, Progress
-from relay.protocol.messages import CallDelta, RunFinished, RunPrompt, RunToken, TokenLogprob
+from relay.protocol.messages import CallDelta, RankedToken, RunFinished, RunPrompt, RunToken, TokenLogprob
 
 Json = dict[str, Any]
 
@@ -60,13 +60,21 @@ def _add_prompt(call: Call, choice: Json, tokens: Sequence[RunToken], prompt: Ru
         choice["text"] = prompt.text + choice["text"]
         if prompt.logprobs:
             choice["logprobs"] = _echoed(choice["logprobs"], prompt)
-    if not call.payload.get("return_token_ids"):
-        return {}
-    choice["token_ids"] = [t.token_id for t in tokens]
+    found: Json = {}
+    if call.payload.get("prompt_logprobs") is not None:
+        found["prompt_logprobs"] = [None, *map(_ranked, prompt.ranked)]
+    if call.payload.get("return_token_ids"):
+        choice["token_ids"] = [t.token_id for t in tokens]
+        found["prompt_token_ids"] = list(prompt.token_ids)
     if call.endpoint == "chat":
-        return {"prompt_token_ids": list(prompt.token_ids)}
-    choice["prompt_token_ids"] = list(prompt.token_ids)
+        return found
+    choice.update(found)
     return {}
+
+
+def _ranked(tokens: Sequence[RankedToken]) -> Json:
+    """As vLLM has it."""
+    return {str(t.token_id): {"logprob": _finite(t.logprob), "rank": t.rank, "decoded_token": t.token} for t in tokens}
 
 
 def _echoed(of_answer: Json | None, prompt: RunPrompt) -> Json:

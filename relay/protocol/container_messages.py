@@ -165,14 +165,26 @@ class RunToken:
 
 
 @dataclass(frozen=True, slots=True)
+class RankedToken:
+    """A token that could stand at one place of a prompt.  ``rank`` counts from 1, the most likely one."""
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunPrompt:
     """What a request wants to know of its prompt.  ``texts`` has one text for each token, and so has ``logprobs``,
-    where the first one is None, if they are wanted."""
+    where the first one is None, if they are wanted.  ``ranked`` has the tokens that could stand in the place of each
+    from the second on, of which the first is the prompt's own."""
 
     token_ids: tuple[int, ...]
     text: str = ""
     texts: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
+    ranked: tuple[tuple[RankedToken, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,29 @@ def test_a_completion_that_echoes_its_prompt_has_the_prompts_logprobs(client: op
     assert scored.usage.completion_tokens == 0
 
 
+def test_the_logprobs_of_a_prompt_come_as_vllm_has_them(client: openai.OpenAI, platform: Machine) -> None:
+    more: Any = {"model": "chat", "prompt": "The capital of France is", "max_tokens": 1, "temperature": 0}
+    echoed = client.completions.create(**more, logprobs=1, echo=True).choices[0].logprobs
+    assert echoed is not None
+    choice: Any = client.completions.create(**more, extra_body={"prompt_logprobs": 2}).choices[0].model_dump()
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None
+    own = [next(iter(place.values())) for place in rest]  # the prompt's own token comes first
+    assert [one["decoded_token"] for one in own] == [" capital", " of", " France", " is"]
+    for one, logprob in zip(own, (echoed.token_logprobs or [])[1:4], strict=False):
+        assert abs(one["logprob"] - logprob) < 0.2
+    assert all({1, 2} <= {one["rank"] for one in place.values()} for place in rest)
+    chat = client.chat.completions.create(model="chat", messages=ASKED, max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert chat.usage is not None
+    assert len(chat.model_dump()["prompt_logprobs"]) == chat.usage.prompt_tokens
+
+
+def test_a_model_that_cannot_fill_in_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="chat", prompt="Once", suffix="the end.")
+    assert caught.value.param == "suffix"
+
+
 def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.OpenAI, platform: Machine) -> None:
     answer = client.completions.create(
         model="chat", prompt="Once upon", max_tokens=4, temperature=0, extra_body={"return_token_ids": True}

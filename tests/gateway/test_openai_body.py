@@ -218,6 +218,17 @@ def test_what_is_only_known_at_the_end_is_no_part_of_a_stream() -> None:
     accepted("completions", echo=True, return_token_ids=True, max_tokens=0)
     assert refused("completions", echo=True, stream=True)[0] == "echo"
     assert refused(return_token_ids=True, stream=True)[0] == "return_token_ids"
+    accepted(prompt_logprobs=0)
+    assert refused(prompt_logprobs=0, stream=True)[0] == "prompt_logprobs"
+    assert refused("completions", prompt_logprobs=21)[0] == "prompt_logprobs"
+
+
+def test_a_suffix_is_one_of_a_completion_that_does_not_echo() -> None:
+    accepted("completions", suffix="the end")
+    accepted("completions", suffix="", echo=True)
+    assert refused("completions", suffix="the end", echo=True)[0] == "suffix"
+    assert refused("completions", suffix=3)[0] == "suffix"
+    assert refused(suffix="the end")[0] == "suffix"
     assert refused("completions", max_tokens=0)[0] == "max_tokens"
     assert refused(echo=True)[0] == "echo"
 

@@ -14,9 +14,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from relay.clients.channel import Channel, ChannelClosed
-from relay.protocol.messages import LlmResume, LlmRun, RunFinished, RunToken
+from relay.protocol.messages import LlmResume, LlmRun, RankedToken, RunFinished, RunToken
 from tests.thaw_runtime.models import write_tiny_model
-from thaw.errors import TimeLimitExceeded
+from thaw.errors import BadParameter, TimeLimitExceeded
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.wire import Abort, Events, Message, Submit, decode, encode
@@ -111,6 +111,43 @@ def test_the_logprobs_of_a_prompt_are_computed_again_for_an_answer_that_is_over(
     assert last.prompt is not None
     assert last.prompt.logprobs[0] is None
     assert [one.logprob for one in last.prompt.logprobs[1:] if one is not None] == [-0.5]
+
+
+def test_the_tokens_that_could_stand_in_a_prompt_come_with_their_ranks(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    link, engine = ends
+    asked = {"prompt": [112, 113, 114], "max_tokens": 1, "echo": True, "logprobs": 1, "prompt_logprobs": 2}
+    top = ((113, -0.5), (97, -0.75), (98, -1.0))
+    engine.will_say("x", ends=True, prompt=(Logprobs(-0.5, top, 1), Logprobs(-9.0, top, 40)))
+    batches = list(RunStream(link, text, LlmRun("completions", asked, 7), "r", 512, StartTrace()).messages(None))
+    told = engine.told.get(timeout=10)
+    assert isinstance(told, Submit)
+    assert (told.request.sampling.prompt_logprobs, told.request.sampling.prompt_param) == (2, "prompt_logprobs")
+    last = batches[-1][-1]
+    assert isinstance(last, RunFinished)
+    assert last.prompt is not None
+    assert last.prompt.ranked == (
+        (RankedToken(113, "q", -0.5, 1), RankedToken(97, "a", -0.75, 2)),
+        (RankedToken(114, "r", -9.0, 40), RankedToken(113, "q", -0.5, 1), RankedToken(97, "a", -0.75, 2)),
+    )
+    assert [len(one.top) for one in last.prompt.logprobs[1:] if one is not None] == [1, 1]
+
+
+def test_a_text_is_filled_in_by_a_model_that_has_the_marks_for_it(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    with pytest.raises(BadParameter, match="suffix: this model has no tokens for a text that is filled in"):
+        run(ends[0], text, suffix="c")
+    taught = Tokenizer.from_str(text.tokenizer.to_str())
+    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    taught.add_special_tokens(marks)
+    able = ModelText(taught, None, (256,), 260, {})
+    begin, hole, end = map(taught.token_to_id, marks)
+    prompt = run(ends[0], able, prompt="a", suffix="c").parsed.engine.prompt_token_ids
+    assert prompt == (begin, ord("a"), hole, ord("c"), end)
+    with pytest.raises(BadParameter, match="send the prompt as one"):
+        run(ends[0], able, prompt=[1, 2], suffix="c")
 
 
 def test_the_engine_is_told_to_stop_when_the_time_of_a_run_is_over(

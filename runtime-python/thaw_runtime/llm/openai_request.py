@@ -67,6 +67,8 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: Tool
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")
+    if body.get("suffix"):
+        return text.fill_in(prompt, body["suffix"])
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
@@ -128,7 +130,8 @@ def _sampling(
         logprobs=_logprobs(endpoint, body),
         logit_bias=_logit_bias(body, text),
         grammar=grammar,
-        prompt_logprobs=_logprobs(endpoint, body) if body.get("echo") else None,
+        prompt_logprobs=_prompt_logprobs(endpoint, body),
+        prompt_param="echo" if body.get("prompt_logprobs") is None else "prompt_logprobs",
     )
 
 
@@ -161,6 +164,13 @@ def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
     if not 0 <= count <= MAX_TOP_LOGPROBS:
         raise BadRequest(f"at most {MAX_TOP_LOGPROBS} logprobs a token can be had, not {count}")
     return int(count)
+
+
+def _prompt_logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """The most that is asked for: an echoed prompt has the answer's number of them, vLLM's parameter its own."""
+    echoed = _logprobs(endpoint, body) if body.get("echo") else None
+    wanted = [n for n in (echoed, body.get("prompt_logprobs")) if n is not None]
+    return max(wanted, default=None)
 
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
