@@ -49,6 +49,8 @@ _INVOCATIONS: Final = (
     *(f"openai.{name}" for name in ("chat", "completions", "tokenize", "detokenize")),
     "responses.create",
 )
+OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
+"""Their errors are OpenAI's object."""
 _ALWAYS_ANSWERED: Final = ("/health", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
@@ -252,7 +254,7 @@ def own_cors(headers: Mapping[str, str]) -> None:
 
 
 def error_body(error: ThawError) -> dict[str, Any]:
-    if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
+    if request.path.startswith(OPENAI_PATHS):
         return openai_error(error)
     message = error.message
     if isinstance(error, ConfigError) and error.hint:

@@ -102,7 +102,7 @@ NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
     "prediction": (_object, "an object"),
 }
 """They say who asks, where OpenAI keeps what, and how fast it is: no value of them changes an answer."""
-_ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
+ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -119,17 +119,22 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
 _STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 
+def known(endpoint: str) -> set[str]:
+    """The parameters that are not refused by their name alone."""
+    return _ENDPOINTS[endpoint].keys() | NO_EFFECT.keys() | ONLY.keys() | GRAMMARS | _OWN[endpoint]
+
+
 def validate(endpoint: str, body: Mapping[str, Any]) -> None:
     """Raises BadField, which names the parameter."""
-    checks = {**_ENDPOINTS[endpoint], **NO_EFFECT}
-    for name, allowed in _ONLY.items():
+    checks, every = {**_ENDPOINTS[endpoint], **NO_EFFECT}, known(endpoint)
+    for name, allowed in ONLY.items():
         if body.get(name) is not None and not any(_same(body[name], value) for value in allowed):
             raise BadField(name, f"{name}={body[name]!r:.60} is not supported: leave {name} out.")
     for name, (check, wanted) in checks.items():
         if body.get(name) is not None and not check(body[name]):
             raise BadField(name, f"{name} must be {wanted}, not {body[name]!r:.60}.")
     for name, value in body.items():
-        if value is not None and name not in checks.keys() | _ONLY.keys() | GRAMMARS | _OWN[endpoint]:
+        if value is not None and name not in every:
             raise BadField(name, f"Unrecognized request argument supplied: {name}.")
     if body.get("max_tokens") == 0 and not body.get("echo"):
         raise BadField("max_tokens", "max_tokens must be a whole number of at least 1, not 0.")
@@ -208,6 +213,9 @@ _OF_TEXT: Final = {
 }
 
 
+_OF_MESSAGES: Final = ("tools", "add_generation_prompt", "chat_template_kwargs")
+
+
 def check_text(endpoint: str, body: Mapping[str, Any]) -> None:
     """Check a body of /tokenize or /detokenize.  Raises BadField."""
     checks: Mapping[str, tuple[Check, str]] = {"model": _CHECKS["model"], **_OF_TEXT[endpoint]}
@@ -229,3 +237,5 @@ def check_text(endpoint: str, body: Mapping[str, Any]) -> None:
         check_tools(body)
     elif body.get("prompt") is None:
         raise BadField("prompt", "prompt must be a string.")
+    elif idle := [n for n in _OF_MESSAGES if body.get(n) is not None]:
+        raise BadField(idle[0], f"{idle[0]} has an effect on messages alone: leave {idle[0]} out, or send messages.")

@@ -7,7 +7,7 @@ requests, so what refers to an earlier response is refused by its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.api.bad_field import BadField
@@ -28,7 +28,7 @@ _OWN: Final = {
     *("stream_options", "reasoning", "max_tool_calls"),
 }
 _NOT_KEPT: Final = "Responses are not kept here: send the whole conversation as input."
-_ONLY: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+ONLY: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "store": ((False,), "Responses are not kept here: leave store out, or send false."),
     "previous_response_id": ((), _NOT_KEPT),
     "conversation": ((), _NOT_KEPT),
@@ -42,6 +42,7 @@ _ONLY: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "moderation": ((), "moderation is not supported: leave it out."),
 }
 """Parameters that have one value here, and what to do."""
+KNOWN: Final = frozenset((*_AS_IN_CHAT, *_OWN, *ONLY))
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDABLE: Final = (_LOGPROBS, "reasoning.encrypted_content")
 """No answer here has reasoning apart from its text, so there is nothing of it to include."""
@@ -59,9 +60,9 @@ def chat_of(body: Mapping[str, Any]) -> Json:
     for name, value in body.items():
         if value is None:
             continue
-        if name in _ONLY:
+        if name in ONLY:
             _check_only(name, value)
-        elif name not in _OWN and name not in _AS_IN_CHAT:
+        elif name not in KNOWN:
             raise BadField(name, f"Unrecognized request argument supplied: {name}.")
     chat = {name: body[name] for name in _AS_IN_CHAT if body.get(name) is not None}
     chat["messages"] = messages_of(body)
@@ -90,7 +91,7 @@ def own_words(error: BadRequest) -> BadField:
 
 
 def _check_only(name: str, value: Any) -> None:
-    allowed, advice = _ONLY[name]
+    allowed, advice = ONLY[name]
     if not any(type(value) is type(one) and value == one for one in allowed):
         raise BadField(name, f"{name}={value!r:.60} is not supported. {advice}")
 
@@ -140,23 +141,24 @@ def _response_format(text: Any) -> Json:
 
 
 def _logprobs(body: Mapping[str, Any]) -> Json:
-    include: Sequence[Any] = body.get("include") or []
+    include, top = body.get("include"), body.get("top_logprobs")
+    include = [] if include is None else include
     if not isinstance(include, list):
         raise BadField("include", "include must be a list.")
     for i, one in enumerate(include):
         if one not in _INCLUDABLE:
             raise BadField(f"include[{i}]", f"include[{i}]={one!r:.60}: there is nothing of this kind here.")
     if _LOGPROBS not in include:
-        if body.get("top_logprobs"):
+        if top is not None and (type(top) is not int or top != 0):
             raise BadField("top_logprobs", f'top_logprobs needs "{_LOGPROBS}" in include.')
         return {}
-    return {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
+    return {"logprobs": True, "top_logprobs": top}
 
 
 def _check_unused(body: Mapping[str, Any]) -> None:
     """What changes no answer here must still be what it is said to be."""
     most = body.get("max_tool_calls")
-    if most is not None and not (type(most) is int and most >= 1):
+    if most is not None and not (type(most) is int and 1 <= most < 2**31):
         raise BadField("max_tool_calls", f"max_tool_calls must be a whole number of at least 1, not {most!r:.60}.")
     reasoning = body.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, dict):

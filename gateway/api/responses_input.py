@@ -38,7 +38,8 @@ def messages_of(body: Mapping[str, Any]) -> list[Json]:
 
 
 def _add(messages: list[Json], path: str, item: Any) -> None:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
+    kind = item.get("type") if isinstance(item, dict) else ""
+    kind = "message" if kind is None else kind
     if not isinstance(kind, str) or kind not in _KEYS:
         raise BadField(path, f"{path} must be an item of the type {', '.join(_KEYS)}.")
     for name, value in item.items():

@@ -13,6 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from tests.e2e.machine import Machine
+from tests.e2e.node_clients import node
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -33,6 +34,10 @@ class City(pydantic.BaseModel):
     name: Literal["Paris", "Rome"]
     is_capital: bool
     country: Literal["France", "Italy"]
+
+
+class Town(pydantic.BaseModel):
+    name: Literal["Paris", "Rome"]
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +205,14 @@ def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.
 
 def test_a_response_has_text_in_its_form_and_calls_tools_whole_and_streamed(client: openai.OpenAI) -> None:
     parsed = client.responses.parse(
-        model="chat", input="Tell me about the city of Paris.", text_format=City, max_output_tokens=160, temperature=0
+        model="chat", input="Tell me about the city of Paris.", text_format=Town, max_output_tokens=24, temperature=0
     )
-    assert isinstance(parsed.output_parsed, City)
+    assert isinstance(parsed.output_parsed, Town)
     assert parsed.status == "completed"
     tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
     more: Any = {"tools": tools, "tool_choice": {"type": "function", "name": "multiply"}, "temperature": 0}
     asked: Any = {"model": "chat", "instructions": "Use the tools.", "input": "What is 6 times 7?", **more}
-    with client.responses.stream(**asked, max_output_tokens=96) as stream:
+    with client.responses.stream(**asked, max_output_tokens=48) as stream:
         parts = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
         (call,) = stream.get_final_response().output
     assert call.type == "function_call"
@@ -218,13 +223,27 @@ def test_a_response_has_text_in_its_form_and_calls_tools_whole_and_streamed(clie
         call.to_dict(),
         {"type": "function_call_output", "call_id": call.call_id, "output": "42"},
     ]
-    after = client.responses.create(model="chat", input=history, max_output_tokens=8)  # type: ignore[arg-type]
+    after = client.responses.create(model="chat", input=history, max_output_tokens=4)  # type: ignore[arg-type]
     assert after.output_text
     assert after.usage is not None
-    assert after.usage.output_tokens <= 8
+    assert after.usage.output_tokens <= 4
     with pytest.raises(openai.BadRequestError) as kept:
         client.responses.create(model="chat", input="And now?", previous_response_id=after.id)
     assert kept.value.param == "previous_response_id"
+
+
+def test_openais_npm_client_works_unmodified(platform: Machine) -> None:
+    said = node("openai_verbs.js", THAW_TEST_APIHOST=platform.api, THAW_TEST_AUTH=":".join(platform.auth()))
+    assert "smollm2" in said["models"]
+    assert said["whole"] == said["streamed"] != ""
+    assert said["texts"] == 2
+    assert said["city"] == ["name"]
+    assert said["called"] == [["add", ["a", "b"]]]
+    assert said["response"] == ["incomplete", True]
+    assert said["final"] is True
+    assert said["kept"] == [400, "store", None]
+    assert said["unknown"] == [400, "frobnicate", None]
+    assert said["missing"] == [404, "model", "model_not_found"]
 
 
 def test_several_choices_and_prompts_are_answered(client: openai.OpenAI) -> None:

@@ -96,6 +96,7 @@ def test_the_roles_of_openai_are_accepted(role: str) -> None:
         ({"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}, "messages[0].tool_calls[0]"),
         ({"role": "user", "content": "hi", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "tool", "content": "4"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "hi", "tool_call_id": "c1"}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "a", "audio": {"id": "x"}}, "messages[0].audio"),
         ({"role": "user", "content": "hi", "weight": 2}, "messages[0].weight"),
     ],
@@ -112,6 +113,7 @@ def test_a_history_with_calls_and_their_results_is_accepted() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "4"},
     ]
     accepted(messages=said)
+    accepted(messages=[{"role": "assistant", "content": "4", "tool_calls": [], "tool_call_id": None}])
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,8 @@ def test_a_suffix_is_one_of_a_completion_that_does_not_echo() -> None:
         ("tokenize", {"prompt": 3}, "prompt"),
         ("tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
         ("tokenize", {"prompt": "a", "temperature": 1}, "temperature"),
+        ("tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ("tokenize", {"messages": [{"role": "x", "content": ""}]}, "messages[0].role"),
         ("detokenize", {}, "tokens"),
         ("detokenize", {"tokens": ["a"]}, "tokens"),

@@ -132,6 +132,8 @@ def test_what_says_what_is_the_case_anyway_is_accepted() -> None:
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"include": ["web_search_call.results"]}, "include[0]"),
         ({"include": "x"}, "include"),
+        ({"include": ""}, "include"),
+        ({"top_logprobs": False}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),

@@ -39,6 +39,7 @@ WHO_MAY = {
     "GET /": ANYBODY,
     "GET /api/v1": ANYBODY,
     "GET /api/v1/api-docs": ANYBODY,
+    "GET /openapi.json": ANYBODY,
     "GET /health": ANYBODY,
     "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
     "GET /api/v1/namespaces": KEY_HOLDER,
