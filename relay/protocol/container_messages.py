@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo
@@ -118,6 +118,10 @@ class LlmResume:
 
     output_token_ids: tuple[int, ...]
     model_version: str = ""
+
+
+MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+"""The largest message in the answer to a run."""
 
 
 @dataclass(frozen=True, slots=True)

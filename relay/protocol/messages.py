@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.protocol.container_messages import (
+    MAX_RUN_MESSAGE_BYTES,
     CallDelta,
     ConsolidateReply,
     GroupCredential,
@@ -392,6 +393,7 @@ __all__ = [
     "LlmResume",
     "LlmRun",
     "TokenLogprob",
+    "MAX_RUN_MESSAGE_BYTES",
     "RunToken",
     "RunFinished",
     "RankedToken",

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,21 @@ def test_the_tokens_that_could_stand_in_a_prompt_come_with_their_ranks(
         (RankedToken(114, "r", -9.0, 40), RankedToken(113, "q", -0.5, 1), RankedToken(97, "a", -0.75, 2)),
     )
     assert [len(one.top) for one in last.prompt.logprobs[1:] if one is not None] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [({"prompt_logprobs": 20}, "prompt_logprobs"), ({"echo": True, "logprobs": 20}, "echo")],
+)
+def test_more_logprobs_of_a_prompt_than_a_message_holds_are_refused_before_anything_is_computed(
+    text: ModelText, ends: tuple[EngineLink, Engine], asked: dict[str, object], param: str
+) -> None:
+    link, engine = ends
+    run_of = partial(RunStream, link, text, request_id="r", max_model_len=1 << 20, trace=StartTrace())
+    with pytest.raises(BadParameter, match=f"{param}: the logprobs of 9000 tokens take about"):
+        run_of(run=LlmRun("completions", {"prompt": [97] * 9000, **asked}, 7))
+    run_of(run=LlmRun("completions", {"prompt": [97] * 3000, **asked}, 7))
+    assert engine.told.empty()
 
 
 def test_a_text_is_filled_in_by_a_model_that_has_the_marks_for_it(
