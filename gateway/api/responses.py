@@ -6,7 +6,7 @@ A response is a chat in other words.  The container runs the chat, and the activ
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from flask import Blueprint, Response, request
 
@@ -66,11 +66,12 @@ def _in_own_words(steps: Generator[Step, None, None]) -> Generator[Step, None, N
 
 def _whole(call: Call, answer: ResponseEvents, steps: Generator[Step, None, None]) -> Response:
     try:
-        for step in steps:
-            if isinstance(step, RunToken):
-                answer.of_token(step)
-            elif isinstance(step, RunFinished):
-                answer.of_end(step)
+        with closing(steps):
+            for step in steps:
+                if isinstance(step, RunToken):
+                    answer.of_token(step)
+                elif isinstance(step, RunFinished):
+                    answer.of_end(step)
     except ThawError as e:
         response = json_response(openai_error(e), e.http_status)
     else:

@@ -87,7 +87,7 @@ def own_words(error: BadRequest) -> BadField:
     for theirs, ours in _CHAT_NAMES:
         message, param = message.replace(theirs, ours), param and param.replace(theirs, ours)
     code = error.hint if error.hint == "context_length_exceeded" else getattr(error, "openai_code", None)
-    return BadField(param or "", message, code=code)
+    return BadField(param, message, code=code)
 
 
 def _check_only(name: str, value: Any) -> None:

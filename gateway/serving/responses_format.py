@@ -51,6 +51,8 @@ class ResponseEvents:
         self._numbers = count()
         self._items: list[Json] = []
         self._is_open = False  # the last item
+        self._pieces: list[str] = []  # of the open item: its text, or its arguments
+        self._text_logprobs: list[Json] = []  # of the open item's text
         self._logprobs: list[Json] = []  # of tokens whose text is held back
         self._status = ""
         self._ended: Json = {}  # what only the end tells
@@ -76,10 +78,10 @@ class ResponseEvents:
         """The events of a token; it may have none."""
         if token.logprob is not None and not token.calls:
             self._logprobs.append(chat_logprob(token.logprob))
-        return [*self._begun(), *self._of_text(token.text), *self._of_calls(token.calls)]
+        return [*self._begun(), *self._of_piece(token.text, token.calls)]
 
     def of_end(self, finished: RunFinished) -> list[Json]:
-        events = [*self._begun(), *self._of_text(finished.text), *self._of_calls(finished.calls)]
+        events = [*self._begun(), *self._of_piece(finished.text, finished.calls)]
         if not self._items:
             events += self._open_message()
         self._status = "incomplete" if finished.reason == "length" else "completed"
@@ -108,7 +110,7 @@ class ResponseEvents:
             "error": None,
             "incomplete_details": None,
             "model": self._call.payload.get("model", ""),
-            "output": list(self._items),
+            "output": [*self._items[:-1], self._filled()] if self._is_open else list(self._items),
             **self._said,
             **_ALWAYS,
             "usage": None,
@@ -122,6 +124,11 @@ class ResponseEvents:
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=self.whole()) for kind in kinds]
 
+    def _of_piece(self, text: str, parts: tuple[CallDelta, ...]) -> list[Json]:
+        """What one token shows.  Text stands behind the call that it ends, and before the calls that it begins."""
+        begun = next((i for i, part in enumerate(parts) if part.name), len(parts))
+        return [*self._of_calls(parts[:begun]), *self._of_text(text), *self._of_calls(parts[begun:])]
+
     # text ------------------------------------------------------------------------------------------------------------
 
     def _of_text(self, text: str) -> list[Json]:
@@ -129,18 +136,15 @@ class ResponseEvents:
             return []
         is_message = self._is_open and self._items[-1]["type"] == "message"
         events = [] if is_message else [*self._close("completed"), *self._open_message()]
-        part = self._items[-1]["content"][0]
         logprobs, self._logprobs = self._logprobs, []
-        more = {**part, "text": part["text"] + text, "logprobs": part["logprobs"] + logprobs}
-        self._items[-1] = {**self._items[-1], "content": [more]}
+        self._pieces.append(text)
+        self._text_logprobs += logprobs
         return [*events, self._in_part("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def _open_message(self) -> list[Json]:
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item = {"id": self._id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        event = self._opened(item)
-        self._items[-1] = {**item, "content": [empty]}
-        return [event, self._in_part("response.content_part.added", part=empty)]
+        return [self._opened(item), self._in_part("response.content_part.added", part=empty)]
 
     def _in_part(self, kind: str, **fields: Any) -> Json:
         return self._in_item(kind, content_index=0, **fields)
@@ -155,7 +159,7 @@ class ResponseEvents:
                 events += self._close("completed")
                 events.append(self._opened(self._new_call(part)))
             if part.arguments:
-                self._items[-1] = {**self._items[-1], "arguments": self._items[-1]["arguments"] + part.arguments}
+                self._pieces.append(part.arguments)
                 events.append(self._in_item("response.function_call_arguments.delta", delta=part.arguments))
         return events
 
@@ -170,14 +174,14 @@ class ResponseEvents:
 
     def _opened(self, item: Json) -> Json:
         self._items.append(item)
-        self._is_open = True
+        self._is_open, self._pieces, self._text_logprobs = True, [], []
         return self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
 
     def _close(self, status: str) -> list[Json]:
         if not self._is_open:
             return []
+        item = self._items[-1] = {**self._filled(), "status": status}
         self._is_open = False
-        item = self._items[-1] = {**self._items[-1], "status": status}
         if item["type"] == "message":
             (part,) = item["content"]
             text = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -189,6 +193,14 @@ class ResponseEvents:
             said = {"name": item["name"], "arguments": item["arguments"]}
             ends = [self._in_item("response.function_call_arguments.done", **said)]
         return [*ends, self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)]
+
+    def _filled(self) -> Json:
+        """The open item as far as it came.  It is put together only when someone reads it: a token adds to a list."""
+        item, text = self._items[-1], "".join(self._pieces)
+        if item["type"] == "function_call":
+            return {**item, "arguments": text}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._text_logprobs}
+        return {**item, "content": [part]}
 
     def _in_item(self, kind: str, **fields: Any) -> Json:
         return self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **fields)
