@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from relay.clients.channel import Channel, ChannelClosed
-from relay.protocol.messages import LlmResume, LlmRun, RankedToken, RunFinished, RunToken
+from relay.protocol.messages import LlmResume, LlmRun, RankedToken, RunFinished, RunPrompt, RunToken
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.errors import BadParameter, TimeLimitExceeded
 from thaw_runtime.engine.link import EngineLink
@@ -23,6 +24,7 @@ from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.wire import Abort, Events, Message, Submit, decode, encode
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.llm.text_answers import TextAnswer
 from thaw_runtime.process.start_trace import StartTrace
 
 
@@ -187,6 +189,29 @@ def test_the_engine_is_told_to_stop_when_nobody_reads_an_answer_further(
     messages.close()
     assert isinstance(engine.told.get(timeout=10), Submit)
     assert engine.told.get(timeout=10) == Abort("r")
+
+
+def test_a_client_that_leaves_before_the_logprobs_of_its_prompt_came_ends_its_run_like_any_other(
+    text: ModelText, ends: tuple[EngineLink, Engine]
+) -> None:
+    link, engine = ends
+    stream = run(link, text, prompt=[112, 113], prompt_logprobs=1)
+    with ThreadPoolExecutor(1) as other:
+        batches = other.submit(lambda: list(stream.messages(None)))
+        assert isinstance(engine.told.get(timeout=10), Submit)
+        stream.hang_up()
+        (last,) = batches.result(10)[-1]
+    assert isinstance(last, RunFinished)
+    assert last.reason == "abort"
+
+
+def test_the_texts_of_tokens_are_made_for_those_who_ask(text: ModelText) -> None:
+    """A text may have millions of tokens, and making theirs would hold up everybody's answers for seconds."""
+    for wants, texts in ((None, ()), (False, ()), (True, ("h", "i"))):
+        asked = LlmRun("tokenize", {"prompt": "hi", "return_token_strs": wants}, 7)
+        ((last,),) = TextAnswer(text, asked, StartTrace()).messages(None)
+        assert isinstance(last, RunFinished)
+        assert last.prompt == RunPrompt((104, 105), "", texts)
 
 
 def test_an_engine_that_ended_a_request_is_told_nothing_more_of_it(

@@ -140,7 +140,8 @@ class RunStream:
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
         n_prompt = len(self.parsed.engine.prompt_token_ids)
-        prompt = self._prompt() if self._wants_prompt else None
+        is_answer = reason not in ("abort", "prefilled")
+        prompt = self._prompt() if self._wants_prompt and is_answer else None
         return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls, prompt)
 
     def _prompt(self) -> RunPrompt:
