@@ -209,19 +209,20 @@ def test_a_response_has_text_in_its_form_and_calls_tools_whole_and_streamed(clie
     )
     assert isinstance(parsed.output_parsed, Town)
     assert parsed.status == "completed"
-    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    more: Any = {"tools": tools, "tool_choice": {"type": "function", "name": "multiply"}, "temperature": 0}
-    asked: Any = {"model": "chat", "instructions": "Use the tools.", "input": "What is 6 times 7?", **more}
-    with client.responses.stream(**asked, max_output_tokens=48) as stream:
+    digit = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+    tools: Any = [{"type": "function", "name": "double", "parameters": {**digit, "additionalProperties": False}}]
+    more: Any = {"tools": tools, "tool_choice": {"type": "function", "name": "double"}, "temperature": 0}
+    asked: Any = {"model": "chat", "instructions": "Use the tool.", "input": "Double 7.", **more}
+    with client.responses.stream(**asked, max_output_tokens=40) as stream:
         parts = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
         (call,) = stream.get_final_response().output
     assert call.type == "function_call"
     assert call.arguments == "".join(parts)
-    assert set(json.loads(call.arguments)) == {"a", "b"}
+    assert set(json.loads(call.arguments)) == {"a"}
     history = [
-        {"role": "user", "content": "What is 6 times 7?"},
+        {"role": "user", "content": "Double 7."},
         call.to_dict(),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "42"},
+        {"type": "function_call_output", "call_id": call.call_id, "output": "14"},
     ]
     after = client.responses.create(model="chat", input=history, max_output_tokens=4)  # type: ignore[arg-type]
     assert after.output_text
