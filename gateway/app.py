@@ -18,6 +18,7 @@ from gateway.api import (
     operator,
     packages,
     probes,
+    responses,
     rules,
     scaling,
     triggers,
@@ -34,7 +35,7 @@ def create_app(core: Gateway) -> Flask:
     http.install(app)
     probes.install(app)
     for module in (
-        *(host, openapi, operator, openai, actions, models, packages, triggers, rules, invoke),
+        *(host, openapi, operator, openai, responses, actions, models, packages, triggers, rules, invoke),
         *(activations, endings, last_output, scaling, work, web),
     ):
         app.register_blueprint(module.blueprint)

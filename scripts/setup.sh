@@ -104,7 +104,7 @@ build_native() {
 install_clients() {
     [ "$profile" != run ] || return 0
     if ! command -v npm >/dev/null; then
-        say "no npm, so the tests with OpenWhisk's npm client cannot run (to have it: apt-get install -y nodejs npm)"
+        say "no npm, so the tests with the npm clients of OpenWhisk and OpenAI cannot run (to have it: apt-get install -y nodejs npm)"
         return
     fi
     mkdir -p "$venv/clients"

@@ -1,4 +1,4 @@
-"""docs/compatibility.md says of every endpoint and of the command line's verbs what differs from OpenWhisk."""
+"""docs/compatibility.md says of every endpoint and of the command line's verbs what differs from OpenWhisk and OpenAI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from thaw.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
-_ONLY_HERE = re.compile(r"/api/v1/(thaw/|api-docs)")
 
 
 def rows(title: str) -> list[list[str]]:
@@ -24,25 +23,30 @@ def rows(title: str) -> list[list[str]]:
 
 
 ENDPOINTS = rows("Endpoints")
+OF_OPENAI = rows("OpenAI's endpoints")
 VERBS = rows("The command line")
 
 
+def served() -> set[str]:
+    return {f"{method.upper()} {path}" for path, item in document()["paths"].items() for method in item}
+
+
 def test_every_endpoint_of_openwhisks_has_its_row_and_no_other() -> None:
-    served = {
-        f"{method.upper()} {path}"
-        for path, item in document()["paths"].items()
-        for method in item
-        if (path == "/" or path.startswith("/api/v1")) and not _ONLY_HERE.match(path)
-    }
-    assert {row[0].strip("`") for row in ENDPOINTS} == served
+    paths = re.compile(r"\w+ (/|/api/v1(?!/thaw/|/api-docs).*)")
+    assert {row[0].strip("`") for row in ENDPOINTS} == set(filter(paths.fullmatch, served()))
+
+
+def test_every_endpoint_of_openais_has_its_row_and_no_other() -> None:
+    paths = re.compile(r"\w+ (/v1/.*|/(de)?tokenize)")
+    assert {row[0].strip("`") for row in OF_OPENAI} == set(filter(paths.fullmatch, served()))
 
 
 def test_every_test_that_a_row_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py): (test_\w+)`", PAGE)
-    assert len(named) >= len(ENDPOINTS)
+    assert len(named) >= len(ENDPOINTS) + len(OF_OPENAI)
     missing = [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
     assert missing == []
-    assert all(len(row) == 3 for row in ENDPOINTS)
+    assert all(len(row) == 3 for row in [*ENDPOINTS, *OF_OPENAI])
 
 
 def options(verb: str, noun: str) -> set[str] | None:

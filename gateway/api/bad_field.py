@@ -6,8 +6,8 @@ from thaw.errors import BadRequest
 
 
 class BadField(BadRequest):
-    """An OpenAI body is wrong at ``param``."""
+    """An OpenAI body is wrong at ``param``; None: as a whole."""
 
-    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
+    def __init__(self, param: str | None, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.openai_code = param, code

@@ -44,7 +44,13 @@ _CORS: Final = {
     "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
 }
 _WEB: Final = "web.web"
-_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions", "openai.tokenize", "openai.detokenize")
+_INVOCATIONS: Final = (
+    "invoke.invoke",
+    *(f"openai.{name}" for name in ("chat", "completions", "tokenize", "detokenize")),
+    "responses.create",
+)
+OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
+"""Their errors are OpenAI's object."""
 _ALWAYS_ANSWERED: Final = ("/health", "/live", "/metrics")
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
@@ -250,7 +256,7 @@ def own_cors(headers: Mapping[str, str]) -> None:
 
 
 def error_body(error: ThawError) -> dict[str, Any]:
-    if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
+    if request.path.startswith(OPENAI_PATHS):
         return openai_error(error)
     message = error.message
     if isinstance(error, ConfigError) and error.hint:

@@ -6,7 +6,7 @@ happens, and once a second while bytes arrive; SDKs skip them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,6 +29,7 @@ from gateway.core import Gateway
 from gateway.serving.action_cache import simple_name
 from gateway.serving.hangup import watched
 from gateway.serving.several import several
+from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import NotFound
 
@@ -54,30 +55,30 @@ def model(name: str) -> Response:
     return json_response(_model(_find(caller().namespace, name), name))
 
 
-def _body_bytes() -> int:
+def body_bytes() -> int:
     return gateway().settings.llm_payload_bytes
 
 
 @blueprint.post("/v1/chat/completions")
-@takes(_body_bytes)
+@takes(body_bytes)
 def chat() -> Response:
     return _answer("chat")
 
 
 @blueprint.post("/v1/completions")
-@takes(_body_bytes)
+@takes(body_bytes)
 def completions() -> Response:
     return _answer("completions")
 
 
 @blueprint.post("/tokenize")
-@takes(_body_bytes)
+@takes(body_bytes)
 def tokenize() -> Response:
     return _of_text("tokenize")
 
 
 @blueprint.post("/detokenize")
-@takes(_body_bytes)
+@takes(body_bytes)
 def detokenize() -> Response:
     return _of_text("detokenize")
 
@@ -111,12 +112,17 @@ def _find(namespace: Any, name: str) -> Action:
         raise ModelMissing(f"The model `{name}` does not exist.") from e
 
 
-def _answer(endpoint: str) -> Response:
-    core, subject = gateway(), caller()
-    body = json_object(_body_bytes())
+def asked_model(subject: Subject, body: Mapping[str, Any]) -> Action:
+    """Raises BadField, ModelMissing."""
     if not isinstance(body.get("model"), str):
         raise BadField("model", "model must be the name of a deployed action.")
-    action = _find(subject.namespace, body["model"])
+    return _find(subject.namespace, body["model"])
+
+
+def _answer(endpoint: str) -> Response:
+    core, subject = gateway(), caller()
+    body = json_object(body_bytes())
+    action = asked_model(subject, body)
     validate(endpoint, body)
     asked = Asked(action, subject, endpoint, body)
     if (had := last_event(core, asked)) is not None:
@@ -132,7 +138,7 @@ def _answer(endpoint: str) -> Response:
 def _of_text(endpoint: str) -> Response:
     """vLLM's two.  The tokenizer is in the model's container, so they are activations, which may wait for a start."""
     core, subject = gateway(), caller()
-    body = json_object(_body_bytes())
+    body = json_object(body_bytes())
     check_text(endpoint, body)
     action = _find(subject.namespace, body["model"])
     core.storage.check(action.namespace)

@@ -65,6 +65,7 @@ _CHECKS: Final[Mapping[str, tuple[Check, str]]] = {
     "stop": (_stops, "a string or up to 4 non-empty strings"),
     "n": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
     "return_token_ids": (_flag, "true or false"),
+    "prompt_logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
     "stop_token_ids": (_token_ids, "a list of token ids"),
     "stream": (_flag, "true or false"),
     "ignore_eos": (_flag, "true or false"),
@@ -83,13 +84,14 @@ _OF_CHAT: Final[Mapping[str, tuple[Check, str]]] = {
 _OF_COMPLETIONS: Final[Mapping[str, tuple[Check, str]]] = {
     "logprobs": (_whole(0, 20), "a whole number from 0 to 20"),
     "echo": (_flag, "true or false"),
+    "suffix": (_text, "a string"),
     "best_of": (_whole(1, MOST_CHOICES), f"a whole number from 1 to {MOST_CHOICES}"),
 }
 _ENDPOINTS: Final = {"chat": {**_CHECKS, **_OF_CHAT}, "completions": {**_CHECKS, **_OF_COMPLETIONS}}
 _OWN: Final = {"chat": {"messages", "response_format", "tools", "tool_choice"}, "completions": {"prompt"}}
 """Parameters of one endpoint that have a check of their own."""
 
-_NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
+NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
     "user": (_text, "a string"),
     "metadata": (_object, "an object"),
     "store": (_flag, "true or false"),
@@ -100,8 +102,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
     "prediction": (_object, "an object"),
 }
 """They say who asks, where OpenAI keeps what, and how fast it is: no value of them changes an answer."""
-_ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "suffix": ("",),
+ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -118,22 +119,27 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
 _STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 
+def known(endpoint: str) -> set[str]:
+    """The parameters that are not refused by their name alone."""
+    return _ENDPOINTS[endpoint].keys() | NO_EFFECT.keys() | ONLY.keys() | GRAMMARS | _OWN[endpoint]
+
+
 def validate(endpoint: str, body: Mapping[str, Any]) -> None:
     """Raises BadField, which names the parameter."""
-    checks = {**_ENDPOINTS[endpoint], **_NO_EFFECT}
-    for name, allowed in _ONLY.items():
+    checks, every = {**_ENDPOINTS[endpoint], **NO_EFFECT}, known(endpoint)
+    for name, allowed in ONLY.items():
         if body.get(name) is not None and not any(_same(body[name], value) for value in allowed):
             raise BadField(name, f"{name}={body[name]!r:.60} is not supported: leave {name} out.")
     for name, (check, wanted) in checks.items():
         if body.get(name) is not None and not check(body[name]):
             raise BadField(name, f"{name} must be {wanted}, not {body[name]!r:.60}.")
     for name, value in body.items():
-        if value is not None and name not in checks.keys() | _ONLY.keys() | GRAMMARS | _OWN[endpoint]:
+        if value is not None and name not in every:
             raise BadField(name, f"Unrecognized request argument supplied: {name}.")
     if body.get("max_tokens") == 0 and not body.get("echo"):
         raise BadField("max_tokens", "max_tokens must be a whole number of at least 1, not 0.")
-    for name in ("echo", "return_token_ids"):
-        if body.get(name) and body.get("stream"):
+    for name in ("echo", "return_token_ids", "prompt_logprobs"):
+        if body.get("stream") and body.get(name) is not None and body[name] is not False:
             raise BadField(name, f"{name} is only known at the end here: leave stream out.")
     _stream_options(body)
     check_grammars(body)
@@ -187,6 +193,8 @@ def _completions(body: Mapping[str, Any]) -> None:
     n_each = max(body.get("n") or 1, body.get("best_of") or 1)
     if len(prompts) * n_each > MOST_PARTS:
         raise BadField("prompt", f"{len(prompts)} prompts with {n_each} answers each; at most {MOST_PARTS} in all.")
+    if body.get("suffix") and body.get("echo"):
+        raise BadField("suffix", "suffix has no place in an answer that begins with its prompt: leave echo out.")
     if body.get("best_of") is not None and body["best_of"] < (body.get("n") or 1):
         raise BadField("best_of", f"best_of must be at least n, not {body['best_of']}.")
     if body.get("stream") and n_each > (body.get("n") or 1):
@@ -203,6 +211,9 @@ _OF_TEXT: Final = {
     },
     "detokenize": {"tokens": (_token_ids, "a list of token ids")},
 }
+
+
+_OF_MESSAGES: Final = ("tools", "add_generation_prompt", "chat_template_kwargs")
 
 
 def check_text(endpoint: str, body: Mapping[str, Any]) -> None:
@@ -226,3 +237,5 @@ def check_text(endpoint: str, body: Mapping[str, Any]) -> None:
         check_tools(body)
     elif body.get("prompt") is None:
         raise BadField("prompt", "prompt must be a string.")
+    elif idle := [n for n in _OF_MESSAGES if body.get(n) is not None]:
+        raise BadField(idle[0], f"{idle[0]} has an effect on messages alone: leave {idle[0]} out, or send messages.")

@@ -32,8 +32,11 @@ def _message(path: str, message: Any) -> None:
     calls = message.get("tool_calls")
     if calls is not None:
         _calls(f"{path}.tool_calls", role, calls)
-    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+    answered = message.get("tool_call_id")
+    if role == "tool" and not isinstance(answered, str):
         raise BadField(f"{path}.tool_call_id", f"{path}.tool_call_id must be the id of the call that this answers.")
+    if role != "tool" and answered is not None:
+        raise BadField(f"{path}.tool_call_id", f"{path}.tool_call_id belongs to a message of a tool: leave it out.")
     if content is None and calls:
         return
     if isinstance(content, list):

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gateway.api.bad_field import BadField
 
 MOST_TOOLS: Final = 128
+NOT_BESIDE: Final = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -51,7 +52,7 @@ def _object_alone(path: str, schema: Mapping[str, Any]) -> None:
     """Arguments are an object.  Beside one of these keywords, nothing would hold the answer to it."""
     if schema.get("type", "object") != "object":
         raise BadField(f"{path}.type", f'{path}.type must be "object", not {schema["type"]!r:.60}.')
-    for name in ("$ref", "anyOf", "oneOf", "allOf", "enum", "const"):
+    for name in NOT_BESIDE:
         if name in schema:
             raise BadField(f"{path}.{name}", f"{path} must be an object with properties: {name} may stand inside them.")
 

@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.0 document, at ``/api/v1/api-docs`` (OpenWhisk's path).
+"""The API as an OpenAPI 3.0 document, at ``/openapi.json`` and ``/api/v1/api-docs`` (OpenWhisk's path).
 
 The table below says what each route takes.  A test holds it to the routes, and another one sends what it describes, and
 what it does not.
@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from flask import Blueprint, Response
 
+from gateway.api import openapi_v1 as v1
 from gateway.api.action_body import LLM_LIMITS
-from gateway.api.http import json_response
+from gateway.api.http import OPENAI_PATHS, json_response
 from thaw import __version__
 from thaw.config import MOST_INSTANCES
 from thaw.quotas import MOST_WEIGHT, NAMES
@@ -71,59 +72,6 @@ _ACTION: Final = {
     },
 }
 _CONFIG: Final = {"type": "object", "required": ["config"], "properties": {"config": {"type": "object"}}}
-_SAMPLING: Final = {
-    "model": _TEXT,
-    "stream": _FLAG,
-    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-    "top_p": {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1},
-    "max_tokens": {"type": "integer", "minimum": 1, "maximum": 64},
-    "seed": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-    "stop": {"oneOf": [_TEXT, {"type": "array", "maxItems": 4, "items": _TEXT}]},
-    "logit_bias": {"type": "object"},
-    "user": _TEXT,
-}
-_MESSAGE: Final = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {"role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]}, "content": _TEXT},
-}
-_CHAT: Final = {
-    "type": "object",
-    "required": ["model", "messages"],
-    "properties": {
-        **_SAMPLING,
-        "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
-        "n": {"type": "integer", "minimum": 1, "maximum": 16},
-        "response_format": {
-            "type": "object",
-            "required": ["type"],
-            "properties": {"type": {"type": "string", "enum": ["text", "json_object"]}},
-        },
-        "tools": {"type": "array", "maxItems": 128, "items": {"type": "object"}},
-        "parallel_tool_calls": _FLAG,
-    },
-}
-_COMPLETION: Final = {
-    "type": "object",
-    "required": ["model", "prompt"],
-    "properties": {**_SAMPLING, "prompt": _TEXT},
-}
-_TOKENIZE: Final = {
-    "type": "object",
-    "required": ["model", "prompt"],
-    "properties": {
-        "model": _TEXT,
-        "prompt": _TEXT,
-        "add_special_tokens": _FLAG,
-        "add_generation_prompt": _FLAG,
-        "return_token_strs": _FLAG,
-    },
-}
-_DETOKENIZE: Final = {
-    "type": "object",
-    "required": ["model", "tokens"],
-    "properties": {"model": _TEXT, "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
-}
 _PAGE: Final[dict[str, Json]] = {
     "limit": {"type": "integer", "minimum": 0, "maximum": 200},
     "skip": _COUNT,
@@ -213,6 +161,7 @@ _OPEN: Final = {
     "/metrics": "Prometheus",
 }
 """What needs no key."""
+_HERE: Final = ("/openapi.json", "/api/v1/api-docs")
 _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/namespaces", "the key's namespace", [], None),
     ("get", f"{_OF_NS}/limits", "limits and sizes", [_NS], None),
@@ -270,10 +219,11 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("put", _QUOTAS_OF, "set a namespace's quotas", [_NS], _QUOTAS),
     ("get", "/v1/models", "list models", [], None),
     ("get", "/v1/models/{name}", "a model", [_path("name")], None),
-    ("post", "/v1/chat/completions", "OpenAI's chat", [], _CHAT),
-    ("post", "/v1/completions", "OpenAI's completions", [], _COMPLETION),
-    ("post", "/tokenize", "vLLM's: the tokens of a text or a chat", [], _TOKENIZE),
-    ("post", "/detokenize", "vLLM's: the text of tokens", [], _DETOKENIZE),
+    ("post", "/v1/chat/completions", "OpenAI's chat", [], v1.CHAT),
+    ("post", "/v1/completions", "OpenAI's completions", [], v1.COMPLETION),
+    ("post", "/v1/responses", "OpenAI's responses, of which none is kept", [], v1.RESPONSE),
+    ("post", "/tokenize", "vLLM's: the tokens of a text or a chat", [], v1.TOKENIZE),
+    ("post", "/detokenize", "vLLM's: the text of tokens", [], v1.DETOKENIZE),
 )
 
 
@@ -281,10 +231,11 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Json]] = {
         path: {"get": {"summary": what, "security": [], "responses": _responses()}} for path, what in _OPEN.items()
     }
-    paths["/api/v1/api-docs"] = {"get": {"summary": "this document", "security": [], "responses": _responses()}}
+    for path in _HERE:
+        paths[path] = {"get": {"summary": "this document", "security": [], "responses": _responses()}}
     for method, path, what, parameters, body in _ROUTES:
         content = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
-        operation = {"summary": what, "parameters": parameters, **content, "responses": _responses()}
+        operation = {"summary": what, "parameters": parameters, **content, "responses": _responses(path)}
         if path == _WEB_PATH[0]:
             operation["security"] = []
         paths.setdefault(path, {})[method] = operation
@@ -302,10 +253,14 @@ def document() -> dict[str, Any]:
     }
 
 
-def _responses() -> Json:
-    return {"200": {"description": "the answer"}, "default": {"description": "an error: {error, code}, or OpenAI's"}}
+def _responses(path: str = "") -> Json:
+    if path.startswith(OPENAI_PATHS):
+        of_openai = {"application/json": {"schema": v1.ERROR}}
+        return {"200": {"description": "the answer"}, "default": {"description": "an error", "content": of_openai}}
+    return {"200": {"description": "the answer"}, "default": {"description": "an error: {error, code}"}}
 
 
+@blueprint.get("/openapi.json")
 @blueprint.get("/api/v1/api-docs")
 def api_docs() -> Response:
     return json_response(document())

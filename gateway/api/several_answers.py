@@ -43,6 +43,8 @@ class _Parts:
         for _ in made.bodies:
             entered.enter_context(core.throttle.counted(asked.subject.namespace))
         self.calls = [replace(asked, body=body).call(self.stop) for body in made.bodies]
+        for call in self.calls:
+            call.prompts_bytes = self.calls[0].prompts_bytes
 
 
 def whole(core: Gateway, asked: Asked, made: Several) -> Response:

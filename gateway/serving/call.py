@@ -48,6 +48,7 @@ class Call:
     dispatched_ms: int | None = None
     emitted: list[int] = field(default_factory=list)
     answer_bytes: int = 0  # that the answer's tokens take in memory
+    prompts_bytes: list[int] = field(default_factory=list)  # that the prompts' logprobs take; one for all parts
     losses: int = 0
     model_version: str = ""  # that the answer's tokens come from
 

@@ -38,7 +38,6 @@ IDLE_S: Final = 20.0
 _CONNECT_S: Final = 5.0
 _TIMEOUT_SLACK_S: Final = 0.5
 """A socket's timeout may be late by this much: setting it is a system call, and it is not made for every token."""
-_MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 _MAX_LOGS_BYTES: Final = 1 << 30
 """The limit of an invoker's own answer.  The invoker limits the lines of each run (limits.logs)."""
 _MAX_OUTPUT_BYTES: Final = 16 << 20
@@ -162,7 +161,7 @@ class Reply:
         """The next frame of a stream (relay.protocol.messages)."""
         with self._guarded():
             (n_bytes,) = struct.unpack("<I", self._exactly(4))
-            if n_bytes > _MAX_FRAME_BYTES:
+            if n_bytes > messages.MAX_RUN_MESSAGE_BYTES:
                 raise ProtocolError(f"a frame of {n_bytes} bytes in a run's stream")
             return messages.from_plain(wire.loads(object, self._exactly(n_bytes)))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.serving.call import Call
 from gateway.serving.event_ids import EventId, Progress
-from relay.protocol.messages import CallDelta, RunFinished, RunPrompt, RunToken, TokenLogprob
+from relay.protocol.messages import CallDelta, RankedToken, RunFinished, RunPrompt, RunToken, TokenLogprob
 
 Json = dict[str, Any]
 
@@ -60,13 +60,21 @@ def _add_prompt(call: Call, choice: Json, tokens: Sequence[RunToken], prompt: Ru
         choice["text"] = prompt.text + choice["text"]
         if prompt.logprobs:
             choice["logprobs"] = _echoed(choice["logprobs"], prompt)
-    if not call.payload.get("return_token_ids"):
-        return {}
-    choice["token_ids"] = [t.token_id for t in tokens]
+    found: Json = {}
+    if call.payload.get("prompt_logprobs") is not None:
+        found["prompt_logprobs"] = [None, *map(_ranked, prompt.ranked)]
+    if call.payload.get("return_token_ids"):
+        choice["token_ids"] = [t.token_id for t in tokens]
+        found["prompt_token_ids"] = list(prompt.token_ids)
     if call.endpoint == "chat":
-        return {"prompt_token_ids": list(prompt.token_ids)}
-    choice["prompt_token_ids"] = list(prompt.token_ids)
+        return found
+    choice.update(found)
     return {}
+
+
+def _ranked(tokens: Sequence[RankedToken]) -> Json:
+    """As vLLM has it."""
+    return {str(t.token_id): {"logprob": _finite(t.logprob), "rank": t.rank, "decoded_token": t.token} for t in tokens}
 
 
 def _echoed(of_answer: Json | None, prompt: RunPrompt) -> Json:
@@ -142,6 +150,14 @@ class Chunks:
                 text += self._id(self._progress.n_tokens + number) + _event(chunk)
         return text
 
+    def over(self, finished: RunFinished) -> str:
+        """The last text of an answer of one choice.  Raises OtherAnswer."""
+        return self.finished(finished) + "data: [DONE]\n\n"
+
+    def failed(self, error: Json) -> str:
+        """``error``: OpenAI's object."""
+        return _event(error)
+
     def comment(self, sentence: str) -> str:
         """OpenAI's SDK takes any empty line after the first id for the end of an event, so none follows there."""
         return f": thaw {sentence}\n" if self.has_id else f": thaw {sentence}\n\n"
@@ -177,7 +193,7 @@ class Chunks:
         return {**chunk, "usage": None} if self._include_usage else chunk
 
 
-def _call_id(call: Call, index: int) -> str:
+def call_id(call: Call, index: int) -> str:
     """The same for every computation of the answer."""
     return f"call_{call.activation_id[:24]}{index:02d}"
 
@@ -186,7 +202,7 @@ def _call_part(call: Call, part: CallDelta) -> Json:
     if not part.name:
         return {"index": part.index, "function": {"arguments": part.arguments}}
     function = {"name": part.name, "arguments": part.arguments}
-    return {"index": part.index, "id": _call_id(call, part.index), "type": "function", "function": function}
+    return {"index": part.index, "id": call_id(call, part.index), "type": "function", "function": function}
 
 
 def _whole_calls(call: Call, parts: Sequence[CallDelta]) -> list[Json]:
@@ -194,7 +210,7 @@ def _whole_calls(call: Call, parts: Sequence[CallDelta]) -> list[Json]:
     for part in parts:
         if part.index == len(made):
             function = {"name": part.name, "arguments": ""}
-            made.append({"id": _call_id(call, part.index), "type": "function", "function": function})
+            made.append({"id": call_id(call, part.index), "type": "function", "function": function})
         made[part.index]["function"]["arguments"] += part.arguments
     return made
 
@@ -230,7 +246,7 @@ def _logprobs(call: Call, tokens: Sequence[RunToken], offset: int = 0) -> Json |
     if not given:
         return None
     if call.endpoint == "chat":
-        return {"content": [_chat_logprob(p) for p in given], "refusal": None}
+        return {"content": [chat_logprob(p) for p in given], "refusal": None}
     offsets = []
     for p in given:
         offsets.append(offset)
@@ -243,7 +259,7 @@ def _logprobs(call: Call, tokens: Sequence[RunToken], offset: int = 0) -> Json |
     }
 
 
-def _chat_logprob(p: TokenLogprob) -> Json:
+def chat_logprob(p: TokenLogprob) -> Json:
     top = [_named(token, logprob) for token, logprob in p.top]
     return {**_named(p.token, p.logprob), "top_logprobs": top}
 

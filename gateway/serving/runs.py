@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.invoker_pool import Reply
-from gateway.serving.kept import token_bytes
+from gateway.serving.kept import prompt_bytes, token_bytes
 from gateway.serving.moving import Moving
 from gateway.serving.routes import Route
-from relay.protocol.messages import RunFailed, RunFinished, RunToken
+from relay.protocol.messages import RunFailed, RunFinished, RunPrompt, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import DeveloperError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 from thaw.trace import Phase
@@ -95,6 +95,8 @@ def _tokens(
         if not whole:
             reply.abort()
         dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+    if message.prompt is not None:
+        _bound_prompt(call, message.prompt, dispatcher.llm_result_bytes)
     yield message
 
 
@@ -120,6 +122,17 @@ def _bound(call: Call, token: RunToken, allowed: int) -> None:
             f"The action produced a response that exceeded the allowed length: {len(call.emitted)} tokens take more "
             f"than {allowed} bytes.",
             hint="ask for fewer tokens or logprobs",
+        )
+
+
+def _bound_prompt(call: Call, prompt: RunPrompt, allowed: int) -> None:
+    """The choices of one request are kept together, and a list of prompts is computed fast.  Raises DeveloperError."""
+    call.prompts_bytes.append(prompt_bytes(prompt))
+    if call.answer_bytes + sum(call.prompts_bytes) > allowed:
+        raise DeveloperError(
+            "The action produced a response that exceeded the allowed length: the logprobs of the prompts take more "
+            f"than {allowed} bytes.",
+            hint="ask for fewer logprobs, or send fewer prompts at once",
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo
@@ -120,6 +120,10 @@ class LlmResume:
     model_version: str = ""
 
 
+MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+"""The largest message in the answer to a run."""
+
+
 @dataclass(frozen=True, slots=True)
 class LlmRun:
     """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The
@@ -165,14 +169,26 @@ class RunToken:
 
 
 @dataclass(frozen=True, slots=True)
+class RankedToken:
+    """A token that could stand at one place of a prompt.  ``rank`` counts from 1, the most likely one."""
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunPrompt:
     """What a request wants to know of its prompt.  ``texts`` has one text for each token, and so has ``logprobs``,
-    where the first one is None, if they are wanted."""
+    where the first one is None, if they are wanted.  ``ranked`` has the tokens that could stand in the place of each
+    from the second on, of which the first is the prompt's own."""
 
     token_ids: tuple[int, ...]
     text: str = ""
     texts: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
+    ranked: tuple[tuple[RankedToken, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

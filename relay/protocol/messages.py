@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.protocol.container_messages import (
+    MAX_RUN_MESSAGE_BYTES,
     CallDelta,
     ConsolidateReply,
     GroupCredential,
@@ -20,6 +21,7 @@ from relay.protocol.container_messages import (
     LlmResume,
     LlmRun,
     PreflightReply,
+    RankedToken,
     RunFailed,
     RunFinished,
     RunPrompt,
@@ -391,8 +393,10 @@ __all__ = [
     "LlmResume",
     "LlmRun",
     "TokenLogprob",
+    "MAX_RUN_MESSAGE_BYTES",
     "RunToken",
     "RunFinished",
+    "RankedToken",
     "RunPrompt",
     "RunFailed",
     *_TYPES,

@@ -92,6 +92,8 @@ def of_records(namespace: str) -> tuple[str, str, str]:
     """What the keys of the namespace's indexes by name, of records and of traces begin with, for a script that has a
     record's id and names."""
     return activations_of(namespace, ""), activation(""), trace("")
+
+
 def endings(namespace: str) -> str:
     """A stream: the namespace's records in the order in which they were written (relay/state/endings.py)."""
     return f"thaw:endings:{namespace}"

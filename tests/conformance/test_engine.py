@@ -343,6 +343,7 @@ def test_the_logprobs_of_a_prompt_come_with_its_first_token_or_are_refused(bench
         return
     assert isinstance(events[0], Token)
     assert [len(one.top) for one in events[0].prompt] == [1] * (len(PROMPT) - 1)
+    assert all((one.rank == 1) is (one.top[0][1] <= one.logprob) for one in events[0].prompt)
     assert isinstance(events[1], Token)
     assert events[1].prompt == ()
     (whole,) = [bench.run(Sampling(1, temperature=0, prompt_logprobs=0), prompt=(*PROMPT, events[0].token_id))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.e2e.machine import ROOT, Machine
+from tests.e2e.machine import Machine
+from tests.e2e.node_clients import node
 
 HERE = "/api/v1/namespaces/_"
 
@@ -68,17 +68,6 @@ def test_a_function_reaches_the_api_with_the_host_and_the_key_that_it_is_given(m
     assert invoke(machine, "asks")["response"]["result"] == {"namespaces": ["guest"], "me": "/guest/asks"}
     deploy(machine, "asks", code, annotations=[{"key": "provide-api-key", "value": False}])
     assert invoke(machine, "asks")["response"]["result"] == {"error": "'__OW_API_KEY'"}
-
-
-def node(script: str, **environ: str) -> Any:
-    """Run a script of tests/clients with node, and return the JSON that it prints."""
-    packages = ROOT / ".venv" / "clients" / "node_modules"
-    assert packages.is_dir(), "OpenWhisk's client is missing: apt-get install -y nodejs npm, then make setup-dev"
-    env = {"PATH": os.environ["PATH"], "NODE_PATH": str(packages), **environ}
-    program = ROOT / "tests" / "clients" / script
-    done = subprocess.run(["node", program], env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine) -> None:

@@ -13,6 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from tests.e2e.machine import Machine
+from tests.e2e.node_clients import node
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -33,6 +34,10 @@ class City(pydantic.BaseModel):
     name: Literal["Paris", "Rome"]
     is_capital: bool
     country: Literal["France", "Italy"]
+
+
+class Town(pydantic.BaseModel):
+    name: Literal["Paris", "Rome"]
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +156,29 @@ def test_a_completion_that_echoes_its_prompt_has_the_prompts_logprobs(client: op
     assert scored.usage.completion_tokens == 0
 
 
+def test_the_logprobs_of_a_prompt_come_as_vllm_has_them(client: openai.OpenAI, platform: Machine) -> None:
+    more: Any = {"model": "chat", "prompt": "The capital of France is", "max_tokens": 1, "temperature": 0}
+    echoed = client.completions.create(**more, logprobs=1, echo=True).choices[0].logprobs
+    assert echoed is not None
+    choice: Any = client.completions.create(**more, extra_body={"prompt_logprobs": 2}).choices[0].model_dump()
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None
+    own = [next(iter(place.values())) for place in rest]  # the prompt's own token comes first
+    assert [one["decoded_token"] for one in own] == [" capital", " of", " France", " is"]
+    for one, logprob in zip(own, (echoed.token_logprobs or [])[1:4], strict=False):
+        assert abs(one["logprob"] - logprob) < 0.2
+    assert all({1, 2} <= {one["rank"] for one in place.values()} for place in rest)
+    chat = client.chat.completions.create(model="chat", messages=ASKED, max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert chat.usage is not None
+    assert len(chat.model_dump()["prompt_logprobs"]) == chat.usage.prompt_tokens
+
+
+def test_a_model_that_cannot_fill_in_says_so(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="chat", prompt="Once", suffix="the end.")
+    assert caught.value.param == "suffix"
+
+
 def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.OpenAI, platform: Machine) -> None:
     answer = client.completions.create(
         model="chat", prompt="Once upon", max_tokens=4, temperature=0, extra_body={"return_token_ids": True}
@@ -173,6 +201,50 @@ def test_token_ids_come_with_an_answer_and_lead_back_to_its_text(client: openai.
     assert chat["count"] == asked.usage.prompt_tokens
     stray = platform.request("POST", "/detokenize", json={"model": "chat", "tokens": [10**6]})
     assert (stray.status_code, stray.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_a_response_has_text_in_its_form_and_calls_tools_whole_and_streamed(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(
+        model="chat", input="Tell me about the city of Paris.", text_format=Town, max_output_tokens=24, temperature=0
+    )
+    assert isinstance(parsed.output_parsed, Town)
+    assert parsed.status == "completed"
+    digit = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+    tools: Any = [{"type": "function", "name": "double", "parameters": {**digit, "additionalProperties": False}}]
+    more: Any = {"tools": tools, "tool_choice": {"type": "function", "name": "double"}, "temperature": 0}
+    asked: Any = {"model": "chat", "instructions": "Use the tool.", "input": "Double 7.", **more}
+    with client.responses.stream(**asked, max_output_tokens=40) as stream:
+        parts = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+        (call,) = stream.get_final_response().output
+    assert call.type == "function_call"
+    assert call.arguments == "".join(parts)
+    assert set(json.loads(call.arguments)) == {"a"}
+    history = [
+        {"role": "user", "content": "Double 7."},
+        call.to_dict(),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "14"},
+    ]
+    after = client.responses.create(model="chat", input=history, max_output_tokens=4)  # type: ignore[arg-type]
+    assert after.output_text
+    assert after.usage is not None
+    assert after.usage.output_tokens <= 4
+    with pytest.raises(openai.BadRequestError) as kept:
+        client.responses.create(model="chat", input="And now?", previous_response_id=after.id)
+    assert kept.value.param == "previous_response_id"
+
+
+def test_openais_npm_client_works_unmodified(platform: Machine) -> None:
+    said = node("openai_verbs.js", THAW_TEST_APIHOST=platform.api, THAW_TEST_AUTH=":".join(platform.auth()))
+    assert "smollm2" in said["models"]
+    assert said["whole"] == said["streamed"] != ""
+    assert said["texts"] == 2
+    assert said["city"] == ["name"]
+    assert said["called"] == [["add", ["a", "b"]]]
+    assert said["response"] == ["incomplete", True]
+    assert said["final"] is True
+    assert said["kept"] == [400, "store", None]
+    assert said["unknown"] == [400, "frobnicate", None]
+    assert said["missing"] == [404, "model", "model_not_found"]
 
 
 def test_several_choices_and_prompts_are_answered(client: openai.OpenAI) -> None:

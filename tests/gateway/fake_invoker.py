@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from relay.protocol import messages
-from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from relay.state.registry import Registry
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, ThawError
@@ -39,6 +39,7 @@ class FakeInvoker:
         self.pace: threading.Semaphore | None = None  # each token needs one release
         self.prefill_pace: threading.Semaphore | None = None  # each run that only computes its prompt needs one
         self.prompt_tokens = 3
+        self.prompt: RunPrompt | None = None  # what is told of each prompt
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
@@ -249,7 +250,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._frame(RunFinished("prefilled", fake.prompt_tokens, first))
                 self.wfile.write(b"0\r\n\r\n")
                 return
-            count = run["body"].get("max_tokens") or 5
+            count = run["body"].get("max_tokens") or run["body"].get("max_completion_tokens") or 5
             for i in range(first, count):
                 if cut is not None and i - first >= cut:
                     self.connection.shutdown(socket.SHUT_RDWR)
@@ -258,7 +259,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._wait_for_pace()
                 logprob = TokenLogprob(f"w{i} ", -0.5, ((f"w{i} ", -0.5),)) if run["body"].get("logprobs") else None
                 self._frame(RunToken(i, 100 + i, f"w{i} ", logprob))
-            self._frame(RunFinished("length", 3, count))
+            self._frame(RunFinished("length", 3, count, prompt=fake.prompt))
             self.wfile.write(b"0\r\n\r\n")
 
         def _wait_for_pace(self, name: str = "pace") -> None:

@@ -96,6 +96,7 @@ def test_the_roles_of_openai_are_accepted(role: str) -> None:
         ({"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}, "messages[0].tool_calls[0]"),
         ({"role": "user", "content": "hi", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "tool", "content": "4"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "hi", "tool_call_id": "c1"}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "a", "audio": {"id": "x"}}, "messages[0].audio"),
         ({"role": "user", "content": "hi", "weight": 2}, "messages[0].weight"),
     ],
@@ -112,6 +113,7 @@ def test_a_history_with_calls_and_their_results_is_accepted() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "4"},
     ]
     accepted(messages=said)
+    accepted(messages=[{"role": "assistant", "content": "4", "tool_calls": [], "tool_call_id": None}])
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,17 @@ def test_what_is_only_known_at_the_end_is_no_part_of_a_stream() -> None:
     accepted("completions", echo=True, return_token_ids=True, max_tokens=0)
     assert refused("completions", echo=True, stream=True)[0] == "echo"
     assert refused(return_token_ids=True, stream=True)[0] == "return_token_ids"
+    accepted(prompt_logprobs=0)
+    assert refused(prompt_logprobs=0, stream=True)[0] == "prompt_logprobs"
+    assert refused("completions", prompt_logprobs=21)[0] == "prompt_logprobs"
+
+
+def test_a_suffix_is_one_of_a_completion_that_does_not_echo() -> None:
+    accepted("completions", suffix="the end")
+    accepted("completions", suffix="", echo=True)
+    assert refused("completions", suffix="the end", echo=True)[0] == "suffix"
+    assert refused("completions", suffix=3)[0] == "suffix"
+    assert refused(suffix="the end")[0] == "suffix"
     assert refused("completions", max_tokens=0)[0] == "max_tokens"
     assert refused(echo=True)[0] == "echo"
 
@@ -229,6 +242,8 @@ def test_what_is_only_known_at_the_end_is_no_part_of_a_stream() -> None:
         ("tokenize", {"prompt": 3}, "prompt"),
         ("tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
         ("tokenize", {"prompt": "a", "temperature": 1}, "temperature"),
+        ("tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ("tokenize", {"messages": [{"role": "x", "content": ""}]}, "messages[0].role"),
         ("detokenize", {}, "tokens"),
         ("detokenize", {"tokens": ["a"]}, "tokens"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.merging import Merging
 from gateway.serving.several import merged, several
+from relay.protocol.messages import RankedToken, RunPrompt
 from relay.state.api_keys import Subject
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -87,6 +89,21 @@ def test_when_one_choice_fails_the_answer_does(gateway: GatewayProcess, invoker:
         assert b'"code": "MemoryTooSmall"' in reply.content
     else:
         assert (reply.status_code, reply.json()["error"]["code"]) == (502, "MemoryTooSmall")
+
+
+def test_the_choices_of_a_request_share_the_memory_for_the_logprobs_of_its_prompts(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    """Each prompt's would fit, and sixty-four of them would fill the gateway."""
+    gateway = start_gateway(THAW_LLM_RESULT_BYTES="60000")
+    ready(gateway, invoker)
+    invoker.prompt = RunPrompt((1, 2), ranked=(tuple(RankedToken(i, "x", -0.5, i) for i in range(100)),))
+    one = complete(gateway, prompt_logprobs=20)
+    assert len(one.json()["choices"][0]["prompt_logprobs"][1]) == 100
+    two = complete(gateway, prompt_logprobs=20, prompt=["a", "b"])
+    assert two.status_code == 502, two.text[:200]
+    assert "the logprobs of the prompts take more than 60000 bytes" in two.json()["error"]["message"]
+    assert complete(gateway, prompt_logprobs=20).status_code == 200, "the count is one request's"
 
 
 def test_an_activation_that_is_invoked_has_one_answer(gateway: GatewayProcess, invoker: FakeInvoker) -> None:

@@ -39,6 +39,7 @@ WHO_MAY = {
     "GET /": ANYBODY,
     "GET /api/v1": ANYBODY,
     "GET /api/v1/api-docs": ANYBODY,
+    "GET /openapi.json": ANYBODY,
     "GET /health": ANYBODY,
     "GET /live": ANYBODY,
     "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
@@ -76,6 +77,7 @@ WHO_MAY = {
     "GET /v1/models": KEY_HOLDER,
     "GET /v1/models/<path:name>": KEY_HOLDER,
     "POST /v1/chat/completions": KEY_HOLDER,
+    "POST /v1/responses": KEY_HOLDER,
     "POST /tokenize": KEY_HOLDER,
     "POST /detokenize": KEY_HOLDER,
     "POST /v1/completions": KEY_HOLDER,

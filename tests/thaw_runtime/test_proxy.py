@@ -204,6 +204,13 @@ def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Contain
     assert reply["info"]["hint"] == "context_length_exceeded"
 
 
+def test_more_than_a_message_holds_is_refused_and_not_sent(ready: Container) -> None:
+    """The gateway would end the run as one of a broken container."""
+    (last,) = ready.stream({"tokens": [97] * 2_200_000}, "detokenize")
+    assert (last["t"], last["error"]["code"]) == ("RunFailed", "BadRequest")
+    assert last["error"]["message"].startswith("what is known of this text takes")
+
+
 def test_tokens_that_the_model_does_not_have_are_no_beginning_of_an_answer(ready: Container) -> None:
     status, reply = ready.run(PROMPT, resume={"output_token_ids": [1, 999_999]})
     assert (status, reply["info"]["code"]) == (400, "BadRequest")

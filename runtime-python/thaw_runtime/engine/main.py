@@ -20,7 +20,7 @@ from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DescriptorClient
 from relay.thread_account import ThreadAccount
 from thaw import lasting
-from thaw.errors import PlatformError, ThawError
+from thaw.errors import BadRequest, PlatformError, ProtocolError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.library import EngineLibrary
@@ -30,6 +30,7 @@ from thaw_runtime.engine.protocol import (
     Engine,
     EngineStarted,
     Event,
+    Failed,
     MakeEngine,
 )
 from thaw_runtime.engine.registry import engine_of_process
@@ -206,7 +207,8 @@ class _Start:
 
     def _engine(self, command: EngineStart, trace: StartTrace) -> tuple[Engine, EngineStarted]:
         def emit(events: Sequence[tuple[str, Event]]) -> None:
-            _tell(self._channel, Events(tuple(events)))
+            for request_id in tell_events(self._channel, events):
+                engine.abort(request_id)
 
         with trace.phase(Phase.CONTEXT_BEGIN):
             segment = self._segment(command.door)
@@ -218,6 +220,22 @@ def _exit(status: int) -> NoReturn:
     """End at once: the engine's exit handlers take a second and free nothing that the kernel does not free."""
     flush_output()
     os._exit(status)
+
+
+def tell_events(channel: Channel, events: Sequence[tuple[str, Event]]) -> list[str]:
+    """Tell the proxy, in several messages where one would be too large for a frame.  An event that alone is too large
+    (the logprobs of a long prompt) fails its request and no other.  Return the requests that failed so."""
+    try:
+        _tell(channel, Events(tuple(events)))
+    except ProtocolError:
+        if len(events) > 1:
+            half = len(events) // 2
+            return [*tell_events(channel, events[:half]), *tell_events(channel, events[half:])]
+        request_id, _ = events[0]
+        error = BadRequest("What is asked of the prompt does not fit in a message: ask for fewer logprobs.")
+        _tell(channel, Events(((request_id, Failed(error.info())),)))
+        return [request_id]
+    return []
 
 
 def _tell(channel: Channel, message: Message) -> None:

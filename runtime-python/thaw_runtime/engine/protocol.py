@@ -68,6 +68,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None  # as logprobs, of the prompt's tokens
+    prompt_param: str = "echo"  # the request's parameter that wants them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,11 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
+    """``top`` begins with the most likely token.  ``rank`` is the token's own, from 1 on; 0: not asked for."""
+
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def _event(request_id: str, event: Event) -> list[Any]:
         is_first = event.spent is not None or bool(event.hops)
         if event.logprobs is not None or is_first:
             plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
-        prompt = [[(one.logprob, one.top) for one in event.prompt]] if event.prompt else []
+        prompt = [[(one.logprob, one.top, one.rank) for one in event.prompt]] if event.prompt else []
         return [*plain, event.spent, event.hops, *prompt] if is_first else plain
     if isinstance(event, Finished):
         usage = event.usage
@@ -163,8 +163,8 @@ def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
     return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))
 
 
-def _read_logprobs(logprob: float, top: Sequence[Any]) -> Logprobs:
-    return Logprobs(logprob, tuple((i, p) for i, p in top))
+def _read_logprobs(logprob: float, top: Sequence[Any], rank: int = 0) -> Logprobs:
+    return Logprobs(logprob, tuple((i, p) for i, p in top), rank)
 
 
 def _read_hops(names: Sequence[str]) -> tuple[HopPath, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
 from thaw import fitness
-from thaw.errors import BadRequest, ModelCorrupt, PlatformError
+from thaw.errors import BadParameter, BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
@@ -31,6 +31,15 @@ DEFAULT_SAMPLING_KEYS = (
 """The keys of generation_config.json that are defaults for a request, as with vLLM's ``--generation-config auto``.
 As in vLLM, ``do_sample`` is not among them, because it is often false in a checkpoint although nobody chose it.
 """
+
+
+_FILL_IN: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+)
+"""The marks before the text, between it and its suffix, and before the answer, by which a model shows that it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,15 @@ class ModelText:
         render = self.template.render_open if goes_on else self.template.render
         prompt = render(messages, variables, tools)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
+
+    def fill_in(self, prefix: object, suffix: str) -> tuple[int, ...]:
+        """The prompt whose answer stands between the two.  Raises BadParameter for a model that was not taught to."""
+        if not isinstance(prefix, str):
+            raise BadParameter("suffix", "a text is filled in between two texts: send the prompt as one")
+        for begin, hole, end in _FILL_IN:
+            if all(self.tokenizer.token_to_id(mark) is not None for mark in (begin, hole, end)):
+                return self.encode(f"{begin}{prefix}{hole}{suffix}{end}")
+        raise BadParameter("suffix", "this model has no tokens for a text that is filled in: leave suffix out")
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
         return TextStream(self.tokenizer, prompt_token_ids, stops)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from relay.protocol.messages import LlmRun
+from relay.protocol.messages import MAX_RUN_MESSAGE_BYTES, LlmRun
 from thaw.errors import BadParameter, BadRequest
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, Sampling
 from thaw_runtime.llm.model_text import ModelText
@@ -22,6 +22,9 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_BIAS = 100.0  # OpenAI's limit
 CONTEXT_HINT = "context_length_exceeded"
+_ECHOED_BYTES = 50
+_RANKED_BYTES = 100
+"""What a logprob of the prompt's takes in the message that ends an answer, by the parameter that asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     usual = text.default_sampling.get("max_new_tokens")
     max_tokens = _max_tokens(run.endpoint, body, len(prompt), max_model_len, None if usual is None else int(usual))
     sampling, stops = _sampling(run.endpoint, body, text, max_tokens, tools.grammar), _stops(body)
+    _check_prompt_logprobs(run.endpoint, body, len(prompt), sampling.prompt_param)
     request = EngineRequest(request_id, prompt, sampling, run.seed, len(output), tuple(output))
     if run.prefill_only and request.over is None:
         # an engine computes a prompt only for a token to follow it, so one is sampled, by the cheapest rule
@@ -67,6 +71,8 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: Tool
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")
+    if body.get("suffix"):
+        return text.fill_in(prompt, body["suffix"])
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
@@ -128,7 +134,8 @@ def _sampling(
         logprobs=_logprobs(endpoint, body),
         logit_bias=_logit_bias(body, text),
         grammar=grammar,
-        prompt_logprobs=_logprobs(endpoint, body) if body.get("echo") else None,
+        prompt_logprobs=_prompt_logprobs(endpoint, body),
+        prompt_param="echo" if body.get("prompt_logprobs") is None else "prompt_logprobs",
     )
 
 
@@ -161,6 +168,23 @@ def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
     if not 0 <= count <= MAX_TOP_LOGPROBS:
         raise BadRequest(f"at most {MAX_TOP_LOGPROBS} logprobs a token can be had, not {count}")
     return int(count)
+
+
+def _prompt_logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
+    """The most that is asked for: an echoed prompt has the answer's number of them, vLLM's parameter its own."""
+    echoed = _logprobs(endpoint, body) if body.get("echo") else None
+    wanted = [n for n in (echoed, body.get("prompt_logprobs")) if n is not None]
+    return max(wanted, default=None)
+
+
+def _check_prompt_logprobs(endpoint: str, body: Mapping[str, Any], n_prompt: int, param: str) -> None:
+    """All logprobs of a prompt come in one message.  Raises BadParameter, before anything is computed."""
+    echoed, ranked = _logprobs(endpoint, body) if body.get("echo") else None, body.get("prompt_logprobs")
+    each = ((echoed, _ECHOED_BYTES), (ranked, _RANKED_BYTES))
+    n_bytes = n_prompt * sum((1 + n) * size for n, size in each if n is not None)
+    if n_bytes > MAX_RUN_MESSAGE_BYTES:
+        said = f"the logprobs of {n_prompt} tokens take about {n_bytes} bytes, and at most {MAX_RUN_MESSAGE_BYTES}"
+        raise BadParameter(param, f"{said} can be had: ask for fewer of each token, or send less text")
 
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:

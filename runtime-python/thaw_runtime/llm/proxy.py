@@ -155,6 +155,9 @@ def _chunk(data: bytes, *, last: bool) -> bytes:
 
 def _frame(message: RunMessage) -> bytes:
     data = json.dumps(messages.to_plain(message), separators=(",", ":"), ensure_ascii=False).encode()
+    if len(data) > messages.MAX_RUN_MESSAGE_BYTES:
+        said = f"what is known of this text takes {len(data)} bytes, and at most {messages.MAX_RUN_MESSAGE_BYTES}"
+        return _frame(RunFailed(BadRequest(f"{said} can be had: send less of it, or ask for fewer logprobs").info()))
     return struct.pack("<I", len(data)) + data
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
+from relay.protocol.messages import LlmRun, RankedToken, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from thaw import hops
 from thaw.hops import HopPath
 from thaw.trace import Phase
@@ -37,8 +37,8 @@ class RunStream:
         stopped = self._replay(request.output_so_far)
         self._over = "stop" if stopped else request.over
         self._emits, self._prefills = self.parsed.emits, run.prefill_only
-        self._wants_prompt = bool(run.body.get("echo") or run.body.get("return_token_ids"))
-        self._echoes = bool(run.body.get("echo"))
+        self._echoes, self._n_ranked = bool(run.body.get("echo")), run.body.get("prompt_logprobs")
+        self._wants_prompt = bool(self._echoes or run.body.get("return_token_ids") or self._n_ranked is not None)
         self._prompt_logprobs: tuple[Logprobs, ...] = ()
         self._completed = len(request.output_so_far)
         self._first = True
@@ -140,18 +140,27 @@ class RunStream:
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
         n_prompt = len(self.parsed.engine.prompt_token_ids)
-        prompt = self._prompt() if self._wants_prompt else None
+        is_answer = reason not in ("abort", "prefilled")
+        prompt = self._prompt() if self._wants_prompt and is_answer else None
         return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls, prompt)
 
     def _prompt(self) -> RunPrompt:
-        token_ids = self.parsed.engine.prompt_token_ids
+        token_ids, sampling = self.parsed.engine.prompt_token_ids, self.parsed.engine.sampling
+        is_known = sampling.prompt_logprobs is not None
+        rows = list(zip(token_ids[1:], self._prompt_logprobs, strict=True)) if is_known else []
+        ranked = () if self._n_ranked is None else tuple(self._ranked(i, one) for i, one in rows)
         if not self._echoes:
-            return RunPrompt(token_ids)
+            return RunPrompt(token_ids, ranked=ranked)
         text = self._text.decode(token_ids)
-        if self.parsed.engine.sampling.prompt_logprobs is None:
-            return RunPrompt(token_ids, text)
-        found = [self._named(i, one) for i, one in zip(token_ids[1:], self._prompt_logprobs, strict=True)]
-        return RunPrompt(token_ids, text, tuple(map(self._text.token_text, token_ids)), (None, *found))
+        if sampling.logprobs is None:
+            return RunPrompt(token_ids, text, ranked=ranked)
+        found = [self._named(i, replace(one, top=one.top[: sampling.logprobs])) for i, one in rows]
+        return RunPrompt(token_ids, text, tuple(map(self._text.token_text, token_ids)), (None, *found), ranked)
+
+    def _ranked(self, token_id: int, found: Logprobs) -> tuple[RankedToken, ...]:
+        others = [(i, p, rank) for rank, (i, p) in enumerate(found.top[: self._n_ranked], start=1) if i != token_id]
+        every = [(token_id, found.logprob, found.rank), *others]
+        return tuple(RankedToken(i, self._text.token_text(i), p, rank) for i, p, rank in every)
 
     def _logprob(self, event: Token) -> TokenLogprob | None:
         return None if event.logprobs is None else self._named(event.token_id, event.logprobs)

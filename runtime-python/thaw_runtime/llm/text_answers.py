@@ -25,7 +25,8 @@ class TextAnswer:
         self._trace = trace
         if run.endpoint == "tokenize":
             token_ids = _tokens(run.body, text)
-            self._prompt = RunPrompt(token_ids, "", tuple(map(text.token_text, token_ids)))
+            texts = tuple(map(text.token_text, token_ids)) if run.body.get("return_token_strs") else ()
+            self._prompt = RunPrompt(token_ids, "", texts)
         else:
             token_ids = tuple(run.body["tokens"])
             check_ids(token_ids, text, "tokens")

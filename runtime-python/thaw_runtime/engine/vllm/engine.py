@@ -348,7 +348,8 @@ class VllmEngine:
         """Hand a request to vLLM.  One that vLLM refuses fails alone."""
         try:
             if request.sampling.prompt_logprobs is not None and self._link is not None and not self._whole:
-                raise BadParameter("echo", "a model in several stages has no logprobs of the prompt: leave one out")
+                why = "a model in several stages has no logprobs of the prompt: leave it out"
+                raise BadParameter(request.sampling.prompt_param, why)
             made = Request(
                 request_id=request.request_id,
                 prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],

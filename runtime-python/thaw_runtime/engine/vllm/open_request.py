@@ -83,5 +83,6 @@ def _of_prompt(tensors: Any, n: int) -> tuple[Logprobs, ...]:
     """The first ``n`` rows: behind the prompt are the tokens of a continued answer."""
     if tensors is None:
         return ()
-    rows = zip(tensors.logprob_token_ids[:n].tolist(), tensors.logprobs[:n].tolist(), strict=True)
-    return tuple(Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True))) for ids, values in rows)
+    columns = (tensors.logprob_token_ids, tensors.logprobs, tensors.selected_token_ranks)
+    rows = zip(*(column[:n].tolist() for column in columns), strict=True)
+    return tuple(Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)), rank) for ids, values, rank in rows)

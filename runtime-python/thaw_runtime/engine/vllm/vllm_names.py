@@ -315,6 +315,7 @@ NAMES: Final = (
         "take the tokens of the last stage",
         Kind.FIELD,
     ),
+    _names(f"{_OUTPUTS}:LogprobsTensors", "selected_token_ranks", "rank the tokens of a prompt", Kind.FIELD),
     _names(
         "vllm.v1.engine:EngineCoreOutput",
         "request_id new_token_ids new_logprobs new_prompt_logprobs_tensors finish_reason prefill_stats",
