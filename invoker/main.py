@@ -14,6 +14,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.commands import Commands
+from invoker.containers.adapters import Adapters
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
@@ -89,8 +90,15 @@ class Agent:
             settings.device,
             self._log,
         )
+        adapters = Adapters(self.fleet, FetchClient(settings.fetchd_socket), self._log)
         self.port = DataPort(
-            settings.bind, self.fleet, preflights, lambda: self._token, self._refresh_token, settings.metrics_token
+            settings.bind,
+            self.fleet,
+            preflights,
+            adapters,
+            lambda: self._token,
+            self._refresh_token,
+            settings.metrics_token,
         )
         self.address = settings.advertise or self.port.address
         deps = Deps(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import redis
 
 from relay.protocol.messages import ActionChanged
 from relay.state import bus
 from relay.state.records import Records, without_code
+from thaw import pools
 from thaw.action import Action
-from thaw.errors import NotFound
+from thaw.errors import Conflict, NotFound
 from thaw.ids import ActionName, Namespace
 
 
@@ -42,7 +44,7 @@ class Actions:
             return self._llm(alias or ActionName(f"{namespace}/{model.removeprefix(f'{namespace}/')}"))
         except NotFound:
             pass
-        for action in self._records.actions(namespace):
+        for action in self.list(namespace):
             if action.config is not None and action.config.model.served_name == model:
                 with self._lock:
                     self._by_model[(namespace, model)] = action.name
@@ -50,21 +52,55 @@ class Actions:
         raise NotFound(f"The model `{model}` does not exist.", hint="GET /v1/models lists yours")
 
     def list(self, namespace: Namespace) -> list[Action]:
-        """Newest first, without their code, from the state server."""
-        return self._records.actions(namespace)
+        """Newest first, without their code, from the state server; without pools, which nobody deployed."""
+        return [a for a in self._records.actions(namespace) if not pools.is_pool(a)]
 
     def put(self, action: Action, *, last: str | None, old: Action | None = None) -> None:
         """See :meth:`Records.put_action`.  Raises Conflict."""
         self._records.put_action(action, last=last, old=old)
         self.forget(action.name)
         bus.publish(self._redis, ActionChanged(action.name))
+        self._keep_pool(action)
+        if old is not None and old.served_by != action.served_by:
+            self._end_pool(old)
 
     def delete(self, name: ActionName) -> Action:
         """Raises NotFound."""
+        action = self._delete(name)
+        self._end_pool(action)
+        return action
+
+    def _delete(self, name: ActionName) -> Action:
         action = self._records.delete_action(namespace_of(name), name)
         self.forget(name)
         bus.publish(self._redis, ActionChanged(name, deleted=True))
         return action
+
+    def _keep_pool(self, action: Action) -> None:
+        """Write the pool of an action that was written, unless it is there.  Nothing of a pool ever changes."""
+        pool = pools.pool_of(action)
+        if pool is None:
+            return
+        try:
+            self._records.put_action(pool, last=self._records.last_version(pool.name))
+        except Conflict:
+            return  # somebody else has written it
+        self.forget(pool.name)
+        bus.publish(self._redis, ActionChanged(pool.name))
+
+    def _end_pool(self, gone: Action) -> None:
+        """Delete the pool of an action that is gone, unless another one has it.  Whoever deploys writes the action
+        before the pool, so one of two at once sees the other's."""
+        pool = pools.pool_of(gone)
+        if pool is None or self._of_pool(pool) is not None:
+            return
+        with suppress(NotFound):  # another gateway has done it
+            self._delete(pool.name)
+        if (late := self._of_pool(pool)) is not None:
+            self._keep_pool(late)
+
+    def _of_pool(self, pool: Action) -> Action | None:
+        return next((a for a in self.list(pool.namespace) if a.served_by == pool.name), None)
 
     def forget(self, name: ActionName | None = None) -> None:
         with self._lock:

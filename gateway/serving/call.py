@@ -50,6 +50,7 @@ class Call:
     answer_bytes: int = 0  # that the answer's tokens take in memory
     losses: int = 0
     model_version: str = ""  # that the answer's tokens come from
+    adapter: str = ""  # the same, with its version; empty until the first token
 
     def note_instance(self, record: InstanceRecord) -> None:
         """The call goes to this instance now, with the tokens that others have emitted."""

@@ -32,7 +32,7 @@ class Demand:
         a failed start may have ended the first demand.  ``ahead``: it will wait later.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
-        self._put(call.activation_id, call.action.name, call.received_ms, ahead=ahead)
+        self._put(call.activation_id, call.action.served_by, call.received_ms, ahead=ahead)
 
     def withdraw(self, call: Call) -> None:
         """An activation may run a second time while its first run ends: its client reconnected, and its answer is
@@ -41,20 +41,20 @@ class Demand:
             return
         call.announced_s = None
         try:
-            self._agree(call.activation_id, call.action.name)
+            self._agree(call.activation_id, call.action.served_by)
         except PlatformError as e:
             with self._lock:
-                self._left[call.activation_id] = call.action.name
+                self._left[call.activation_id] = call.action.served_by
             self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
 
     def settle(self, call: Call) -> None:
         """Put or withdraw the demand of a call that runs already, as the room has it waiting for another slot or not.
         It keeps its age.  Never raises: what fails is done by the next retry()."""
         try:
-            self._agree(call.activation_id, call.action.name)
+            self._agree(call.activation_id, call.action.served_by)
         except PlatformError as e:
             with self._lock:
-                self._left[call.activation_id] = call.action.name
+                self._left[call.activation_id] = call.action.served_by
             self._log.event("demand_not_settled", activation_id=call.activation_id, error=e.message)
 
     def retry(self) -> None:

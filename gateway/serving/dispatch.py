@@ -147,7 +147,7 @@ class Dispatcher:
                 pause_s = _REFUSED_S[min(max(refusals, 1), len(_REFUSED_S)) - 1] if asks else remaining_s
                 if not ticket.event.wait(min(pause_s, remaining_s)):
                     if asks:
-                        self.room.retry(call.action.name)
+                        self.room.retry(call.action.served_by)
                     continue
                 ticket.event.clear()
                 while ticket.notices:
@@ -180,8 +180,8 @@ def _ticket(call: Call) -> Ticket:
     began = call.instance if call.emitted else None
     return Ticket(
         call.activation_id,
-        call.action.name,
-        call.action.version if began is None else began.action_version,
+        call.action.served_by,
+        call.action.served_version if began is None else began.action_version,
         call.received_s,
         exact=began is not None,
         model_version=call.model_version if call.emitted else "",

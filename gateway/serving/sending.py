@@ -9,6 +9,7 @@ from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool, Reply
 from gateway.serving.run_keys import RunKeys
+from relay.protocol.adapter_messages import ADAPTER_HEADER, encoded
 from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
 from thaw.action import Action
@@ -44,8 +45,14 @@ def send_run(
         stream=call.action.is_llm,
         deadline_s=given_up_s,
         hangup=hangup or call.hangup,
-        headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
+        headers=_headers(call),
     )
+
+
+def _headers(call: Call) -> str:
+    config = call.action.config
+    adapter = f"{ADAPTER_HEADER}: {encoded(config.model.adapter)}\r\n" if config and config.model.adapter else ""
+    return f"{ACTIVATION_HEADER}: {call.activation_id}\r\n{adapter}"
 
 
 def run_body(
@@ -60,7 +67,7 @@ def run_body(
     emitted.  A function with the annotation ``provide-api-key`` gets a key from ``run_keys``."""
     value = call.payload
     if call.action.is_llm:
-        resume = LlmResume(tuple(tokens), call.model_version) if tokens else None
+        resume = LlmResume(tuple(tokens), call.model_version, call.adapter) if tokens else None
         value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only))
     deadline_ms = wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))
     plain = {

@@ -22,12 +22,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from invoker import metrics
+from invoker.containers.adapters import Adapters
 from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
 from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
+from relay.protocol.adapter_messages import ADAPTER_HEADER, decoded, encoded
 from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
 from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import lasting, wire
@@ -71,13 +73,15 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         bind: str,
         fleet: Fleet,
         preflights: Preflights,
+        adapters: Adapters,
         token: Callable[[], str],
         refresh: Callable[[], str],
         scrapers: str = "",
     ) -> None:
         """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
         host, _, port = bind.rpartition(":")
-        self.fleet, self.preflights, self.token, self._refresh = fleet, preflights, token, refresh
+        self.fleet, self.preflights, self.adapters = fleet, preflights, adapters
+        self.token, self._refresh = token, refresh
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
@@ -231,17 +235,27 @@ class Handler(http11.Handler):
         live = fleet.begin_run(self._instance_id(self.path, "run"))
         began = time.monotonic()
         try:
-            result = self._run(live, body)
+            result = self._run_with_adapter(live, body)
         finally:
             fleet.end_run(live)
         metrics.RUNS.labels(outcome=result.ending.value).inc()
         metrics.RUN_SECONDS.observe(time.monotonic() - began)
 
-    def _run(self, live: Live, body: bytes) -> Forwarded:
+    def _run_with_adapter(self, live: Live, body: bytes) -> Forwarded:
+        uri = decoded(self.headers.get(ADAPTER_HEADER) or "")
+        if not uri:
+            return self._run(live, body)
+        with self.server.adapters.using(live, uri, time.monotonic() + live.timeout_s) as held:
+            result = self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n")
+            if result.status == STATUS[InstanceBusy]:
+                self.server.adapters.lost(live, held)
+            return result
+
+    def _run(self, live: Live, body: bytes, headers: str = "") -> Forwarded:
         accept = self.headers.get("accept") or "*/*"
         head = (
             f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n{headers}\r\n"
         ).encode("latin-1")
         assert live.handle is not None  # noqa: S101  a READY instance has one
         self.wfile.flush()

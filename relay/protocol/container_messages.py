@@ -113,11 +113,12 @@ class ConsolidateReply:
 class LlmResume:
     """Continue an answer: these tokens were already delivered; the next token's number follows the last of them.
 
-    ``model_version``: the version of the model that computed them; empty: it is not known.
+    ``model_version``: the version of the model that computed them, and ``adapter`` the adapter; empty: it is not known.
     """
 
     output_token_ids: tuple[int, ...]
     model_version: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class RunToken:
     text: str
     logprob: TokenLogprob | None = None
     calls: tuple[CallDelta, ...] = ()
+    adapter: str = ""  # with the first token of a run: the adapter that computes it, with its version
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,7 @@ def test_models_are_listed_by_name_with_their_newest_version(
 
 def _adapter(model: Path) -> None:
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    (model / "model.safetensors").rename(model / "adapter_model.bin")
 
 
 def _gguf(model: Path) -> None:
@@ -322,7 +322,7 @@ def _cache(model: Path) -> None:
 @pytest.mark.parametrize(
     ("become", "message", "command"),
     [
-        (_adapter, "holds an adapter for org/base and not a model", "merge_and_unload"),
+        (_adapter, "holds an adapter for org/base, but not its adapter_model.safetensors", "save_pretrained"),
         (_gguf, "has no safetensors file, only small.Q4_K_M.gguf", "gguf_file="),
         (_pickle, "has no safetensors file, only pytorch_model-00001-of-00002.bin", "from transformers import"),
         (_pointer, "model.safetensors is a git-lfs pointer and not the file itself", "lfs pull"),

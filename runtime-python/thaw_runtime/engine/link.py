@@ -39,6 +39,7 @@ from thaw_runtime.engine.protocol import (
 )
 from thaw_runtime.engine.wire import (
     Abort,
+    AdapterEnded,
     Consolidate,
     ConsolidationDone,
     EngineCheck,
@@ -47,6 +48,7 @@ from thaw_runtime.engine.wire import (
     EngineStart,
     EngineStartFailed,
     Events,
+    LoadAdapter,
     Message,
     Submit,
     decode,
@@ -87,6 +89,7 @@ class EngineLink:
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
         self._checked: queue.SimpleQueue[Checked | ThawError] = queue.SimpleQueue()
         self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
+        self._loads: dict[str, queue.SimpleQueue[ErrorInfo | None]] = {}  # of adapters, by name
         self._lost: ErrorInfo | None = None
         self.stops = StopWatch(pid, "engine")
         channel.set_timeout(None)
@@ -158,13 +161,27 @@ class EngineLink:
             raise from_info(outcome)
         return outcome
 
+    def load_adapter(self, name: str, replaces: str, config: str, weights_fd: int) -> None:
+        """Let the engine load an adapter, and wait for that.  The caller closes ``weights_fd``, and loads one of a name
+        at a time.  Raises the error that kept the engine from it, InstanceGone.  There is no deadline: the engine
+        answers after its present step."""
+        ended: queue.SimpleQueue[ErrorInfo | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._lost is not None:
+                raise InstanceGone("the engine has died")
+            self._loads[name] = ended
+        self._send(LoadAdapter(name, replaces, config), (weights_fd,))
+        error = ended.get()
+        if error is not None:
+            raise from_info(error)
+
     def inflight(self) -> int:
         with self._lock:
             return len(self._answers)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         try:
-            self._channel.send(encode(message))
+            self._channel.send(encode(message), fds)
         except OSError:
             pass  # the reader thread sees the same end and fails the request
 
@@ -188,6 +205,8 @@ class EngineLink:
             self._checked.put(message.checked or error)
         elif isinstance(message, ConsolidationDone):
             self._end_consolidation(message.outcome)
+        elif isinstance(message, AdapterEnded):
+            self._end_load(message.name, message.error)
         else:
             raise ProtocolError(f"the engine sent {type(message).__name__}")
 
@@ -198,6 +217,12 @@ class EngineLink:
                 del self._answers[request_id]
         if answer is not None:
             answer.events.put(event)
+
+    def _end_load(self, name: str, error: ErrorInfo | None) -> None:
+        with self._lock:
+            ended = self._loads.pop(name, None)
+        if ended is not None:
+            ended.put(error)
 
     def _end_consolidation(self, outcome: ConsolidationEnded) -> None:
         with self._lock:
@@ -218,6 +243,8 @@ class EngineLink:
         self._outcome.put(_start_error(how, signal_number))
         self._checked.put(_start_error(how, signal_number))
         self._end_consolidation(error)
+        for name in list(self._loads):
+            self._end_load(name, error)
         return signal_number
 
 

@@ -69,6 +69,23 @@ class Consolidate:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text."""
+
+    name: str
+    replaces: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEnded:
+    """Engine → proxy, once for each LoadAdapter; without ``error`` it is loaded."""
+
+    name: str
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReady:
     started: EngineStarted
 
@@ -101,10 +118,22 @@ Message = (
     | EngineStartFailed
     | Events
     | ConsolidationDone
+    | LoadAdapter
+    | AdapterEnded
 )
 _PLAIN: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (EngineStart, EngineCheck, EngineChecked, Abort, Consolidate, EngineReady, EngineStartFailed)
+    for cls in (
+        EngineStart,
+        EngineCheck,
+        EngineChecked,
+        Abort,
+        Consolidate,
+        EngineReady,
+        EngineStartFailed,
+        LoadAdapter,
+        AdapterEnded,
+    )
 }
 _OUTCOMES: dict[str, type[ConsolidationEnded]] = {cls.__name__: cls for cls in (Consolidated, ErrorInfo)}
 

@@ -1,0 +1,178 @@
+"""Adapters on their way into an instance: at the first run that wants one, and again after it has made room.
+
+::
+
+    fetchd:  Inspect ── FetchStart ── grant ── bytes arrive ──┐        cancel, close the descriptor socket
+    here:                                       a reader of its own ── POST /adapter ── the run goes on
+
+The bytes stay in fetchd's pool as those of a model do, so an adapter that comes back is not fetched again.  They go
+through this process, because a container's descriptor socket keeps what it gave until the container ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from invoker.containers.adapter_slots import AdapterSlots, Held
+from invoker.containers.call import ContainerCall
+from invoker.containers.fleet import Fleet
+from invoker.containers.live import Live
+from relay.clients.fetch import DescriptorClient, FetchClient
+from relay.protocol.adapter_messages import (
+    ADAPTER_HEADER,
+    CONFIG_BYTES_HEADER,
+    MOST_ADAPTER_BYTES,
+    REPLACES_HEADER,
+    encoded,
+)
+from relay.protocol.messages import FetchStart
+from relay.protocol.segment import SegmentReader
+from thaw import wire
+from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from thaw.errors import (
+    ErrorInfo,
+    InstanceGone,
+    ModelCorrupt,
+    ModelUnsupported,
+    ProtocolError,
+    ThawError,
+    TimeLimitExceeded,
+    WorkerLost,
+    from_info,
+)
+from thaw.ids import GroupId, InstanceId, random_hex_id
+from thaw.logs import Log
+from thaw.model import FileRange, ModelFacts
+from thaw.plan import PlanModel
+
+
+class Adapters:
+    def __init__(self, fleet: Fleet, fetch: FetchClient, log: Log) -> None:
+        self._fleet, self._fetch, self._log = fleet, fetch, log
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def using(self, live: Live, uri: str, deadline: float) -> Iterator[Held]:
+        """While the block runs, the instance has the adapter.  ``deadline`` is monotonic.
+
+        Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable, TimeLimitExceeded, and InstanceGone when
+        the instance is ending.
+        """
+        slots = self._slots_of(live, deadline)
+        held, replaces = slots.pin(uri, deadline)
+        try:
+            if replaces is not None:
+                began = time.monotonic()
+                try:
+                    name, n_bytes = self._load(live, uri, replaces, deadline)
+                except BaseException:
+                    slots.forget(held)
+                    raise
+                slots.loaded(held, name)
+                took_s = round(time.monotonic() - began, 4)
+                self._log.event("adapter_loaded", instance_id=live.record.instance_id, n_bytes=n_bytes, s=took_s)
+            yield held
+        finally:
+            slots.unpin(held)
+
+    def lost(self, live: Live, held: Held) -> None:
+        """The container says that it does not have the adapter."""
+        if live.adapters is not None:
+            live.adapters.forget(held)
+
+    def _slots_of(self, live: Live, deadline: float) -> AdapterSlots:
+        """The instance's own table.  A restarted invoker asks the container what it has."""
+        with self._lock:
+            if live.adapters is None:
+                config = live.function.config if live.function is not None else None
+                n_slots = config.adapter_slots if config is not None else 0
+                if not n_slots:
+                    raise ModelUnsupported("this instance takes no adapters", hint="deploy the function again")
+                names = _asked(live, "GET", "/adapters", "", b"", deadline)["names"]
+                live.adapters = AdapterSlots(n_slots, names)
+            return live.adapters
+
+    def _load(self, live: Live, uri: str, replaces: str, deadline: float) -> tuple[str, int]:
+        """Return the name under which the container has it now, and its bytes."""
+        namespace = live.record.action.partition("/")[0]
+        facts = self._fetch.inspect_adapter(uri, namespace, deadline_s=_left_s(deadline))
+        name = f"{uri}#{facts.version}"
+        with self._fetched(facts, namespace, deadline) as (config, weights):
+            headers = (
+                f"{ADAPTER_HEADER}: {encoded(name)}\r\n{REPLACES_HEADER}: {encoded(replaces)}\r\n"
+                f"{CONFIG_BYTES_HEADER}: {len(config)}\r\n"
+            )
+            _asked(live, "POST", "/adapter", headers, b"".join((config, weights)), deadline)
+        return name, facts.n_bytes
+
+    @contextmanager
+    def _fetched(self, facts: ModelFacts, namespace: str, deadline: float) -> Iterator[tuple[memoryview, memoryview]]:
+        """The bytes of the two files, while the block runs."""
+        for file in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME):
+            if not facts.files.get(file):
+                raise ModelCorrupt(f"{facts.asked_for} has no {file}", hint="push the adapter again")
+        if facts.n_bytes > MOST_ADAPTER_BYTES:
+            raise ModelUnsupported(
+                f"the adapter has {facts.n_bytes} bytes; at most {MOST_ADAPTER_BYTES} are taken",
+                hint="merge it into its base model and push the result",
+            )
+        mark, fetch = random_hex_id(), self._fetch
+        group_id, reader_id = GroupId(f"adapter-{mark}"), InstanceId(f"adapter-{mark[:24]}")
+        ranges = tuple(FileRange(file, 0, n_bytes) for file, n_bytes in facts.files.items() if n_bytes)
+        model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
+        request = FetchStart(group_id, 0, self._fleet.epoch, model, ranges, namespace=namespace)
+        try:
+            started = fetch.start(request, deadline_s=_left_s(deadline))
+            path = fetch.open_descriptor_socket(reader_id, deadline_s=_left_s(deadline))
+            fetch.grant_segment(reader_id, started.segment_id, group_id, 0, deadline_s=_left_s(deadline))
+            client = DescriptorClient.connect(path, deadline_s=_left_s(deadline))
+            try:
+                reader = client.segment(deadline_s=_left_s(deadline))
+                try:
+                    reader.wait(reader.n_bytes, _left_s(deadline))
+                    views = (_view(reader, facts, name) for name in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME))
+                    with next(views) as config, next(views) as weights:
+                        yield config, weights
+                finally:
+                    reader.close()
+            finally:
+                client.close()
+        finally:
+            self._quietly(lambda: fetch.close_descriptor_socket(reader_id))
+            self._quietly(lambda: fetch.cancel(group_id, self._fleet.epoch))
+
+    @staticmethod
+    def _quietly(tell: Callable[[], None]) -> None:
+        with suppress(ThawError):  # fetchd is away: it holds nothing when it comes back
+            tell()
+
+
+def _view(reader: SegmentReader, facts: ModelFacts, file: str) -> memoryview:
+    return reader.view(reader.locate(file, 0), facts.files[file])
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeLimitExceeded("the adapter was not loaded within the action's time limit")
+    return left_s
+
+
+def _asked(live: Live, method: str, path: str, headers: str, body: bytes, deadline: float) -> dict[str, Any]:
+    """The container's answer.  Raises the error that it names."""
+    if live.handle is None:
+        raise InstanceGone("the instance has no container")
+    try:
+        status, plain = ContainerCall(live.handle.socket_path, _left_s(deadline)).ask(method, path, body, headers)
+    except TimeoutError as e:
+        raise TimeLimitExceeded("the adapter was not loaded within the action's time limit") from e
+    except (OSError, ProtocolError) as e:
+        raise InstanceGone(f"the container gave no answer: {e}") from e
+    if status != 200:
+        info = plain.get("info")
+        raise from_info(wire.from_plain(ErrorInfo, info)) if info else WorkerLost(f"the container answered {status}")
+    return plain

@@ -1,0 +1,80 @@
+"""The adapters of one container: which are loaded, and how one comes in."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from relay.protocol.adapter_messages import (
+    ADAPTER_HEADER,
+    CONFIG_BYTES_HEADER,
+    MOST_ADAPTER_BYTES,
+    REPLACES_HEADER,
+    decoded,
+)
+from thaw.errors import BadRequest, InstanceBusy
+from thaw_runtime.engine.link import EngineLink
+
+_MOST_CONFIG_BYTES = 1 << 20
+
+
+class Adapters:
+    """Thread-safe.  Loads of one name do not come at once: the invoker makes one of them."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        self._loaded: set[str] = set()
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(self._loaded)
+
+    def check(self, name: str) -> None:
+        """Raises InstanceBusy: the invoker that sent the run will know better when it is sent again."""
+        with self._lock:
+            if name and name not in self._loaded:
+                raise InstanceBusy("the adapter has just left this instance")
+
+    def load(self, headers: Mapping[str, str], body: BinaryIO) -> None:
+        """Read an adapter from a request and load it.  Raises BadRequest, and what the engine raises."""
+        name, replaces = decoded(headers.get(ADAPTER_HEADER, "")), decoded(headers.get(REPLACES_HEADER, ""))
+        n_bytes, n_config = (_number(headers, key) for key in ("content-length", CONFIG_BYTES_HEADER))
+        if not (name and 0 < n_config <= min(n_bytes - 1, _MOST_CONFIG_BYTES) and n_bytes <= MOST_ADAPTER_BYTES):
+            raise BadRequest("an adapter has a name, a config and weights")
+        config = body.read(n_config).decode("utf-8", "replace")
+        fd = _memory(body, n_bytes - n_config)
+        try:
+            with self._lock:
+                self._loaded.discard(replaces)
+            self._link.load_adapter(name, replaces, config, fd)
+            with self._lock:
+                self._loaded.add(name)
+        finally:
+            os.close(fd)
+
+
+def _number(headers: Mapping[str, str], key: str) -> int:
+    text = headers.get(key, "")
+    return int(text) if text.isdigit() and len(text) < 20 else 0
+
+
+def _memory(body: BinaryIO, n_bytes: int) -> int:
+    """A descriptor of memory with the next bytes of ``body``.  Raises BadRequest when there are fewer."""
+    fd = os.memfd_create("adapter")
+    try:
+        os.ftruncate(fd, n_bytes)
+        with mmap.mmap(fd, n_bytes) as memory, memoryview(memory) as view:
+            done = 0
+            while done < n_bytes:
+                count = body.readinto(view[done:])  # type: ignore[attr-defined]
+                if not count:
+                    raise BadRequest(f"the adapter ended at byte {done} of {n_bytes}")
+                done += count
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

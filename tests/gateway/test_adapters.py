@@ -1,0 +1,95 @@
+"""Functions with adapters at the gateway: they wait for their pool's instances, and name the adapter to the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.state.records import Records
+from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.action import Action
+from thaw.ids import Namespace
+from thaw.pools import is_pool
+
+
+def adapted(adapter: str) -> dict[str, Any]:
+    return {"base": "s3://models/base", "adapter": f"s3://models/{adapter}"}
+
+
+def pools(invoker: FakeInvoker) -> list[Action]:
+    return [a for a in Records(invoker.client).actions(Namespace("guest")) if is_pool(a)]
+
+
+def test_functions_of_one_base_are_answered_by_one_instance_and_each_names_its_adapter(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name)
+    for name in ("a", "b"):
+        reply = gateway.chat(model=name)
+        assert reply.status_code == 200, reply.text
+        assert gateway.record(reply.headers["X-Openwhisk-Activation-Id"])["name"] == name
+    assert [run["adapter"] for run in invoker.runs] == ["s3://models/a", "s3://models/b"]
+
+
+def test_a_request_that_waits_is_demand_of_the_pool(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    with gateway.chat(model="a", stream=True) as reply:
+        (demand,) = invoker.wait_for_demand()
+        assert demand.action == pool.name
+        invoker.ready(pool.name)
+        assert b"[DONE]" in reply.content
+
+
+def test_a_pool_is_listed_nowhere_and_goes_with_its_last_function(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    (pool,) = pools(invoker)
+    listed = gateway.call("GET", "/api/v1/namespaces/_/actions").json()
+    models = gateway.call("GET", "/v1/models").json()["data"]
+    assert sorted(a["name"] for a in listed) == sorted(m["id"] for m in models) == ["a", "b"]
+    bearer = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+    gateway.session.auth, auth = None, gateway.session.auth
+    uses = gateway.call("GET", "/api/v1/thaw/models", headers=bearer).json()["actions"]
+    gateway.session.auth = auth
+    assert {(u["action"], u["uri"]) for u in uses} == {
+        (f"guest/{name}", f"s3://models/{part}") for name in ("a", "b") for part in ("base", name)
+    }
+    gateway.call("DELETE", "/api/v1/namespaces/_/actions/a")
+    assert pools(invoker) == [pool]
+    reply = gateway.call(
+        "PUT",
+        "/api/v1/namespaces/_/actions/b?overwrite=true",
+        json={"config": {"kind": "llm:vllm", "model": adapted("b"), "scaling": {"max_batch": 2}}},
+    )
+    assert reply.status_code == 200, reply.text
+    (other,) = pools(invoker)
+    assert other.name != pool.name
+    gateway.call("DELETE", "/api/v1/namespaces/_/actions/b")
+    assert pools(invoker) == []
+
+
+def test_the_adapter_must_be_allowed_too(gateway: GatewayProcess) -> None:
+    model = {"base": "s3://models/base", "adapter": "https://elsewhere.example/a"}
+    reply = gateway.call("PUT", "/api/v1/namespaces/_/actions/a", json={"config": {"kind": "llm:vllm", "model": model}})
+    assert reply.status_code == 403, reply.text
+    assert "https://elsewhere.example/a" in reply.json()["error"]
+
+
+def test_an_answer_goes_on_with_the_version_of_the_adapter_that_began_it(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.adapter = "s3://models/a#1"
+    invoker.cut_after.append(2)
+    invoker.ready(pool.name)
+    invoker.ready(pool.name, instance="i1", group="b" * 32)
+    assert gateway.chat(model="a").status_code == 200
+    _, second = invoker.runs
+    assert second["value"]["resume"]["adapter"] == "s3://models/a#1"

@@ -1,0 +1,83 @@
+"""LoRA adapters: what is one, and whether it fits its base model.
+
+An adapter of rank r changes the product with a weight W of shape (rows, columns) to W + B·A, times a factor, with A of
+shape (r, columns) and B of (rows, r).  The names of its tensors say which weights those are.  This module is pure: the
+caller has read the headers of both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from thaw import checkpoint
+from thaw.errors import ModelUnsupported
+from thaw.model import TensorInfo
+
+_PART: Final = re.compile(r"base_model\.model\.(.{1,300})\.lora_([AB])(?:\.default)?\.weight")
+_HEAD: Final = re.compile(r"(?:\A|\.)(?:lm_head|embed_out|output)\Z")
+_MERGE: Final = "merge it into its base model and push the result as a model of its own"
+
+
+def is_one(names: Collection[str]) -> bool:
+    """Whether these files, which were pushed or found together, are an adapter: a model is fetched without this one."""
+    return checkpoint.ADAPTER_CONFIG_NAME in names
+
+
+def check(
+    what: str, tensors: Sequence[TensorInfo], base: str, base_tensors: Sequence[TensorInfo], max_rank: int
+) -> None:
+    """``what`` and ``base`` name the two in errors.  Raises ModelUnsupported, with the next step."""
+    parts: dict[str, dict[str, TensorInfo]] = {}
+    for t in tensors:
+        found = _PART.fullmatch(t.name)
+        if found is None or len(t.shape) != 2:
+            raise ModelUnsupported(
+                f"{what} has the tensor {t.name!r:.120}, which is no part of a plain LoRA adapter", hint=_MERGE
+            )
+        parts.setdefault(found[1], {})[found[2]] = t
+    if not parts:
+        raise ModelUnsupported(f"{what} changes nothing: it has no tensors", hint="save the adapter again")
+    shapes = {t.name: t.shape for t in base_tensors}
+    for name, pair in parts.items():
+        _check_part(what, name, pair, base, shapes, max_rank)
+
+
+def _check_part(
+    what: str,
+    name: str,
+    pair: Mapping[str, TensorInfo],
+    base: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    max_rank: int,
+) -> None:
+    if "A" not in pair or "B" not in pair:
+        raise ModelUnsupported(f"{what} has only one half of its change to {name}", hint="save the adapter again")
+    if checkpoint.is_entry(name) or _HEAD.search(name):
+        raise ModelUnsupported(f"{what} changes {name}; adapters of embeddings and heads are not taken", hint=_MERGE)
+    (rank, columns), (rows, other_rank) = pair["A"].shape, pair["B"].shape
+    if rank != other_rank:
+        raise ModelUnsupported(f"{what}: the halves of its change to {name} have the ranks {rank} and {other_rank}")
+    if rank > max_rank:
+        raise ModelUnsupported(
+            f"{what} has rank {rank}, and the function takes adapters of rank {max_rank} at most",
+            hint=f"set engine.max_lora_rank to at least {rank}",
+        )
+    wanted = shapes.get(f"{name}.weight")
+    if wanted is None and f"{name}.qweight" in shapes:
+        return  # packed by its quantisation
+    if wanted is None:
+        raise _other_base(what, base, f"it changes {name}, which {base} does not have")
+    if wanted not in ((rows, columns), (columns, rows)):  # GPT-2 keeps its weights transposed
+        raise _other_base(what, base, f"its {name} is {rows} x {columns}, and that of {base} {_times(wanted)}")
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _other_base(what: str, base: str, why: str) -> ModelUnsupported:
+    return ModelUnsupported(
+        f"{what} is no adapter of {base}: {why}", hint="name the model that it was trained on as model.base"
+    )
