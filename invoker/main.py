@@ -114,7 +114,7 @@ class Agent:
         self._consolidating = Consolidating(
             self.fleet, records, partial(bus.publish, self._redis), settings.consolidate_timeout_s, self._log
         )
-        self._commands = Commands(deps, self.cells, self._consolidating, self._registry, self._redis)
+        self._commands = Commands(deps, self.cells, self._consolidating, adapters, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
         self.fleet.on_pool_left = self.cells.on_ready = self.reporter.has_news

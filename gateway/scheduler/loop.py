@@ -199,7 +199,7 @@ class Scheduler:
     def _note(self, item: object, arrival: Arrival) -> None:
         match item:
             case DemandAdded():
-                self._effects.seen(item.activation_id, arrival)
+                self._effects.seen(item.activation_id, arrival, item.adapter)
             case DemandRemoved():
                 self._effects.gone(item.activation_id)
             case StartRefused():

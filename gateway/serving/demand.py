@@ -32,7 +32,9 @@ class Demand:
         a failed start may have ended the first demand.  ``ahead``: it will wait later.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
-        self._put(call.activation_id, call.action.served_by, call.received_ms, ahead=ahead)
+        config = call.action.config
+        adapter = config.model.adapter if config is not None else ""
+        self._put(call.activation_id, call.action.served_by, call.received_ms, ahead=ahead, adapter=adapter)
 
     def withdraw(self, call: Call) -> None:
         """An activation may run a second time while its first run ends: its client reconnected, and its answer is
@@ -90,10 +92,20 @@ class Demand:
             if (self._room.waiting(action, activation_id) is None) == (ticket is None):
                 return
 
-    def _put(self, activation_id: ActivationId, action: ActionName, received_ms: int, *, ahead: bool = False) -> None:
+    def _put(
+        self,
+        activation_id: ActivationId,
+        action: ActionName,
+        received_ms: int,
+        *,
+        ahead: bool = False,
+        adapter: str = "",
+    ) -> None:
         """Put the demand with its age: a request that lost its worker before its first token goes to the head of the
         scheduler's queue."""
         waited_ms = max(0, wall_ms() - received_ms)
         self._registry.add_demand(
-            DemandAdded(activation_id, action, namespace_of(action), self._gateway, received_ms, waited_ms, ahead)
+            DemandAdded(
+                activation_id, action, namespace_of(action), self._gateway, received_ms, waited_ms, ahead, adapter
+            )
         )

@@ -69,6 +69,13 @@ class AdapterSlots:
                 del self._held[held.uri]
             self._changed.notify_all()
 
+    def take_over(self, names: Sequence[str]) -> None:
+        """The container has these.  Those that nobody knew of are the first to go."""
+        with self._changed:
+            found = {name.rpartition("#")[0]: name for name in names}
+            unknown = {uri: Held(uri, name) for uri, name in found.items() if uri not in self._held}
+            self._held = unknown | self._held
+
     def unpin(self, held: Held) -> None:
         with self._changed:
             held.pins -= 1

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from invoker.containers.adapter_slots import AdapterSlots, Held
 from invoker.containers.call import ContainerCall
@@ -49,6 +49,11 @@ from thaw.logs import Log
 from thaw.model import FileRange, ModelFacts
 from thaw.plan import PlanModel
 
+AHEAD_S: Final = 60.0
+"""How long the bytes of an adapter may take to come before a run has asked for them."""
+
+LOOK_S: Final = 5.0
+
 
 class Adapters:
     def __init__(self, fleet: Fleet, fetch: FetchClient, log: Log) -> None:
@@ -71,6 +76,7 @@ class Adapters:
                     name, n_bytes = self._load(live, uri, replaces, deadline)
                 except BaseException:
                     slots.forget(held)
+                    self._look_again(live, slots)
                     raise
                 slots.loaded(held, name)
                 took_s = round(time.monotonic() - began, 4)
@@ -79,6 +85,37 @@ class Adapters:
         finally:
             slots.unpin(held)
 
+    def fetch_ahead(self, uris: Sequence[str], namespace: str) -> None:
+        """Bring adapters into fetchd's pool while the instance starts for which requests that want them wait.  Whatever
+        goes wrong is said to the runs themselves."""
+        for uri in uris:
+            threading.Thread(target=self._fetch_ahead, args=(uri, namespace), name="adapter", daemon=True).start()
+
+    def _fetch_ahead(self, uri: str, namespace: str) -> None:
+        deadline = time.monotonic() + AHEAD_S
+        with suppress(ThawError):
+            facts = self._fetch.inspect_adapter(uri, namespace, deadline_s=_left_s(deadline))
+            request = self._request(facts, GroupId(f"adapter-{random_hex_id()}"), namespace)
+            try:
+                self._fetch.start(request, deadline_s=_left_s(deadline))
+                self._fetch.wait(request.group_id, 0, deadline_s=_left_s(deadline))
+            finally:
+                self._quietly(lambda: self._fetch.cancel(request.group_id, self._fleet.epoch))
+
+    def _request(self, facts: ModelFacts, group_id: GroupId, namespace: str) -> FetchStart:
+        """Raises ModelCorrupt, ModelUnsupported."""
+        for file in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME):
+            if not facts.files.get(file):
+                raise ModelCorrupt(f"{facts.asked_for} has no {file}", hint="push the adapter again")
+        if facts.n_bytes > MOST_ADAPTER_BYTES:
+            raise ModelUnsupported(
+                f"the adapter has {facts.n_bytes} bytes; at most {MOST_ADAPTER_BYTES} are taken",
+                hint="merge it into its base model and push the result",
+            )
+        ranges = tuple(FileRange(file, 0, n_bytes) for file, n_bytes in facts.files.items() if n_bytes)
+        model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
+        return FetchStart(group_id, 0, self._fleet.epoch, model, ranges, namespace=namespace)
+
     def lost(self, live: Live, held: Held) -> None:
         """The container says that it does not have the adapter."""
         if live.adapters is not None:
@@ -86,15 +123,20 @@ class Adapters:
 
     def _slots_of(self, live: Live, deadline: float) -> AdapterSlots:
         """The instance's own table.  A restarted invoker asks the container what it has."""
-        with self._lock:
-            if live.adapters is None:
-                config = live.function.config if live.function is not None else None
-                n_slots = config.adapter_slots if config is not None else 0
-                if not n_slots:
-                    raise ModelUnsupported("this instance takes no adapters", hint="deploy the function again")
-                names = _asked(live, "GET", "/adapters", "", b"", deadline)["names"]
-                live.adapters = AdapterSlots(n_slots, names)
-            return live.adapters
+        if live.adapters is None:
+            config = live.function.config if live.function is not None else None
+            n_slots = config.adapter_slots if config is not None else 0
+            if not n_slots:
+                raise ModelUnsupported("this instance takes no adapters", hint="deploy the function again")
+            made = AdapterSlots(n_slots, _asked(live, "GET", "/adapters", "", b"", deadline)["names"])
+            with self._lock:
+                live.adapters = live.adapters or made  # another first run may have been faster
+        return live.adapters
+
+    def _look_again(self, live: Live, slots: AdapterSlots) -> None:
+        """After a load that failed, nobody here knows whether the other adapter has made room for it."""
+        with suppress(ThawError):
+            slots.take_over(_asked(live, "GET", "/adapters", "", b"", time.monotonic() + LOOK_S)["names"])
 
     def _load(self, live: Live, uri: str, replaces: str, deadline: float) -> tuple[str, int]:
         """Return the name under which the container has it now, and its bytes."""
@@ -112,19 +154,9 @@ class Adapters:
     @contextmanager
     def _fetched(self, facts: ModelFacts, namespace: str, deadline: float) -> Iterator[tuple[memoryview, memoryview]]:
         """The bytes of the two files, while the block runs."""
-        for file in (ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME):
-            if not facts.files.get(file):
-                raise ModelCorrupt(f"{facts.asked_for} has no {file}", hint="push the adapter again")
-        if facts.n_bytes > MOST_ADAPTER_BYTES:
-            raise ModelUnsupported(
-                f"the adapter has {facts.n_bytes} bytes; at most {MOST_ADAPTER_BYTES} are taken",
-                hint="merge it into its base model and push the result",
-            )
         mark, fetch = random_hex_id(), self._fetch
         group_id, reader_id = GroupId(f"adapter-{mark}"), InstanceId(f"adapter-{mark[:24]}")
-        ranges = tuple(FileRange(file, 0, n_bytes) for file, n_bytes in facts.files.items() if n_bytes)
-        model = PlanModel(facts.uri, facts.sha256, facts.etag, facts.n_bytes)
-        request = FetchStart(group_id, 0, self._fleet.epoch, model, ranges, namespace=namespace)
+        request = self._request(facts, group_id, namespace)
         try:
             started = fetch.start(request, deadline_s=_left_s(deadline))
             path = fetch.open_descriptor_socket(reader_id, deadline_s=_left_s(deadline))

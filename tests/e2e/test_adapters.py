@@ -29,9 +29,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     try:
         made.up()
         push(made, write_base(place / "base"), "base")
-        for seed, name in enumerate(("a", "b", "c"), 1):
+        for seed, name in enumerate(("a", "b", "c", "d"), 1):
             push(made, write_adapter(place / name, seed), name)
-        push(made, write_adapter(place / "other", 4, base={**LINEAR, "mlp.up_proj": (96, 64)}), "other")
+        push(made, write_adapter(place / "other", 5, base={**LINEAR, "mlp.up_proj": (96, 64)}), "other")
         yield made
     finally:
         made.down()
@@ -57,6 +57,13 @@ def ask(machine: Machine, name: str) -> tuple[str, dict[str, Any]]:
     return reply.json()["choices"][0]["text"], json.loads(printed[printed.index("{") :])
 
 
+def fetched_before(machine: Machine, name: str) -> list[bool]:
+    """For each fetch of an adapter, in order: whether its bytes were in the host's memory already."""
+    lines = (machine.state_dir / "logs" / "host-0-fetchd.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines if '"fetch_begin"' in line]
+    return [e["resident"] for e in events if e["uri"].startswith(f"s3://models/{name}@")]
+
+
 def annotation(record: dict[str, Any], key: str) -> Any:
     return next((a["value"] for a in record["annotations"] if a["key"] == key), None)
 
@@ -71,6 +78,12 @@ def test_functions_with_adapters_of_one_base_answer_from_one_instance(machine: M
     records = [record for _, record in found.values()]
     assert len({annotation(r, "instance") or r.get("instanceId") for r in records}) == 1, records
     assert {r["name"] for r in records} == {"a", "b", "c"}
+
+
+def test_an_adapter_is_fetched_while_its_request_waits_for_the_base(machine: Machine) -> None:
+    assert put(machine, "cold", "d", engine={**SETTINGS["engine"], "max_model_len": 64}).status_code == 200
+    ask(machine, "cold")
+    assert fetched_before(machine, "d") == [False, True]
 
 
 def test_a_pool_is_nobodys_function_and_goes_with_its_last_one(machine: Machine) -> None:

@@ -39,7 +39,7 @@ def test_a_request_that_waits_is_demand_of_the_pool(gateway: GatewayProcess, inv
     (pool,) = pools(invoker)
     with gateway.chat(model="a", stream=True) as reply:
         (demand,) = invoker.wait_for_demand()
-        assert demand.action == pool.name
+        assert (demand.action, demand.adapter) == (pool.name, "s3://models/a")
         invoker.ready(pool.name)
         assert b"[DONE]" in reply.content
 

@@ -61,6 +61,18 @@ def test_two_runs_that_want_an_adapter_load_it_once() -> None:
     assert found == [None]
 
 
+def test_what_did_not_make_room_after_all_is_known_again_and_the_first_to_go() -> None:
+    slots = AdapterSlots(2)
+    for uri in ("a", "b"):
+        load(slots, uri)
+    held, replaced = slots.pin("c", later())
+    assert replaced == "a#1"
+    slots.forget(held)
+    slots.unpin(held)
+    slots.take_over(["a#1", "b#1"])
+    assert [load(slots, uri) for uri in ("b", "c", "b")] == [None, "a#1", None]
+
+
 def test_a_load_that_failed_is_tried_by_the_next_one() -> None:
     slots = AdapterSlots(1)
     held, _ = slots.pin("a", later())

@@ -16,6 +16,7 @@ from gateway.scheduler.decisions import (
     InspectModelOn,
     LearnFrom,
     RewritePlan,
+    StageStart,
     StartGroup,
 )
 from gateway.scheduler.io.effects import Arrival, Effects, load_history
@@ -145,6 +146,18 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
     effects.seen(ActivationId("a"), now)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), now)
     assert "wait_s" not in Records(client).trace(PLAN.group_id)[1].attrs
+
+
+def test_a_host_is_told_once_which_adapters_the_requests_want_that_wait_for_a_start(client: redis.Redis) -> None:
+    effects, now = effects_on(client), Arrival.now()
+    wanted = {"a": "s3://m/x", "b": "s3://m/x", "c": "", "d": "s3://m/y", "gone": "s3://m/z"}
+    for name, adapter in wanted.items():
+        effects.seen(ActivationId(name), now, adapter)
+    effects.gone(ActivationId("gone"))
+    stages = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
+    effects.apply(StartGroup(PLAN, stages, tuple(map(ActivationId, wanted)), {}), now)
+    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
+    assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/x", "s3://m/y")
 
 
 def test_a_host_is_told_which_instance_is_to_become_one_worker(client: redis.Redis) -> None:

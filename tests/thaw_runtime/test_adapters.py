@@ -54,6 +54,13 @@ class Adapted(Forked):
         http.close()
         return answer
 
+    def hold(self, adapters: Mapping[str, Path], *names: str) -> None:
+        """Load these, and nothing else."""
+        strangers = [n for n in self.ask("GET", "/adapters")[1]["names"] if n not in names]
+        for name in names:
+            status, reply = self.load(name, adapters[name], replaces=strangers.pop() if strangers else "")
+            assert status == 200, reply
+
     def answer(self, adapter: str = "", body: Mapping[str, Any] = BODY, **value: Any) -> list[dict[str, Any]]:
         http = UnixConnection(self.socket, timeout=120)
         headers = STREAM | ({ADAPTER_HEADER: adapter} if adapter else {})
@@ -133,8 +140,7 @@ def wanted(zygote: Zygote, base: Path, adapters: Mapping[str, Path], place: Path
 def test_each_adapter_answers_as_the_model_it_was_merged_into_in_one_batch_with_the_others_and_the_base(
     engine: Adapted, adapters: Mapping[str, Path], wanted: Mapping[str, list[int]]
 ) -> None:
-    for name in ("a", "b"):
-        assert engine.load(name, adapters[name]) == (200, {"ok": True})
+    engine.hold(adapters, "a", "b")
     assert engine.ask("GET", "/adapters") == (200, {"names": ["a", "b"]})
     found: dict[tuple[str, int], list[int]] = {}
 
@@ -152,8 +158,7 @@ def test_each_adapter_answers_as_the_model_it_was_merged_into_in_one_batch_with_
 def test_an_adapter_takes_the_place_of_another_one_and_comes_back(
     engine: Adapted, adapters: Mapping[str, Path], wanted: Mapping[str, list[int]]
 ) -> None:
-    for name in ("a", "b"):
-        engine.load(name, adapters[name])
+    engine.hold(adapters, "a", "b")
     assert engine.load("c", adapters["c"], replaces="a") == (200, {"ok": True})
     assert [engine.tokens(name) for name in ("c", "b", "")] == [wanted[name] for name in ("c", "b", "")]
     (refused,) = engine.answer("a")
@@ -165,8 +170,7 @@ def test_an_adapter_takes_the_place_of_another_one_and_comes_back(
 def test_an_adapter_never_reads_the_prefix_that_another_one_computed(
     engine: Adapted, adapters: Mapping[str, Path]
 ) -> None:
-    for name in ("a", "b"):
-        engine.load(name, adapters[name])
+    engine.hold(adapters, "a", "b")
     body = BODY | {"prompt": [7, *PROMPT]}  # nobody has computed it yet
 
     def cached(name: str) -> int:
@@ -178,8 +182,7 @@ def test_an_adapter_never_reads_the_prefix_that_another_one_computed(
 
 
 def test_an_adapter_that_a_request_uses_is_not_replaced(engine: Adapted, adapters: Mapping[str, Path]) -> None:
-    for name in ("a", "b"):
-        engine.load(name, adapters[name])
+    engine.hold(adapters, "a", "b")
     http = UnixConnection(engine.socket, timeout=120)
     body = run_body(BODY | {"max_tokens": 400}, "completions")
     http.request("POST", "/run", json.dumps(body), STREAM | {ADAPTER_HEADER: "a"})
@@ -187,15 +190,24 @@ def test_an_adapter_that_a_request_uses_is_not_replaced(engine: Adapted, adapter
     first = next(messages)
     assert first.get("adapter") == "a", first
     status, reply = engine.load("c", adapters["c"], replaces="a")
-    assert (status, reply["info"]["code"]) == (409, "Conflict")
+    assert (status, reply["info"]["code"]) == (500, "InstanceBusy")
     http.close()
+    assert engine.ask("GET", "/adapters")[1]["names"] == ["a", "b"]
+
+
+def test_no_adapter_is_evicted_that_nobody_named(
+    engine: Adapted, adapters: Mapping[str, Path], wanted: Mapping[str, list[int]]
+) -> None:
+    engine.hold(adapters, "a", "b")
+    status, reply = engine.load("c", adapters["c"])
+    assert (status, reply["info"]["message"]) == (500, "all 2 places for adapters are taken")
+    assert [engine.tokens(name) for name in ("a", "b")] == [wanted[name] for name in ("a", "b")]
 
 
 def test_what_does_not_fit_the_base_fails_alone_and_says_so(
     engine: Adapted, adapters: Mapping[str, Path], wanted: Mapping[str, list[int]], place: Path
 ) -> None:
-    for name in ("a", "b"):
-        engine.load(name, adapters[name])
+    engine.hold(adapters, "a", "b")
     status, reply = engine.load("wide", write_adapter(place / "wide", 4, rank=16), replaces="b")
     assert (status, reply["info"]["code"]) == (502, "ModelUnsupported")
     assert "rank 16 is greater than max_lora_rank 8" in reply["error"]
@@ -205,7 +217,7 @@ def test_what_does_not_fit_the_base_fails_alone_and_says_so(
 def test_an_answer_that_another_version_of_the_adapter_began_is_not_continued(
     engine: Adapted, adapters: Mapping[str, Path]
 ) -> None:
-    engine.load("a", adapters["a"])
+    engine.hold(adapters, "a", "b")
     (refused,) = engine.answer("a", resume={"output_token_ids": [1, 2], "adapter": "an older one"})
     assert refused["info"]["code"] == "ModelChanged"
 

@@ -229,7 +229,8 @@ class Engine(Protocol):
     def load_adapter(self, files: AdapterFiles, ended: Callable[[ErrorInfo | None], None]) -> None:
         """Load an adapter between two steps.  Returns at once; ``ended`` is called once, on any thread, with None when
         requests may name it.  Errors: ModelUnsupported for one that does not fit the model, which takes the place of
-        the other one all the same, and Conflict when requests use the one that it would replace."""
+        the other one all the same, and InstanceBusy, which changes nothing, when requests use the one that it would
+        replace, or all places are taken."""
         ...
 
     def drain(self, deadline_s: float) -> bool:

@@ -15,7 +15,7 @@ from relay.protocol.adapter_messages import (
     REPLACES_HEADER,
     decoded,
 )
-from thaw.errors import BadRequest, InstanceBusy
+from thaw.errors import BadRequest, InstanceBusy, ThawError
 from thaw_runtime.engine.link import EngineLink
 
 _MOST_CONFIG_BYTES = 1 << 20
@@ -48,13 +48,22 @@ class Adapters:
         config = body.read(n_config).decode("utf-8", "replace")
         fd = _memory(body, n_bytes - n_config)
         try:
-            with self._lock:
-                self._loaded.discard(replaces)
-            self._link.load_adapter(name, replaces, config, fd)
-            with self._lock:
-                self._loaded.add(name)
+            self._load(name, replaces, config, fd)
         finally:
             os.close(fd)
+
+    def _load(self, name: str, replaces: str, config: str, fd: int) -> None:
+        try:
+            self._link.load_adapter(name, replaces, config, fd)
+        except InstanceBusy:
+            raise  # nothing has changed
+        except ThawError:
+            with self._lock:
+                self._loaded.discard(replaces)
+            raise
+        with self._lock:
+            self._loaded.discard(replaces)
+            self._loaded.add(name)
 
 
 def _number(headers: Mapping[str, str], key: str) -> int:

@@ -24,7 +24,7 @@ from vllm.platforms import current_platform
 
 from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import LlmConfig
-from thaw.errors import Conflict, ErrorInfo, InstanceGone, ModelUnsupported, ThawError
+from thaw.errors import ErrorInfo, InstanceBusy, InstanceGone, ModelUnsupported, ThawError
 from thaw.logs import print_traceback
 from thaw_runtime.engine.protocol import AdapterFiles
 from thaw_runtime.engine.vllm.errors import unusable_adapter
@@ -73,9 +73,9 @@ def _takes_none(model: torch.nn.Module, why: str) -> ModelUnsupported:
 class Adapters:
     """Those of one engine.  Everything here is called on the engine thread."""
 
-    def __init__(self, worker: Any) -> None:
-        """``worker`` is vLLM's."""
-        self._worker = worker
+    def __init__(self, worker: Any, n_slots: int) -> None:
+        """``worker`` is vLLM's, which has places for ``n_slots``.  For one more it would evict any, also one in use."""
+        self._worker, self._n_slots = worker, n_slots
         self._known: dict[str, LoRARequest] = {}
         self._numbers = count(1)
 
@@ -100,14 +100,16 @@ class Adapters:
         return None
 
     def _load(self, files: AdapterFiles, in_use: Collection[str]) -> None:
-        if files.replaces in in_use:
-            raise Conflict(f"the adapter {shown(files.replaces, 200)} is in use")
-        if files.name in self._known:
-            return
+        if files.replaces and files.replaces in in_use:
+            raise InstanceBusy(f"the adapter {shown(files.replaces, 200)} is in use")
+        is_there = files.name in self._known
+        if not is_there and files.replaces not in self._known and len(self._known) >= self._n_slots:
+            raise InstanceBusy(f"all {self._n_slots} places for adapters are taken")
         replaced = self._known.pop(files.replaces, None)
         if replaced is not None:
             self._worker.remove_lora(replaced.lora_int_id)
-        self._known[files.name] = self._loaded(files)
+        if not is_there:
+            self._known[files.name] = self._loaded(files)
 
     def _loaded(self, files: AdapterFiles) -> LoRARequest:
         directory = Path(tempfile.mkdtemp(prefix="adapter-"))  # see use_own_tmp in thaw_runtime/engine/main.py
