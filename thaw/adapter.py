@@ -69,7 +69,7 @@ def _check_part(
         return  # packed by its quantisation
     if wanted is None:
         raise _other_base(what, base, f"it changes {name}, which {base} does not have")
-    if wanted not in ((rows, columns), (columns, rows)):  # GPT-2 keeps its weights transposed
+    if wanted != (rows, columns):
         raise _other_base(what, base, f"its {name} is {rows} x {columns}, and that of {base} {_times(wanted)}")
 
 

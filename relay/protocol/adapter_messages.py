@@ -11,6 +11,8 @@ from urllib.parse import quote, unquote
 
 ADAPTER_HEADER: Final = "x-thaw-adapter"
 """Of a run, and of the request that loads it: which one.  Percent-encoded."""
+LEFT_HEADER: Final = "x-thaw-left-ms"
+"""Of a run that names an adapter: how long it may still take."""
 REPLACES_HEADER: Final = "x-thaw-replaces"
 """Of the request that loads it: the one that makes room, if any."""
 CONFIG_BYTES_HEADER: Final = "x-thaw-config-bytes"

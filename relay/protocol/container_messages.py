@@ -125,13 +125,15 @@ class LlmResume:
 class LlmRun:
     """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The
     answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
-    way, so that little is missing when it arrives."""
+    way, so that little is missing when it arrives.  ``adapter``: the URI of the function's own, which the container
+    compares with what the invoker says: one of before there were adapters says nothing."""
 
     endpoint: str  # "chat" | "completions" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
     prefill_only: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ def tensors(**shapes: tuple[int, ...]) -> list[TensorInfo]:
     return [TensorInfo(name.replace("__", "."), "f", 0, 0, "F32", shape) for name, shape in shapes.items()]
 
 
-BASE = tensors(model__layers__0__q__weight=(64, 32), transposed__weight=(32, 96), packed__qweight=(8, 8))
+BASE = tensors(model__layers__0__q__weight=(64, 32), packed__qweight=(8, 8))
 Q = "base_model__model__model__layers__0__q"
 
 
@@ -26,10 +26,8 @@ def check(**shapes: tuple[int, ...]) -> None:
 def test_an_adapter_of_its_base_is_taken() -> None:
     check(
         **{
-            f"{Q}__lora_A__weight": (16, 32),
-            f"{Q}__lora_B__weight": (64, 16),
-            "base_model__model__transposed__lora_A__default__weight": (4, 32),
-            "base_model__model__transposed__lora_B__default__weight": (96, 4),
+            f"{Q}__lora_A__default__weight": (16, 32),
+            f"{Q}__lora_B__default__weight": (64, 16),
             "base_model__model__packed__lora_A__weight": (4, 9),
             "base_model__model__packed__lora_B__weight": (9, 4),
         }
@@ -53,6 +51,11 @@ def test_an_adapter_of_its_base_is_taken() -> None:
         (
             {f"{Q}__lora_A__weight": (4, 48), f"{Q}__lora_B__weight": (64, 4)},
             "is no adapter of s3://m/base: its model.layers.0.q is 64 x 48, and that of s3://m/base 64 x 32",
+            "model.base",
+        ),
+        (
+            {f"{Q}__lora_A__weight": (4, 64), f"{Q}__lora_B__weight": (32, 4)},
+            "its model.layers.0.q is 32 x 64, and that of s3://m/base 64 x 32",
             "model.base",
         ),
         ({f"{Q}__lora_A__weight": (4, 32), f"{Q}__lora_B__weight": (64, 8)}, "have the ranks 4 and 8", ""),

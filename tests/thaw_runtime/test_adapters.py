@@ -14,12 +14,13 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, REPLACES_HEADER
-from tests.thaw_runtime.adapters import merge, write_adapter, write_base
+from tests.thaw_runtime.adapters import LINEAR, merge, write_adapter, write_base
 from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.test_vllm import Forked, Zygote
 from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
+from thaw.errors import AdapterMissing
 from thaw_runtime.engine.kv_memory import adapter_bytes, geometry
 
 pytestmark = pytest.mark.vllm
@@ -66,7 +67,7 @@ class Adapted(Forked):
         headers = STREAM | ({ADAPTER_HEADER: adapter} if adapter else {})
         http.request("POST", "/run", json.dumps(run_body(body, "completions", **value)), headers)
         reply = http.getresponse()
-        found = list(frames(reply)) if reply.status == 200 else [json.loads(reply.read())]
+        found = list(frames(reply)) if reply.status == 200 else [{**json.loads(reply.read()), "status": reply.status}]
         http.close()
         return found
 
@@ -162,7 +163,7 @@ def test_an_adapter_takes_the_place_of_another_one_and_comes_back(
     assert engine.load("c", adapters["c"], replaces="a") == (200, {"ok": True})
     assert [engine.tokens(name) for name in ("c", "b", "")] == [wanted[name] for name in ("c", "b", "")]
     (refused,) = engine.answer("a")
-    assert refused["info"]["code"] == "InstanceBusy"
+    assert (refused["status"], refused["info"]["code"]) == (AdapterMissing.http_status, "AdapterMissing")
     assert engine.load("a", adapters["a"], replaces="c") == (200, {"ok": True})
     assert engine.tokens("a") == wanted["a"]
 
@@ -210,8 +211,41 @@ def test_what_does_not_fit_the_base_fails_alone_and_says_so(
     engine.hold(adapters, "a", "b")
     status, reply = engine.load("wide", write_adapter(place / "wide", 4, rank=16), replaces="b")
     assert (status, reply["info"]["code"]) == (502, "ModelUnsupported")
-    assert "rank 16 is greater than max_lora_rank 8" in reply["error"]
+    assert "has rank 16, and the function takes adapters of rank 8 at most" in reply["error"]
     assert engine.tokens("a") == wanted["a"]
+
+
+def test_an_adapter_of_a_smaller_model_is_not_copied_into_a_corner_of_its_place(
+    engine: Adapted, adapters: Mapping[str, Path], place: Path
+) -> None:
+    engine.hold(adapters, "a", "b")
+    half = {name: (rows // 2, columns // 2) for name, (rows, columns) in LINEAR.items()}
+    status, reply = engine.load("small", write_adapter(place / "small", 5, base=half), replaces="b")
+    assert (status, reply["info"]["code"]) == (502, "ModelUnsupported"), reply
+    assert "mlp.down_proj is 32 x 64, and that of the model of this instance 64 x 128" in reply["error"]
+
+
+def test_an_adapter_that_takes_its_own_place_stays(
+    engine: Adapted, adapters: Mapping[str, Path], wanted: Mapping[str, list[int]]
+) -> None:
+    engine.hold(adapters, "a", "b")
+    assert engine.load("a", adapters["a"], replaces="a") == (200, {"ok": True})
+    assert engine.tokens("a") == wanted["a"]
+
+
+def test_the_adapters_are_named_in_the_order_of_their_loads(engine: Adapted, adapters: Mapping[str, Path]) -> None:
+    for order in (("a", "b"), ("b", "a")):
+        engine.hold(adapters, *order)
+        assert engine.ask("GET", "/adapters")[1]["names"] == list(order)
+
+
+def test_a_run_whose_adapter_the_host_does_not_bring_is_refused(engine: Adapted) -> None:
+    http = UnixConnection(engine.socket, timeout=120)
+    body = run_body(BODY, "completions", adapter="s3://models/a")
+    http.request("POST", "/run", json.dumps(body), STREAM)
+    refused = json.loads(http.getresponse().read())
+    http.close()
+    assert "the function has an adapter, and this host brings none" in refused["error"]
 
 
 def test_an_answer_that_another_version_of_the_adapter_began_is_not_continued(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
@@ -89,7 +90,8 @@ class EngineLink:
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
         self._checked: queue.SimpleQueue[Checked | ThawError] = queue.SimpleQueue()
         self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
-        self._loads: dict[str, queue.SimpleQueue[ErrorInfo | None]] = {}  # of adapters, by name
+        self._loads: dict[int, queue.SimpleQueue[ErrorInfo | None]] = {}  # of adapters, by number
+        self._numbers = count(1)
         self._lost: ErrorInfo | None = None
         self.stops = StopWatch(pid, "engine")
         channel.set_timeout(None)
@@ -162,15 +164,21 @@ class EngineLink:
         return outcome
 
     def load_adapter(self, name: str, replaces: str, config: str, weights_fd: int) -> None:
-        """Let the engine load an adapter, and wait for that.  The caller closes ``weights_fd``, and loads one of a name
-        at a time.  Raises the error that kept the engine from it, InstanceGone.  There is no deadline: the engine
-        answers after its present step."""
+        """Let the engine load an adapter, and wait for that.  The caller closes ``weights_fd``.  Raises the error that
+        kept the engine from it, InstanceGone, ProtocolError for a config that does not fit in a frame.  There is no
+        deadline: the engine answers after its present step."""
         ended: queue.SimpleQueue[ErrorInfo | None] = queue.SimpleQueue()
         with self._lock:
             if self._lost is not None:
                 raise InstanceGone("the engine has died")
-            self._loads[name] = ended
-        self._send(LoadAdapter(name, replaces, config), (weights_fd,))
+            number = next(self._numbers)
+            self._loads[number] = ended
+        try:
+            self._send(LoadAdapter(number, name, replaces, config), (weights_fd,))
+        except ProtocolError:
+            with self._lock:
+                self._loads.pop(number, None)
+            raise
         error = ended.get()
         if error is not None:
             raise from_info(error)
@@ -206,7 +214,7 @@ class EngineLink:
         elif isinstance(message, ConsolidationDone):
             self._end_consolidation(message.outcome)
         elif isinstance(message, AdapterEnded):
-            self._end_load(message.name, message.error)
+            self._end_load(message.number, message.error)
         else:
             raise ProtocolError(f"the engine sent {type(message).__name__}")
 
@@ -218,9 +226,9 @@ class EngineLink:
         if answer is not None:
             answer.events.put(event)
 
-    def _end_load(self, name: str, error: ErrorInfo | None) -> None:
+    def _end_load(self, number: int, error: ErrorInfo | None) -> None:
         with self._lock:
-            ended = self._loads.pop(name, None)
+            ended = self._loads.pop(number, None)
         if ended is not None:
             ended.put(error)
 
@@ -243,8 +251,8 @@ class EngineLink:
         self._outcome.put(_start_error(how, signal_number))
         self._checked.put(_start_error(how, signal_number))
         self._end_consolidation(error)
-        for name in list(self._loads):
-            self._end_load(name, error)
+        for number in list(self._loads):
+            self._end_load(number, error)
         return signal_number
 
 

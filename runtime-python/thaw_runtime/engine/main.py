@@ -105,7 +105,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
 
 def _load_adapter(channel: Channel, engine: Engine, message: LoadAdapter, fds: list[int]) -> None:
     def ended(error: ErrorInfo | None) -> None:
-        _tell(channel, AdapterEnded(message.name, error))
+        _tell(channel, AdapterEnded(message.number, error))
 
     (weights_fd,) = fds
     engine.load_adapter(AdapterFiles(message.name, message.replaces, message.config.encode(), weights_fd), ended)

@@ -23,12 +23,12 @@ from thaw_runtime.weights.sidecars import model_config
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
-def stage_memories(init: LlmInit, segment: Segment, dtype: str, *, quantised: bool) -> list[StageMemory]:
+def stage_memories(init: LlmInit, segment: Segment, dtype: str, *, quantised: bool, on_cpu: bool) -> list[StageMemory]:
     """The memory of every stage; each stage computes the same list, because all get the same numbers."""
     plain = model_config(segment)
     if init.n_stages == 1:
         shape = geometry(plain, layer_count(plain))
-        weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype)
+        weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
         return [StageMemory(init.reserve_bytes, weights, shape)]
     return [
         _stage_memory(s, plain, dtype, whole=s.role is StageRole.FULL and not quantised, last=s is init.stages[-1])
@@ -36,9 +36,11 @@ def stage_memories(init: LlmInit, segment: Segment, dtype: str, *, quantised: bo
     ]
 
 
-def slots_bytes(init: LlmInit, shape: Geometry, dtype: str) -> int:
-    """Of the adapters that an instance of the function has at once; twice, because the host keeps what is loaded."""
-    return 2 * adapter_bytes(shape, dtype, init.config.engine.max_lora_rank, init.config.adapter_slots)
+def slots_bytes(init: LlmInit, shape: Geometry, dtype: str, *, on_cpu: bool) -> int:
+    """Of the adapters that an instance of the function has at once; on a CPU twice, because vLLM keeps a copy of what
+    is loaded in the host's memory."""
+    slots = adapter_bytes(shape, dtype, init.config.engine.max_lora_rank, init.config.adapter_slots)
+    return 2 * slots if on_cpu else slots
 
 
 def _stage_memory(stage: StageShape, plain: Mapping[str, Any], dtype: str, *, whole: bool, last: bool) -> StageMemory:

@@ -70,8 +70,10 @@ class Consolidate:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text."""
+    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text.  ``number``: which
+    load it is, because one adapter may be loaded again before the first load has ended."""
 
+    number: int
     name: str
     replaces: str
     config: str
@@ -81,7 +83,7 @@ class LoadAdapter:
 class AdapterEnded:
     """Engine → proxy, once for each LoadAdapter; without ``error`` it is loaded."""
 
-    name: str
+    number: int
     error: ErrorInfo | None = None
 
 

@@ -15,29 +15,30 @@ from relay.protocol.adapter_messages import (
     REPLACES_HEADER,
     decoded,
 )
-from thaw.errors import BadRequest, InstanceBusy, ThawError
+from thaw.errors import AdapterMissing, BadRequest, InstanceBusy, ThawError
 from thaw_runtime.engine.link import EngineLink
 
 _MOST_CONFIG_BYTES = 1 << 20
 
 
 class Adapters:
-    """Thread-safe.  Loads of one name do not come at once: the invoker makes one of them."""
+    """Thread-safe."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
         self._lock = threading.Lock()
-        self._loaded: set[str] = set()
+        self._loaded: dict[str, None] = {}
 
     def names(self) -> list[str]:
+        """The one loaded last is the last."""
         with self._lock:
-            return sorted(self._loaded)
+            return list(self._loaded)
 
     def check(self, name: str) -> None:
-        """Raises InstanceBusy: the invoker that sent the run will know better when it is sent again."""
+        """Raises AdapterMissing: the invoker that sent the run will know better when it is sent again."""
         with self._lock:
             if name and name not in self._loaded:
-                raise InstanceBusy("the adapter has just left this instance")
+                raise AdapterMissing("the adapter has just left this instance")
 
     def load(self, headers: Mapping[str, str], body: BinaryIO) -> None:
         """Read an adapter from a request and load it.  Raises BadRequest, and what the engine raises."""
@@ -59,11 +60,12 @@ class Adapters:
             raise  # nothing has changed
         except ThawError:
             with self._lock:
-                self._loaded.discard(replaces)
+                self._loaded.pop(replaces, None)
             raise
         with self._lock:
-            self._loaded.discard(replaces)
-            self._loaded.add(name)
+            self._loaded.pop(replaces, None)
+            self._loaded.pop(name, None)
+            self._loaded[name] = None
 
 
 def _number(headers: Mapping[str, str], key: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from relay.clients.fetch import DescriptorClient
 from relay.protocol.messages import InitReply, LlmInit, LlmRun, PreflightReply
 from thaw import versions, wire
-from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged
+from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
@@ -107,8 +107,9 @@ class LlmContainer:
 
     def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[RunStream | TextAnswer, float | None]:
         """The request's stream, ready to start, and its monotonic deadline.  ``adapter``: the loaded one that answers;
-        empty: the base model.  Raises BadRequest, InstanceGone, InstanceBusy for an adapter that is not loaded, and
-        ModelChanged for an answer that another version of the model began."""
+        empty: the base model.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter that is not loaded,
+        ModelUnsupported for a function's adapter that the host has not brought, and ModelChanged for an answer that
+        another version of the model began."""
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -118,6 +119,10 @@ class LlmContainer:
             raise InstanceGone(f"stage {self._init.stage} of a pipeline takes no requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
         _check_version(run, self._init, adapter)
+        if not adapter and (run.adapter or self._init.config.model.adapter):
+            raise ModelUnsupported(
+                "the function has an adapter, and this host brings none", hint="update thaw on every machine"
+            )
         self.adapters.check(adapter)
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +22,12 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.models import supports_lora
 from vllm.platforms import current_platform
 
+from thaw import adapter, checkpoint
 from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo, InstanceBusy, InstanceGone, ModelUnsupported, ThawError
 from thaw.logs import print_traceback
+from thaw.model import TensorInfo
 from thaw_runtime.engine.protocol import AdapterFiles
 from thaw_runtime.engine.vllm.errors import unusable_adapter
 from thaw_runtime.engine.vllm.lora_on_cpu import GROUPED
@@ -73,9 +75,11 @@ def _takes_none(model: torch.nn.Module, why: str) -> ModelUnsupported:
 class Adapters:
     """Those of one engine.  Everything here is called on the engine thread."""
 
-    def __init__(self, worker: Any, n_slots: int) -> None:
-        """``worker`` is vLLM's, which has places for ``n_slots``.  For one more it would evict any, also one in use."""
-        self._worker, self._n_slots = worker, n_slots
+    def __init__(self, worker: Any, config: LlmConfig, base: Sequence[TensorInfo]) -> None:
+        """``worker`` is vLLM's, which has places for some adapters.  For one more it would evict any, also one in use.
+        ``base``: the tensors of the model."""
+        self._worker, self._n_slots, self._max_rank = worker, config.adapter_slots, config.engine.max_lora_rank
+        self._base = tuple(base) if self._n_slots else ()
         self._known: dict[str, LoRARequest] = {}
         self._numbers = count(1)
 
@@ -100,18 +104,28 @@ class Adapters:
         return None
 
     def _load(self, files: AdapterFiles, in_use: Collection[str]) -> None:
-        if files.replaces and files.replaces in in_use:
-            raise InstanceBusy(f"the adapter {shown(files.replaces, 200)} is in use")
+        replaces = "" if files.replaces == files.name else files.replaces
+        if replaces and replaces in in_use:
+            raise InstanceBusy(f"the adapter {shown(replaces, 200)} is in use")
         is_there = files.name in self._known
-        if not is_there and files.replaces not in self._known and len(self._known) >= self._n_slots:
+        if not is_there and replaces not in self._known and len(self._known) >= self._n_slots:
             raise InstanceBusy(f"all {self._n_slots} places for adapters are taken")
-        replaced = self._known.pop(files.replaces, None)
+        replaced = self._known.pop(replaces, None)
         if replaced is not None:
             self._worker.remove_lora(replaced.lora_int_id)
         if not is_there:
             self._known[files.name] = self._loaded(files)
 
+    def _check(self, files: AdapterFiles) -> None:
+        """vLLM copies what is smaller than its place into a corner of it, and answers.  Raises ModelUnsupported."""
+        fd, n_bytes = files.weights_fd, os.fstat(files.weights_fd).st_size
+        length = checkpoint.header_bytes(ADAPTER_WEIGHTS_NAME, os.pread(fd, checkpoint.LENGTH_BYTES, 0), n_bytes)
+        header = os.pread(fd, length, checkpoint.LENGTH_BYTES)
+        tensors = checkpoint.parse_header(ADAPTER_WEIGHTS_NAME, header, n_bytes)
+        adapter.check(shown(files.name, 200), tensors, "the model of this instance", self._base, self._max_rank)
+
     def _loaded(self, files: AdapterFiles) -> LoRARequest:
+        self._check(files)
         directory = Path(tempfile.mkdtemp(prefix="adapter-"))  # see use_own_tmp in thaw_runtime/engine/main.py
         try:
             (directory / ADAPTER_CONFIG_NAME).write_bytes(files.config)

@@ -97,7 +97,7 @@ def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int
     else:
         weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
     shape = geometry(plain, layer_count(plain))
-    weights += slots_bytes(init, shape, limits.dtype)
+    weights += slots_bytes(init, shape, limits.dtype, on_cpu=current_platform.is_cpu())
     plan_stage(0, [StageMemory(init.reserve_bytes, weights, shape)], limits)
 
 

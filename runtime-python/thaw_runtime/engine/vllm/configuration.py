@@ -120,7 +120,9 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     """How this stage's reserve is divided.  Raises MemoryTooSmall."""
     limits = batch_limits(init, config)
     quantised = config.model_config.quantization is not None
-    return plan_stage(init.stage, stage_memories(init, segment, limits.dtype, quantised=quantised), limits)
+    on_cpu = current_platform.is_cpu()
+    stages = stage_memories(init, segment, limits.dtype, quantised=quantised, on_cpu=on_cpu)
+    return plan_stage(init.stage, stages, limits)
 
 
 def batch_limits(init: LlmInit, config: Any) -> BatchLimits:

@@ -432,7 +432,8 @@ class VllmEngine:
                     config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
                 core = EngineCore if part.first else FollowerCore
                 self._core = core(config, executor_for(part), log_stats=False)
-            self._adapters = Adapters(self._core.model_executor.driver_worker.worker, init.config.adapter_slots)
+            worker = self._core.model_executor.driver_worker.worker
+            self._adapters = Adapters(worker, init.config, segment.offer.tensors)
             whole = partial(rehearse_whole, self._core, self._add)
             load_postponed(whole if part.whole else self._core.model_executor.rehearse)
             self._background = begun.background
