@@ -32,7 +32,7 @@ from gateway.serving.runs import Outcome
 from gateway.serving.sequences import CallMaker, Sequences
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
-from gateway.serving.versions import Versions
+from gateway.serving.versions import Versions, deleted_while_waiting
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import (
@@ -274,7 +274,7 @@ class Gateway:
         try:
             self.actions.get(action)  # deleted and made anew: the waiting requests wait for the new one
         except NotFound:
-            self.room.fail_all(action, NotFound("The action was deleted while the request waited for it."))
+            self.room.fail_all(action, deleted_while_waiting())
         except PlatformError as e:
             self.log.event("deleted_action_unknown", action=action, error=e.message)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 import redis
 
@@ -12,7 +11,7 @@ from relay.state import bus
 from relay.state.records import Records, without_code
 from thaw import pools
 from thaw.action import Action
-from thaw.errors import Conflict, NotFound
+from thaw.errors import NotFound
 from thaw.ids import ActionName, Namespace
 
 
@@ -58,49 +57,28 @@ class Actions:
     def put(self, action: Action, *, last: str | None, old: Action | None = None) -> None:
         """See :meth:`Records.put_action`.  Raises Conflict."""
         self._records.put_action(action, last=last, old=old)
-        self.forget(action.name)
-        bus.publish(self._redis, ActionChanged(action.name))
-        self._keep_pool(action)
+        self._changed(action.name)
+        if action.served_by != action.name:
+            self._changed(action.served_by)
         if old is not None and old.served_by != action.served_by:
-            self._end_pool(old)
+            self._tell_end_of_pool(old)
 
     def delete(self, name: ActionName) -> Action:
         """Raises NotFound."""
-        action = self._delete(name)
-        self._end_pool(action)
-        return action
-
-    def _delete(self, name: ActionName) -> Action:
         action = self._records.delete_action(namespace_of(name), name)
-        self.forget(name)
-        bus.publish(self._redis, ActionChanged(name, deleted=True))
+        self._changed(name, deleted=True)
+        self._tell_end_of_pool(action)
         return action
 
-    def _keep_pool(self, action: Action) -> None:
-        """Write the pool of an action that was written, unless it is there.  Nothing of a pool ever changes."""
-        pool = pools.pool_of(action)
-        if pool is None:
-            return
-        try:
-            self._records.put_action(pool, last=self._records.last_version(pool.name))
-        except Conflict:
-            return  # somebody else has written it
-        self.forget(pool.name)
-        bus.publish(self._redis, ActionChanged(pool.name))
+    def _tell_end_of_pool(self, gone: Action) -> None:
+        """Once ``gone`` has left its pool, if nobody else has it."""
+        pool = gone.served_by
+        if pool != gone.name and not self._records.action_bytes(gone.namespace, pool):
+            self._changed(pool, deleted=True)
 
-    def _end_pool(self, gone: Action) -> None:
-        """Delete the pool of an action that is gone, unless another one has it.  Whoever deploys writes the action
-        before the pool, so one of two at once sees the other's."""
-        pool = pools.pool_of(gone)
-        if pool is None or self._of_pool(pool) is not None:
-            return
-        with suppress(NotFound):  # another gateway has done it
-            self._delete(pool.name)
-        if (late := self._of_pool(pool)) is not None:
-            self._keep_pool(late)
-
-    def _of_pool(self, pool: Action) -> Action | None:
-        return next((a for a in self.list(pool.namespace) if a.served_by == pool.name), None)
+    def _changed(self, name: ActionName, *, deleted: bool = False) -> None:
+        self.forget(name)
+        bus.publish(self._redis, ActionChanged(name, deleted=deleted))
 
     def forget(self, name: ActionName | None = None) -> None:
         with self._lock:
@@ -110,7 +88,7 @@ class Actions:
 
     def _llm(self, name: ActionName) -> Action:
         action = self.get(name)
-        if not action.is_llm:
+        if not action.is_llm or pools.is_pool(action):
             raise NotFound(f"{name} is not an LLM")
         return action
 

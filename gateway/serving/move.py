@@ -92,6 +92,7 @@ class Move:
             exact=True,
             moves=True,
             model_version=self.call.model_version,
+            called=self.call.action.name,
         )
 
     @property

@@ -9,7 +9,7 @@ from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool, Reply
 from gateway.serving.run_keys import RunKeys
-from relay.protocol.adapter_messages import ADAPTER_HEADER, encoded
+from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, encoded
 from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
 from thaw.action import Action
@@ -45,14 +45,20 @@ def send_run(
         stream=call.action.is_llm,
         deadline_s=given_up_s,
         hangup=hangup or call.hangup,
-        headers=_headers(call),
+        headers=_headers(call, deadline_s),
     )
 
 
-def _headers(call: Call) -> str:
-    config = call.action.config
-    adapter = f"{ADAPTER_HEADER}: {encoded(config.model.adapter)}\r\n" if config and config.model.adapter else ""
-    return f"{ACTIVATION_HEADER}: {call.activation_id}\r\n{adapter}"
+def _headers(call: Call, deadline_s: float) -> str:
+    headers = f"{ACTIVATION_HEADER}: {call.activation_id}\r\n"
+    if adapter := _adapter(call.action):
+        left_ms = max(0, round((deadline_s - time.monotonic()) * 1000))
+        headers += f"{ADAPTER_HEADER}: {encoded(adapter)}\r\n{LEFT_HEADER}: {left_ms}\r\n"
+    return headers
+
+
+def _adapter(action: Action) -> str:
+    return action.config.model.adapter if action.config is not None else ""
 
 
 def run_body(
@@ -68,7 +74,8 @@ def run_body(
     value = call.payload
     if call.action.is_llm:
         resume = LlmResume(tuple(tokens), call.model_version, call.adapter) if tokens else None
-        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only))
+        adapter = _adapter(call.action)
+        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, adapter))
     deadline_ms = wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))
     plain = {
         "value": value,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from relay.state.records import Records
 from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
@@ -42,6 +45,75 @@ def test_a_request_that_waits_is_demand_of_the_pool(gateway: GatewayProcess, inv
         assert (demand.action, demand.adapter) == (pool.name, "s3://models/a")
         invoker.ready(pool.name)
         assert b"[DONE]" in reply.content
+
+
+def update(gateway: GatewayProcess, name: str, **config: Any) -> None:
+    body = {"config": {"kind": "llm:vllm", **config}}
+    reply = gateway.call("PUT", f"/api/v1/namespaces/_/actions/{name}?overwrite=true", json=body)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("model", [adapted("a"), {"uri": "s3://models/plain"}], ids=["adapter", "plain"])
+def test_a_request_that_waits_moves_with_its_function_to_another_pool(
+    gateway: GatewayProcess, invoker: FakeInvoker, model: dict[str, Any]
+) -> None:
+    gateway.put_llm("a", model=model)
+    with gateway.chat(model="a", stream=True) as reply:
+        (before,) = invoker.wait_for_demand()
+        update(gateway, "a", model=adapted("new"), scaling={"max_batch": 2})
+        (pool,) = pools(invoker)
+        assert pool.name != before.action
+        invoker.ready(pool.name)
+        assert b"[DONE]" in reply.content
+    invoker.wait_for_demand(0)
+    assert [run["adapter"] for run in invoker.runs] == ["s3://models/new"]
+
+
+def test_a_request_that_waits_moves_with_its_function_out_of_a_pool(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    with gateway.chat(model="a", stream=True) as reply:
+        invoker.wait_for_demand()
+        update(gateway, "a", model={"uri": "s3://models/plain"})
+        invoker.ready("guest/a", version="0.0.2")
+        assert b"[DONE]" in reply.content
+    assert [run["adapter"] for run in invoker.runs] == [None]
+
+
+def test_a_request_whose_function_is_deleted_ends_though_its_pool_stays(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    with gateway.chat(model="a", stream=True) as of_a, gateway.chat(model="b", stream=True) as of_b:
+        invoker.wait_for_demand(2)
+        gateway.call("DELETE", "/api/v1/namespaces/_/actions/a")
+        assert b"The action was deleted while the request waited for it." in of_a.content
+        (pool,) = pools(invoker)
+        invoker.ready(pool.name)
+        assert b"[DONE]" in of_b.content
+    assert [run["adapter"] for run in invoker.runs] == ["s3://models/b"]
+
+
+def test_the_queue_of_a_pool_has_the_cap_of_an_action(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    gateway = start_gateway(THAW_QUEUE_PER_ACTION="1")
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    with gateway.chat(model="a", stream=True) as waiting:
+        (demand,) = invoker.wait_for_demand()
+        assert gateway.chat(model="b").status_code == 429
+        invoker.ready(demand.action)
+        assert b"[DONE]" in waiting.content
+
+
+def test_a_pool_is_no_model(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    assert gateway.chat(model=pool.name.partition("/")[2]).status_code == 404
 
 
 def test_a_pool_is_listed_nowhere_and_goes_with_its_last_function(
