@@ -93,6 +93,12 @@ class Live:
             self.amend(is_consolidating=True)
             return begins
 
+    def note_exit(self) -> None:
+        """Its process has ended, and it is known how."""
+        self.exited.set()
+        if self.adapters is not None:
+            self.adapters.close()
+
     def labels(self) -> dict[str, str]:
         """What its driver keeps for an invoker that takes over."""
         return {"role": "instance", "record": wire.dumps(self.record).decode(), "kind": self.kind}

@@ -29,13 +29,14 @@ from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
-from relay.protocol.adapter_messages import ADAPTER_HEADER, decoded, encoded
+from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
 from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
 from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import (
+    AdapterMissing,
     BadRequest,
     InstanceBusy,
     InstanceGone,
@@ -46,6 +47,7 @@ from thaw.errors import (
     TooLarge,
     Unauthorized,
 )
+from thaw.hangup import HangupWatcher
 from thaw.ids import InstanceId
 from thaw.lasting import LastingThread
 
@@ -85,6 +87,7 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
+        self.hangups = HangupWatcher()  # of runs that wait for an adapter
         self.scrapers = scrapers
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
@@ -105,9 +108,11 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return self._refresh()
 
     def start(self) -> None:
+        self.hangups.start()
         self._thread.start()
 
     def stop(self) -> None:
+        self.hangups.stop()
         self.shutdown()
         self.server_close()
         self._thread.join(5)
@@ -245,11 +250,16 @@ class Handler(http11.Handler):
         uri = decoded(self.headers.get(ADAPTER_HEADER) or "")
         if not uri:
             return self._run(live, body)
-        with self.server.adapters.using(live, uri, time.monotonic() + live.timeout_s) as held:
+        left_ms = self.headers.get(LEFT_HEADER) or ""
+        deadline = time.monotonic() + (int(left_ms[:12]) / 1000 if left_ms.isdecimal() else live.timeout_s)
+        with self.server.adapters.using(live, uri, deadline, self._watch_hangup) as held:
             result = self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n")
-            if result.status == STATUS[InstanceBusy]:
+            if result.status == AdapterMissing.http_status:
                 self.server.adapters.lost(live, held)
             return result
+
+    def _watch_hangup(self, on_hangup: Callable[[], None]) -> Callable[[], None]:
+        return self.server.hangups.watch(self.connection, on_hangup)
 
     def _run(self, live: Live, body: bytes, headers: str = "") -> Forwarded:
         accept = self.headers.get("accept") or "*/*"
