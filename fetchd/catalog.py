@@ -266,7 +266,10 @@ class Catalog:
     def _facts(self, uri: str, entry: Entry, deadline: Deadline) -> ModelFacts:
         def config(connection: Connection) -> ModelFacts:
             found = Description(uri, entry.source, connection, self._large, deadline).config(entry.index)
-            return checkpoint.facts_of(uri, entry.index, found)
+            facts = checkpoint.facts_of(uri, entry.index, found)
+            if adapter.is_one(facts.files):
+                adapter.check_config(uri, found)
+            return facts
 
         return self._persist(entry.source, config, uri, deadline)
 

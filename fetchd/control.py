@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fetchd import metrics
@@ -82,7 +83,7 @@ class Control:
     def _dispatch(self, message: Any, peer: int) -> Any:
         match message:
             case Inspect(uri, namespaces):
-                question = f"{uri} as an adapter of {message.base}" if message.adapter else uri
+                question = replace(message, namespaces=()) if message.adapter else uri
                 return Inspected(self._inspections.run(question, namespaces, lambda: self._inspect(message)))
             case FetchStart():
                 with self._disclosing(message.model.uri):

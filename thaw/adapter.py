@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from thaw import checkpoint
 from thaw.errors import ModelUnsupported
@@ -20,9 +20,43 @@ _HEAD: Final = re.compile(r"(?:\A|\.)(?:lm_head|embed_out|output)\Z")
 _MERGE: Final = "merge it into its base model and push the result as a model of its own"
 
 
+_NEEDED: Final = ("r", "lora_alpha", "target_modules")
+_NOT_TAKEN: Final = (
+    "modules_to_save",
+    "use_dora",
+    "lora_bias",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_bdlora",
+    "use_qalora",
+)
+"""Keys of PEFT's config under which an adapter is more than two matrices a layer.  vLLM refuses them, too."""
+_PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""Of the values of ``init_lora_weights`` that are names, those after which the base model's weights are what they were.
+"""
+
+
 def is_one(names: Collection[str]) -> bool:
     """Whether these files, which were pushed or found together, are an adapter: a model is fetched without this one."""
     return checkpoint.ADAPTER_CONFIG_NAME in names
+
+
+def check_config(what: str, config: Mapping[str, Any]) -> None:
+    """``config``: the content of adapter_config.json.  Raises ModelUnsupported, with the next step."""
+    for key in _NEEDED:
+        if config.get(key) is None:
+            raise ModelUnsupported(f"{what}: its adapter_config.json has no {key}", hint="save the adapter again")
+    for key in _NOT_TAKEN:
+        if config.get(key):
+            raise ModelUnsupported(f"{what} is no plain LoRA adapter: its config sets {key}", hint=_MERGE)
+    if (bias := config.get("bias") or "none") != "none":
+        raise ModelUnsupported(f"{what} changes biases: its config has bias {bias!r:.40}", hint=_MERGE)
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+        raise ModelUnsupported(
+            f"{what} belongs to a base model that its training changed: its config has init_lora_weights {start!r:.40}",
+            hint="convert it to a plain LoRA adapter (PEFT: path_initial_model_for_weight_conversion), or merge it",
+        )
 
 
 def check(

@@ -128,7 +128,7 @@ def parse_llm_config(plain: object) -> LlmConfig:
             "keeps more workers than there are stages",
             f"set it to at most {forced}",
         )
-    return _adapted(config)
+    return _adapted(config, plain)
 
 
 def _with_uri(plain: Any) -> Any:
@@ -138,18 +138,19 @@ def _with_uri(plain: Any) -> Any:
     return plain if base is None else {**plain, "model": {**model, "uri": base}}
 
 
-def _adapted(config: LlmConfig) -> LlmConfig:
-    """Complete the config of a function with an adapter.  Raises ConfigError."""
+def _adapted(config: LlmConfig, plain: Any) -> LlmConfig:
+    """Complete the config of a function with an adapter, which ``plain`` asks for.  Raises ConfigError."""
     rank = config.engine.max_lora_rank
     if not config.model.adapter:
         if rank:
             raise ConfigError("$.engine.max_lora_rank", rank, "there is no adapter", "name one as model.adapter")
         return config
-    for name in ("stages", "keep"):
-        if (getattr(config.scaling, name) or 1) > 1:
+    for name in ("stages", "max_stages", "keep"):
+        asked = plain.get("scaling", {}).get(name)
+        if (asked or 1) > 1:
             raise ConfigError(
                 f"$.scaling.{name}",
-                getattr(config.scaling, name),
+                asked,
                 "a model with adapters runs in one stage",
                 "leave it out, or merge the adapter into its base model",
             )

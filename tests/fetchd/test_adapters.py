@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from fetchd.catalog import Catalog
+from fetchd.control import Control
 from fetchd.sources.http import HttpSource
+from relay.clients.channel import Channel
+from relay.protocol.messages import Inspect, Inspected, Refused, from_plain, to_plain
 from tests.fetchd.harness import Store, write_index, write_model
 from tests.thaw_runtime.adapters import LINEAR, write_adapter, write_base
 from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.logs import Log
+from thaw.model import ModelFacts
 
 
 @pytest.fixture
@@ -52,6 +61,62 @@ def test_an_adapter_of_another_base_is_refused(catalog: Catalog, store: Store) -
 def test_a_rank_beyond_the_functions_own_is_refused(catalog: Catalog, store: Store) -> None:
     with pytest.raises(ModelUnsupported, match="has rank 4, and the function takes adapters of rank 2 at most"):
         catalog.inspect_adapter(f"{store.uri}/bare", f"{store.uri}/base", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "its config sets use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "its config sets modules_to_save"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights 'pissa'"),
+        ({"bias": "all"}, "has bias 'all'"),
+        ({"lora_alpha": None}, "has no lora_alpha"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_refused_by_its_config(
+    catalog: Catalog, store: Store, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "bare" / ADAPTER_CONFIG_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ModelUnsupported, match=words):
+        catalog.inspect_adapter(f"{store.uri}/bare", f"{store.uri}/base", 16)
+
+
+def test_the_starting_values_of_a_plain_adapter_do_not_matter(catalog: Catalog, store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "bare" / ADAPTER_CONFIG_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": "gaussian", "bias": "none"}))
+    assert catalog.inspect_adapter(f"{store.uri}/bare", f"{store.uri}/base", 16).files
+
+
+class Both:
+    """A catalogue that answers when two questions have come."""
+
+    def __init__(self) -> None:
+        self.come = threading.Barrier(2)
+
+    def inspect_adapter(self, uri: str, base: str, max_rank: int) -> ModelFacts:
+        self.come.wait(10)
+        if max_rank < 4:
+            raise ModelUnsupported("it has rank 4")
+        return ModelFacts(uri, 10, 8, 1, (4,), 4, "00", "", True, {})
+
+
+def test_the_answer_for_one_rank_is_none_for_another() -> None:
+    unused: Any = None
+    control = Control(unused, unused, cast(Catalog, Both()), unused, unused, unused, Log("fetchd"))
+    answers: list[object] = []
+    with ExitStack() as stack:
+        channels: list[Channel] = []
+        for rank in (2, 16):
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            threading.Thread(target=control.serve, args=(Channel(theirs),), daemon=True).start()
+            channels.append(Channel(ours))
+            channels[-1].send(to_plain(Inspect("s3://m/a", ("guest",), True, "s3://m/base", rank)))
+        for channel in channels:
+            channel.set_timeout(20)
+            answers.append(from_plain(channel.receive()[0]))
+            channel.close()
+    assert [type(answer) for answer in answers] == [Refused, Inspected], answers
 
 
 @pytest.mark.parametrize("name", ["bare", "pushed"])

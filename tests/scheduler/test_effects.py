@@ -25,7 +25,7 @@ from gateway.scheduler.io.group_credentials import GroupCredentials
 from gateway.scheduler.placement.predict import f_factor
 from gateway.scheduler.view.history import History, Learned
 from gateway.scheduler.view.shortest_times import Least
-from relay.protocol.messages import Consolidate
+from relay.protocol.messages import Consolidate, DemandAdded
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
@@ -34,7 +34,7 @@ from tests.relay.samples import GROUP, PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire
 from thaw.bound import Part
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import StartMode
 from thaw.logs import Log
 from thaw.trace import Phase, TraceEvent
@@ -158,6 +158,18 @@ def test_a_host_is_told_once_which_adapters_the_requests_want_that_wait_for_a_st
     effects.apply(StartGroup(PLAN, stages, tuple(map(ActivationId, wanted)), {}), now)
     ((_, fields),) = client.xrange(keys.commands(HostId("h")))
     assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/x", "s3://m/y")
+
+
+def test_after_a_rebuild_the_demand_that_is_there_says_which_adapters_are_wanted(client: redis.Redis) -> None:
+    effects, now = effects_on(client), Arrival.now()
+    effects.seen(ActivationId("missed its end"), now, "s3://m/x")
+    demand = DemandAdded(ActivationId("a"), PLAN.action, Namespace("guest"), GatewayId("g"), 0, 0, False, "s3://m/y")
+    effects.reloaded([demand])
+    stages = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
+    names = (ActivationId("missed its end"), ActivationId("a"))
+    effects.apply(StartGroup(PLAN, stages, names, {}), now)
+    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
+    assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/y",)
 
 
 def test_a_host_is_told_which_instance_is_to_become_one_worker(client: redis.Redis) -> None:

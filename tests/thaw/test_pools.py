@@ -69,6 +69,7 @@ def test_a_function_without_an_adapter_is_served_by_itself() -> None:
         ({"adapter": "s3://models/a"}, {}, "$.model.base", "required but missing"),
         ({**BASE, "uri": "s3://models/base"}, {}, "$.model.base", "it cannot stand beside uri"),
         (BASE, {"scaling": {"stages": 2}}, "$.scaling.stages", "a model with adapters runs in one stage"),
+        (BASE, {"scaling": {"max_stages": 2}}, "$.scaling.max_stages", "a model with adapters runs in one stage"),
         (BASE, {"engine": {"max_lora_rank": 9}}, "$.engine.max_lora_rank", "is not one of"),
         ({"uri": "s3://models/base"}, {"engine": {"max_lora_rank": 8}}, "$.engine.max_lora_rank", "no adapter"),
     ],

@@ -6,7 +6,7 @@ A command goes out only after its plan is written, so that a successor finds eve
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from relay.protocol.messages import (
     Cancel,
     Command,
     Consolidate,
+    DemandAdded,
     InspectModel,
     Release,
     SetStemCells,
@@ -99,6 +100,10 @@ class Effects:
         self._seen.setdefault(activation_id, arrival)
         if adapter:
             self._adapters[activation_id] = adapter
+
+    def reloaded(self, demand: Iterable[DemandAdded]) -> None:
+        """This is all the demand that there is; messages about some of it may have been missed."""
+        self._adapters = {d.activation_id: d.adapter for d in demand if d.adapter}
 
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
