@@ -120,9 +120,9 @@ class Adapters:
             bug = PlatformError(f"the load of an adapter failed on a bug: {type(e).__name__}: {e}")
             slots.failed(held, e if isinstance(e, ThawError) else bug)
             return
-        slots.loaded(held, name)
         took_s = round(time.monotonic() - began, 4)
         self._log.event("adapter_loaded", instance_id=live.record.instance_id, n_bytes=n_bytes, s=took_s)
+        slots.loaded(held, name)
 
     def fetch_ahead(self, uris: Sequence[str], namespace: str) -> None:
         """Bring adapters into fetchd's pool while the instance starts for which requests that want them wait.  Whatever

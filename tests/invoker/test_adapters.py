@@ -89,7 +89,7 @@ class Instance:
             KIND_LLM,
         )
         self.live.function = Action(
-            ActionName("guest/.pool"), GUEST, "0.0.1", Exec(KIND_LLM), Limits(20_000), config=config
+            ActionName("guest/.pool"), GUEST, "0.0.1", Exec(KIND_LLM), Limits(60_000), config=config
         )
         self.live.handle = Handle("c", "process", Path(container.socket).parent, socket=container.socket)
         fleet = SimpleNamespace(begin_run=lambda _: self.live, end_run=lambda _: None, epoch=1, log=Log("invoker"))

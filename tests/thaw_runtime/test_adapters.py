@@ -22,6 +22,7 @@ from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
 from thaw.errors import AdapterMissing
 from thaw_runtime.engine.kv_memory import adapter_bytes, geometry
+from thaw_runtime.engine.stage_memory import slots_bytes
 
 pytestmark = pytest.mark.vllm
 
@@ -261,3 +262,9 @@ def test_the_slots_for_adapters_come_out_of_the_functions_memory(engine: Adapted
     slots = adapter_bytes(shape, "float32", rank=8, slots=2)
     assert slots == 2 * 8 * 4 * 2 * (2 * 128 + 2 * (64 + 32) + 3 * (64 + 128))  # slots, rank, bytes, layers, widths
     assert engine.memory["weights"] > 2 * slots
+    init = llm_init(dtype="float32")
+    config = replace(
+        init.config, engine=replace(init.config.engine, max_lora_rank=8), scaling=ScalingConfig(max_batch=2)
+    )
+    counted = [slots_bytes(replace(init, config=config), shape, "float32", on_cpu=on_cpu) for on_cpu in (True, False)]
+    assert counted == [2 * slots, slots], "a GPU does not hold the host's copies"
