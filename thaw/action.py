@@ -80,6 +80,11 @@ class Action:
         return self.exec.kind == KIND_LLM
 
     @property
+    def adapter(self) -> str:
+        """The URI of its LoRA adapter; empty without one."""
+        return self.config.model.adapter if self.config is not None else ""
+
+    @property
     def served_by(self) -> ActionName:
         """Whose instances run it: its own, or those of its pool."""
         pool = self.config.model.pool if self.config is not None else ""

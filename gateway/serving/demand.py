@@ -32,9 +32,8 @@ class Demand:
         a failed start may have ended the first demand.  ``ahead``: it will wait later.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
-        config = call.action.config
-        adapter = config.model.adapter if config is not None else ""
-        self._put(call.activation_id, call.action.served_by, call.received_ms, ahead=ahead, adapter=adapter)
+        action = call.action
+        self._put(call.activation_id, action.served_by, call.received_ms, ahead=ahead, adapter=action.adapter)
 
     def withdraw(self, call: Call) -> None:
         """An activation may run a second time while its first run ends: its client reconnected, and its answer is

@@ -51,14 +51,10 @@ def send_run(
 
 def _headers(call: Call, deadline_s: float) -> str:
     headers = f"{ACTIVATION_HEADER}: {call.activation_id}\r\n"
-    if adapter := _adapter(call.action):
+    if adapter := call.action.adapter:
         left_ms = max(0, round((deadline_s - time.monotonic()) * 1000))
         headers += f"{ADAPTER_HEADER}: {encoded(adapter)}\r\n{LEFT_HEADER}: {left_ms}\r\n"
     return headers
-
-
-def _adapter(action: Action) -> str:
-    return action.config.model.adapter if action.config is not None else ""
 
 
 def run_body(
@@ -74,8 +70,8 @@ def run_body(
     value = call.payload
     if call.action.is_llm:
         resume = LlmResume(tuple(tokens), call.model_version, call.adapter) if tokens else None
-        adapter = _adapter(call.action)
-        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, adapter))
+        run = LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, call.action.adapter)
+        value = wire.to_plain(run)
     deadline_ms = wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))
     plain = {
         "value": value,

@@ -20,15 +20,16 @@ class Versions:
         self._action = action
 
     def of_waiting(self, action: Action) -> Action:
-        """The action that a request of ``action`` waits for now: another one when other instances serve it since an
-        update.  Raises NotFound, and Conflict when it has become something that takes no such request."""
+        """The action that a request of ``action`` waits for now: another one when an update has given it other
+        instances, or another adapter.  Raises NotFound, and Conflict when it has become something that takes no such
+        request."""
         try:
             now = self._action(action.name)
         except NotFound:
             raise deleted_while_waiting() from None
         except PlatformError:
             return action
-        if now.served_by == action.served_by:
+        if (now.served_by, now.adapter) == (action.served_by, action.adapter):
             return action
         if now.is_llm != action.is_llm:
             raise Conflict("The action became one of another kind while the request waited for it.")

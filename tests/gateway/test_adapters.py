@@ -53,16 +53,24 @@ def update(gateway: GatewayProcess, name: str, **config: Any) -> None:
     assert reply.status_code == 200, reply.text
 
 
-@pytest.mark.parametrize("model", [adapted("a"), {"uri": "s3://models/plain"}], ids=["adapter", "plain"])
-def test_a_request_that_waits_moves_with_its_function_to_another_pool(
-    gateway: GatewayProcess, invoker: FakeInvoker, model: dict[str, Any]
+@pytest.mark.parametrize(
+    ("model", "changes", "moves"),
+    [
+        (adapted("a"), {"scaling": {"max_batch": 2}}, True),
+        ({"uri": "s3://models/plain"}, {}, True),
+        (adapted("a"), {}, False),
+    ],
+    ids=["other settings", "no adapter before", "only the adapter"],
+)
+def test_a_request_that_waits_goes_with_its_function_to_another_pool_and_adapter(
+    gateway: GatewayProcess, invoker: FakeInvoker, model: dict[str, Any], changes: dict[str, Any], moves: bool
 ) -> None:
     gateway.put_llm("a", model=model)
     with gateway.chat(model="a", stream=True) as reply:
         (before,) = invoker.wait_for_demand()
-        update(gateway, "a", model=adapted("new"), scaling={"max_batch": 2})
+        update(gateway, "a", model=adapted("new"), **changes)
         (pool,) = pools(invoker)
-        assert pool.name != before.action
+        assert (pool.name != before.action) == moves
         invoker.ready(pool.name)
         assert b"[DONE]" in reply.content
     invoker.wait_for_demand(0)
