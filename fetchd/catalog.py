@@ -32,8 +32,8 @@ from fetchd.sources.base import (
     SourceOpener,
     read_bytes,
 )
-from thaw import checkpoint, hub, versions
-from thaw.errors import ModelChanged, ModelNotFound, StoreUnavailable, ThawError
+from thaw import adapter, checkpoint, hub, versions
+from thaw.errors import ModelChanged, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
 from thaw.model import ModelFacts, ModelIndex
 
 T = TypeVar("T")
@@ -102,6 +102,27 @@ class Catalog:
 
     def inspect(self, uri: str) -> ModelFacts:
         """Return the facts of the version that the store has now: of a plain name, the newest one."""
+        facts = self._inspect(uri)
+        if adapter.is_one(facts.files):
+            raise ModelUnsupported(
+                f"{uri} holds an adapter and not a model",
+                hint="name it as model.adapter, beside the model that it was trained on as model.base",
+            )
+        return facts
+
+    def inspect_adapter(self, uri: str, base: str, max_rank: int) -> ModelFacts:
+        """As :meth:`inspect`, of an adapter.  With a ``base``, raises ModelUnsupported for an adapter that does not fit
+        it, or that has a higher rank."""
+        facts = self._inspect(uri)
+        if not adapter.is_one(facts.files):
+            raise ModelUnsupported(f"{uri} holds a model and not an adapter", hint="name it as model.uri")
+        if base:
+            of = self.inspect(base)
+            tensors, theirs = (self.planned(f.uri, f.version).index.tensors for f in (facts, of))
+            adapter.check(uri, tensors, base, theirs, max_rank)
+        return facts
+
+    def _inspect(self, uri: str) -> ModelFacts:
         deadline = self._deadline()
         found_at, root = self._newest(uri, deadline)
         place = self._place(found_at)
@@ -245,7 +266,10 @@ class Catalog:
     def _facts(self, uri: str, entry: Entry, deadline: Deadline) -> ModelFacts:
         def config(connection: Connection) -> ModelFacts:
             found = Description(uri, entry.source, connection, self._large, deadline).config(entry.index)
-            return checkpoint.facts_of(uri, entry.index, found)
+            facts = checkpoint.facts_of(uri, entry.index, found)
+            if adapter.is_one(facts.files):
+                adapter.check_config(uri, found)
+            return facts
 
         return self._persist(entry.source, config, uri, deadline)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fetchd import metrics
@@ -82,7 +83,8 @@ class Control:
     def _dispatch(self, message: Any, peer: int) -> Any:
         match message:
             case Inspect(uri, namespaces):
-                return Inspected(self._inspections.run(uri, namespaces, lambda: self._inspect(uri)))
+                question = replace(message, namespaces=()) if message.adapter else uri
+                return Inspected(self._inspections.run(question, namespaces, lambda: self._inspect(message)))
             case FetchStart():
                 with self._disclosing(message.model.uri):
                     return self._fetches.start(message)
@@ -108,9 +110,11 @@ class Control:
                 raise ProtocolError(f"fetchd does not answer {type(message).__name__}")
         return Done()
 
-    def _inspect(self, uri: str) -> ModelFacts:
-        with self._disclosing(uri):
-            return self._catalog.inspect(uri)
+    def _inspect(self, asked: Inspect) -> ModelFacts:
+        with self._disclosing(asked.uri):
+            if asked.adapter:
+                return self._catalog.inspect_adapter(asked.uri, asked.base, asked.max_rank)
+            return self._catalog.inspect(asked.uri)
 
     @contextmanager
     def _disclosing(self, uri: str) -> Iterator[None]:

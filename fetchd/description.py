@@ -76,12 +76,13 @@ class Description:
 
     def config(self, index: ModelIndex) -> dict[str, Any]:
         """The content of config.json, which a verified index binds.  Raises what :meth:`index` raises."""
+        file = self._named(lambda: checkpoint.config_file(index))
         if index.verified:
-            data = self._bound_config(self._named(lambda: checkpoint.config_file(index)))
+            data = self._bound_config(file)
         else:
-            info = self._connection.stat("config.json")
-            self._check_size("config.json", info.n_bytes, _MAX_CONFIG_BYTES)
-            data = read_bytes(self._connection, "config.json", 0, info.n_bytes, info.etag)
+            info = self._connection.stat(file.name)
+            self._check_size(file.name, info.n_bytes, _MAX_CONFIG_BYTES)
+            data = read_bytes(self._connection, file.name, 0, info.n_bytes, info.etag)
         try:
             plain = model_json.config(data)
         except model_json.Unreadable as e:
@@ -107,13 +108,15 @@ class Description:
     def _index_by_structure(self) -> ModelIndex:
         weights = self._weight_names()
         with Lanes(self._source, self._deadline) as lanes:
-            lanes.map(self._find_on, (*checkpoint.SIDECAR_NAMES, *weights))
-            for name in (checkpoint.CONFIG_NAME, *weights):
+            is_adapter = checkpoint.ADAPTER_CONFIG_NAME in self.objects
+            sidecars = (checkpoint.ADAPTER_CONFIG_NAME,) if is_adapter else checkpoint.SIDECAR_NAMES
+            lanes.map(self._find_on, (*sidecars, *weights))
+            for name in (sidecars[0], *weights):
                 if name not in self.objects:
                     raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
             tensors = self._all_tensors(weights, lanes)
         files = [
-            ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES)
+            ModelFile(n, info.n_bytes, checkpoint.is_sidecar(n))
             for n, info in self.objects.items()
             if checkpoint.is_fetchable(n)
         ]
@@ -127,11 +130,8 @@ class Description:
                 return self._named(lambda: checkpoint.shard_names(self._text(checkpoint.SHARDS_NAME, shards)))
         if self._find(checkpoint.WEIGHTS_NAME) is not None:
             return [checkpoint.WEIGHTS_NAME]
-        if self._find("adapter_config.json") is not None:
-            raise ModelUnsupported(
-                f"{self._uri} holds an adapter and not a model",
-                hint="merge it into its base model, then push the result: thaw model push DIR URI",
-            )
+        if self._find(checkpoint.ADAPTER_CONFIG_NAME) is not None:
+            return [checkpoint.ADAPTER_WEIGHTS_NAME]
         for name in checkpoint.FOREIGN_NAMES:
             if self._find(name) is not None:
                 raise ModelUnsupported(

@@ -1,4 +1,5 @@
-"""The inspections that run, by model: whoever asks for one that runs waits for it, and takes no place of its namespace.
+"""The inspections that run, by question: whoever asks the same waits for the answer, and takes no place of its
+namespace.
 
 ::
 
@@ -12,7 +13,7 @@ An answer counts for those only who asked before its inspection began: a push ma
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -41,42 +42,43 @@ class Inspections:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._lock = threading.Lock()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[Hashable, _Running] = {}
 
-    def run(self, uri: str, namespaces: Sequence[str], inspect: Callable[[], ModelFacts]) -> ModelFacts:
-        """Call ``inspect``, which ends by its own deadline, or wait for the answer to the same question.
+    def run(self, question: Hashable, namespaces: Sequence[str], inspect: Callable[[], ModelFacts]) -> ModelFacts:
+        """Call ``inspect``, which ends by its own deadline, or wait for the answer to the same question: a model's URI,
+        or all that is asked of an adapter.
 
         Raises what ``inspect`` raises, and Throttled.
         """
         with ExitStack() as place:
-            earlier = self._join(uri, namespaces, place)
+            earlier = self._join(question, namespaces, place)
             if isinstance(earlier, _Running):
                 self._wait(earlier)
-                later = self._join(uri, namespaces, place)
+                later = self._join(question, namespaces, place)
                 if isinstance(later, _Running):
                     return self._wait(later)
-            return self._lead(uri, inspect, place)
+            return self._lead(question, inspect, place)
 
-    def _join(self, uri: str, namespaces: Sequence[str], place: ExitStack) -> _Running | None:
+    def _join(self, question: Hashable, namespaces: Sequence[str], place: ExitStack) -> _Running | None:
         """Return the inspection that runs; None when there was none, and this one begins at a place of its own."""
         with self._lock:
-            running = self._running.get(uri)
+            running = self._running.get(question)
             if running is None:
                 place.enter_context(self._places.one_of(namespaces))
-                self._running[uri] = _Running()
+                self._running[question] = _Running()
                 return None
             n_all = sum(r.n_waiting for r in self._running.values())
             if running.n_waiting >= WAITING or n_all >= WAITING_OF_ALL:
                 raise Throttled(
-                    f"too many questions about models that are being inspected: {running.n_waiting} about {uri:.300}, "
-                    f"{n_all} in all",
+                    f"too many questions about models that are being inspected: {running.n_waiting} about "
+                    f"{question!s:.300}, {n_all} in all",
                     hint="wait for an answer; is the store slow?",
                 )
             running.n_waiting += 1
             return running
 
-    def _lead(self, uri: str, inspect: Callable[[], ModelFacts], place: ExitStack) -> ModelFacts:
-        running = self._running[uri]
+    def _lead(self, question: Hashable, inspect: Callable[[], ModelFacts], place: ExitStack) -> ModelFacts:
+        running = self._running[question]
         try:
             running.facts = inspect()
             return running.facts
@@ -88,7 +90,7 @@ class Inspections:
             raise
         finally:
             with self._lock:
-                del self._running[uri]
+                del self._running[question]
             place.close()  # before somebody who waits wants one
             running.ended.set()
 

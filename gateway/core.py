@@ -35,7 +35,7 @@ from gateway.serving.runs import Outcome
 from gateway.serving.sequences import CallMaker, Sequences
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
-from gateway.serving.versions import Versions
+from gateway.serving.versions import Versions, deleted_while_waiting
 from gateway.serving.waiting_room import WaitingRoom
 from gateway.serving.warming import Warming
 from gateway.serving.work import WorkBook
@@ -103,7 +103,7 @@ class Gateway:
         self.keys = ApiKeys(self.client)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
-        self.kept = KeptInstances(self.client, self.records, self.quotas)
+        self.kept = KeptInstances(self.client, self.records, self.actions, self.quotas)
         self.entities = Entities(self.client, settings.entities_bytes)
         self.packages = Packages(self.client, self.entities, self.actions)
         self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
@@ -131,7 +131,7 @@ class Gateway:
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.held = Held(settings.threads)
         self.warming = Warming(self.room, self.demand, self.registry, self.held)
-        self.work = WorkBook(self.registry)
+        self.work = WorkBook(self.client, self.registry)
         self.followers = Followers(self.client)
         self.endings = EndingsListener(self.client, settings.state_url, self.log)
         self.dispatcher = Dispatcher(
@@ -182,7 +182,7 @@ class Gateway:
         """Refuse a call whose record has no room, or that would only add to a full queue.  ``is_held``: False for a
         202.  Raises ThawError."""
         self.storage.check(call.subject.namespace)
-        self.caps.check(call.action.name, is_held=is_held)
+        self.caps.check(call.action.served_by, is_held=is_held)
 
     def steps(self, call: Call) -> Steps:
         return self.sequences.steps(call)
@@ -294,7 +294,7 @@ class Gateway:
         try:
             self.actions.get(action)  # deleted and made anew: the waiting requests wait for the new one
         except NotFound:
-            self.room.fail_all(action, NotFound("The action was deleted while the request waited for it."))
+            self.room.fail_all(action, deleted_while_waiting())
         except PlatformError as e:
             self.log.event("deleted_action_unknown", action=action, error=e.message)
 

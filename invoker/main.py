@@ -14,6 +14,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.commands import Commands
+from invoker.containers.adapters import Adapters
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
@@ -89,8 +90,15 @@ class Agent:
             settings.device,
             self._log,
         )
+        adapters = Adapters(self.fleet, FetchClient(settings.fetchd_socket), self._log)
         self.port = DataPort(
-            settings.bind, self.fleet, preflights, lambda: self._token, self._refresh_token, settings.metrics_token
+            settings.bind,
+            self.fleet,
+            preflights,
+            adapters,
+            lambda: self._token,
+            self._refresh_token,
+            settings.metrics_token,
         )
         self.address = settings.advertise or self.port.address
         deps = Deps(
@@ -106,7 +114,7 @@ class Agent:
         self._consolidating = Consolidating(
             self.fleet, records, partial(bus.publish, self._redis), settings.consolidate_timeout_s, self._log
         )
-        self._commands = Commands(deps, self.cells, self._consolidating, self._registry, self._redis)
+        self._commands = Commands(deps, self.cells, self._consolidating, adapters, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
         self.fleet.on_pool_left = self.cells.on_ready = self.reporter.has_news

@@ -12,6 +12,9 @@ KIND_LLM = "llm:vllm"
 KIND_PYTHON = "python:3.11"
 KIND_SEQUENCE = "sequence"
 KINDS = (KIND_PYTHON, KIND_LLM)
+POOL_MARK = "."
+"""The name of a pool (thaw/pools.py) begins with it, and no user's action has such a name."""
+POOL_VERSION = "0.0.1"
 DEFAULT_KINDS = {"python:default": KIND_PYTHON, "python:3": KIND_PYTHON, "llm:default": KIND_LLM}
 
 
@@ -76,6 +79,22 @@ class Action:
     @property
     def is_llm(self) -> bool:
         return self.exec.kind == KIND_LLM
+
+    @property
+    def adapter(self) -> str:
+        """The URI of its LoRA adapter; empty without one."""
+        return self.config.model.adapter if self.config is not None else ""
+
+    @property
+    def served_by(self) -> ActionName:
+        """Whose instances run it: its own, or those of its pool."""
+        pool = self.config.model.pool if self.config is not None else ""
+        return ActionName(f"{self.namespace}/{POOL_MARK}{pool}") if pool else self.name
+
+    @property
+    def served_version(self) -> str:
+        """The version of ``served_by``."""
+        return POOL_VERSION if self.config is not None and self.config.model.pool else self.version
 
     @property
     def is_sequence(self) -> bool:

@@ -48,6 +48,9 @@ SIDECAR_NAMES: Final = (
 fetched, so no code is fetched.
 """
 WEIGHTS_NAME: Final = "model.safetensors"
+ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
+ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"
+"""The two files of a LoRA adapter (thaw/adapter.py)."""
 SHARDS_NAME: Final = "model.safetensors.index.json"
 FOREIGN_NAMES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.gguf", "tf_model.h5")
 
@@ -83,12 +86,17 @@ _MAX_RANGES: Final = 16_384
 
 def is_fetchable(name: str) -> bool:
     """Whether ``name`` may be requested from a store: a plain file name of a known sidecar or a safetensors file."""
-    return _SAFE_NAME.match(name) is not None and (name in SIDECAR_NAMES or name.endswith(".safetensors"))
+    return _SAFE_NAME.match(name) is not None and (is_sidecar(name) or name.endswith(".safetensors"))
+
+
+def is_sidecar(name: str) -> bool:
+    """Whether ``name`` is fetched whole and before the weights."""
+    return name in SIDECAR_NAMES or name == ADAPTER_CONFIG_NAME
 
 
 def fetch_order(names: Iterable[str]) -> list[str]:
     """Sidecars come first (config.json before all others), then weights by name, which is the order of their layers."""
-    known = {name: i for i, name in enumerate(SIDECAR_NAMES)}
+    known = {name: i for i, name in enumerate((ADAPTER_CONFIG_NAME, *SIDECAR_NAMES))}
     return sorted(names, key=lambda n: (known.get(n, len(known)), n))
 
 
@@ -204,7 +212,7 @@ def describe_file(name: str, chunks: Iterable[bytes], digest: hash_tree.Digest) 
     for chunk in chunks:
         digests.append(digest(chunk))
         n_bytes += len(chunk)
-    return ModelFile(name, n_bytes, name in SIDECAR_NAMES, tuple(digests))
+    return ModelFile(name, n_bytes, is_sidecar(name), tuple(digests))
 
 
 def build_index(files: Sequence[ModelFile], tensors: Sequence[TensorInfo], *, etag: str = "") -> ModelIndex:
@@ -259,7 +267,7 @@ def _check_files(index: ModelIndex) -> None:
     if len(set(names)) != len(names) or names != fetch_order(names):
         raise ModelCorrupt(f"{INDEX_NAME}: its files are not in fetch order")
     for f in index.files:
-        if not 0 <= f.n_bytes < model_json.MAX_SIZE or not _has_all_chunks(f) or f.sidecar != (f.name in SIDECAR_NAMES):
+        if not 0 <= f.n_bytes < model_json.MAX_SIZE or not _has_all_chunks(f) or f.sidecar != is_sidecar(f.name):
             raise ModelCorrupt(f"{INDEX_NAME}: {f.name} of {f.n_bytes} bytes has {len(f.chunks_blake3)} chunks")
     if sum(len(f.chunks_blake3) for f in index.files) > model_json.MAX_CHUNKS:
         raise ModelCorrupt(f"{INDEX_NAME}: it has more than {model_json.MAX_CHUNKS} chunks")
@@ -299,7 +307,7 @@ def _check_tensors(index: ModelIndex) -> None:
 def config_file(index: ModelIndex) -> ModelFile:
     """The file whose content decides about layers and architecture.  Raises ModelCorrupt when the index has none."""
     for file in index.files:
-        if file.name == CONFIG_NAME:
+        if file.name in (CONFIG_NAME, ADAPTER_CONFIG_NAME):
             return file
     raise ModelCorrupt(f"{INDEX_NAME}: it has no {CONFIG_NAME}", hint="push the model again")
 

@@ -26,6 +26,7 @@
         ├── WorkerLost            500    the container died during the request; LLM requests continue elsewhere
         ├── InstanceGone          500    the instance left between routing and arrival; nothing ran: route again
         ├── InstanceBusy          500    all slots of the instance are taken; nothing ran: route again
+        │   └── AdapterMissing    424    it has lost the run's adapter; its invoker, which thought so, reads the status
         ├── StoreUnavailable      500    the model store answered 5xx or not at all; a retry may help
         ├── ModelChanged          500    the store has another version than the plan names: read it and plan again
         ├── Unavailable           503    no host, no state server
@@ -177,6 +178,10 @@ class InstanceGone(PlatformError):
 
 class InstanceBusy(PlatformError):
     pass
+
+
+class AdapterMissing(InstanceBusy):
+    http_status = 424
 
 
 class StoreUnavailable(PlatformError):

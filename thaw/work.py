@@ -35,6 +35,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """``functions`` are served by the instances of ``action``, their pool (thaw/pools.py)."""
+
+    action: ActionName
+    functions: tuple[ActionName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     workers: tuple[Worker, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    shared: tuple[Shared, ...] = ()

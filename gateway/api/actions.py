@@ -66,7 +66,7 @@ def get_action(ns: str, name: str) -> Response:
     core, own, full_name = gateway(), caller().namespace, any_action_name(ns, name)
     if request.args.get("code", "true").lower() == "false":
         found = core.packages.target(full_name, own).action
-        return json_response(render.action(found, code=False, serving=core.room.serving(found.name)))
+        return json_response(render.action(found, code=False, serving=core.room.serving(found.served_by)))
     place = core.packages.place(full_name, own)
     with ExitStack() as memory:
         _take_memory(memory, place.name)  # before any of it is read
@@ -95,7 +95,7 @@ def _changed(
         _take_memory(memory, action.name, taken)
         return _with_code(action, memory, more)
     except ThawError:
-        without = render.action(action, code=False, serving=gateway().room.serving(action.name))
+        without = render.action(action, code=False, serving=gateway().room.serving(action.served_by))
         return json_response({**without, **more})
 
 
@@ -103,7 +103,7 @@ def _with_code(found: Action, memory: ExitStack, more: Mapping[str, Any] = Mappi
     """Stored code is read a piece at a time, when the client has read the piece before.  The answer gives the memory
     back."""
     core = gateway()
-    serving = core.room.serving(found.name)
+    serving = core.room.serving(found.served_by)
     if found.exec.stored is None:
         response = json_response({**render.action(found, serving=serving), **more})
         response.call_on_close(memory.pop_all().close)

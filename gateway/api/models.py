@@ -19,6 +19,7 @@ def preflight(ns: str) -> Response:
     core, own = gateway(), namespace(ns)
     plain = json_object(_MOST_BYTES).get("config")
     config = parse_llm_config(plain)
-    core.models.check_uri(own, config.model.uri)
+    for uri in filter(None, (config.model.uri, config.model.adapter)):
+        core.models.check_uri(own, uri)
     memory = isinstance(plain, dict) and "resources" in plain
     return json_response(render.preflight(core.preflight.check(config, own, memory=memory)))

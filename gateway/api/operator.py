@@ -21,6 +21,7 @@ from thaw.errors import BadRequest, Forbidden, ProtocolError
 from thaw.host import HostLeft
 from thaw.ids import HostId, Namespace, is_entity_name
 from thaw.model_uri import ModelUri
+from thaw.pools import is_pool
 from thaw.quotas import LEAST, MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
@@ -117,7 +118,7 @@ def usage() -> Response:
     """What each namespace has: live keys, actions, records of the last week, and instances that exist now."""
     core = gateway()
     n_keys = Counter(one.key.namespace for one in core.keys.list())
-    n_actions = Counter(a.namespace for a in core.records.all_actions())
+    n_actions = Counter(a.namespace for a in core.records.all_actions() if not is_pool(a))
     n_instances = Counter(Namespace(i.action.partition("/")[0]) for i in core.registry.instances() if i.action)
     found = [
         {
@@ -137,9 +138,11 @@ def model_uses() -> Response:
     """Which model each function names, and which version each instance and each start has."""
     core = gateway()
     actions = [
-        {"action": a.name, "version": a.version, "uri": a.config.model.uri}
+        {"action": a.name, "version": a.version, "uri": uri}
         for a in core.records.all_actions()
-        if a.config is not None
+        if a.config is not None and not is_pool(a)
+        for uri in (a.config.model.uri, a.config.model.adapter)
+        if uri
     ]
     running = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
     running |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}

@@ -35,6 +35,7 @@ def scale(ns: str, name: str) -> Response:
 
     def change(old: Action) -> Action:
         nonlocal before
+        _refuse_shared(old)
         before, new = least_of(old), rescaled(_with_instances(old), changes)
         core.kept.check(new, before)
         return new
@@ -53,7 +54,7 @@ def warm(ns: str, name: str) -> Response:
     action, longest_s = _with_instances(core.actions.get(action_name(ns, name))), wait_s()
     with client_watched() as hangup:
         call = Call(ActivationId(random_hex_id()), action, caller(), {}, hangup)
-        core.caps.check(action.name, is_held=True)
+        core.caps.check(action.served_by, is_held=True)
         found = core.warming.warm(call, longest_s)
     return json_response({"action": action.name, **wire.to_plain(found)})
 
@@ -62,6 +63,15 @@ def _with_instances(action: Action) -> Action:
     if action.is_sequence:
         raise BadRequest(f"{action.name} is a sequence, which has no instances: name the actions in it.")
     return action
+
+
+def _refuse_shared(action: Action) -> None:
+    """Functions with adapters share instances while their settings are the same (thaw/pools.py).  Raises BadRequest."""
+    if action.adapter:
+        raise BadRequest(
+            f"{action.name} shares its instances with the functions that differ from it in their adapter alone.",
+            hint="change scaling in its config, and deploy that: thaw action update NAME --config FILE",
+        )
 
 
 def _answer(action: Action) -> Response:

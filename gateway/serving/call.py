@@ -51,6 +51,7 @@ class Call:
     prompts_bytes: list[int] = field(default_factory=list)  # that the prompts' logprobs take; one for all parts
     losses: int = 0
     model_version: str = ""  # that the answer's tokens come from
+    adapter: str = ""  # the same, with its version; empty until the first token
 
     def note_instance(self, record: InstanceRecord) -> None:
         """The call goes to this instance now, with the tokens that others have emitted."""

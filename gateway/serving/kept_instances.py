@@ -5,20 +5,26 @@ Nothing evicts them, so without a quota one namespace would have all hosts.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 import redis
 
+from gateway.serving.action_cache import Actions
 from gateway.serving.quotas import QuotaBook
+from gateway.serving.routes import version_key
 from gateway.serving.scaling import least_of, rescaled
 from relay.state.records import Records
 from relay.state.rewriting import rewrite_action
 from thaw.action import Action
-from thaw.errors import Forbidden
+from thaw.errors import Conflict, Forbidden
+from thaw.pools import is_pool
 from thaw.quotas import who_raises
 
 
 class KeptInstances:
-    def __init__(self, client: redis.Redis, records: Records, quotas: QuotaBook) -> None:
-        self._client, self._records, self._quotas = client, records, quotas
+    def __init__(self, client: redis.Redis, records: Records, actions: Actions, quotas: QuotaBook) -> None:
+        self._client, self._records, self._actions, self._quotas = client, records, actions, quotas
 
     def check(self, action: Action, before: int) -> None:
         """``before``: how many the action keeps so far; what it keeps already is refused to nobody.  Raises Forbidden
@@ -26,7 +32,8 @@ class KeptInstances:
         least = least_of(action)
         if least <= before:
             return
-        kept = least + sum(least_of(a) for a in self._records.actions(action.namespace) if a.name != action.name)
+        others = [a for a in self._records.actions(action.namespace) if a.name != action.name and not is_pool(a)]
+        kept = sum(({a.served_by: least_of(a) for a in others} | {action.served_by: least}).values())
         allowed = self._quotas.of(action.namespace).kept
         if kept > allowed:
             raise Forbidden(
@@ -41,6 +48,15 @@ class KeptInstances:
         try:
             self.check(action, before)
         except Forbidden:
-            less = {"min_instances": before}
-            rewrite_action(self._client, action.namespace, action.name, lambda written: rescaled(written, less))
+            self._rescale(action, {"min_instances": before})
             raise
+
+    def _rescale(self, action: Action, less: dict[str, int]) -> None:
+        """An action with an adapter needs another pool, which comes with another version."""
+        if not action.adapter:
+            rewrite_action(self._client, action.namespace, action.name, lambda written: rescaled(written, less))
+            return
+        major, minor, patch = version_key(action.version)
+        new = replace(rescaled(action, less), version=f"{major}.{minor}.{patch + 1}")
+        with suppress(Conflict):  # somebody has written a later one, which is checked in its turn
+            self._actions.put(new, last=action.version, old=action)

@@ -110,6 +110,7 @@ def _is_next(call: Call, token: object) -> bool:
         return False
     if expected == 0:
         call.trace(Phase.FIRST_TOKEN)
+        call.adapter = token.adapter
     call.emitted.append(token.token_id)
     return True
 

@@ -9,6 +9,7 @@ from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool, Reply
 from gateway.serving.run_keys import RunKeys
+from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, encoded
 from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
 from thaw.action import Action
@@ -44,8 +45,16 @@ def send_run(
         stream=call.action.is_llm,
         deadline_s=given_up_s,
         hangup=hangup or call.hangup,
-        headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
+        headers=_headers(call, deadline_s),
     )
+
+
+def _headers(call: Call, deadline_s: float) -> str:
+    headers = f"{ACTIVATION_HEADER}: {call.activation_id}\r\n"
+    if adapter := call.action.adapter:
+        left_ms = max(0, round((deadline_s - time.monotonic()) * 1000))
+        headers += f"{ADAPTER_HEADER}: {encoded(adapter)}\r\n{LEFT_HEADER}: {left_ms}\r\n"
+    return headers
 
 
 def run_body(
@@ -60,8 +69,9 @@ def run_body(
     emitted.  A function with the annotation ``provide-api-key`` gets a key from ``run_keys``."""
     value = call.payload
     if call.action.is_llm:
-        resume = LlmResume(tuple(tokens), call.model_version) if tokens else None
-        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only))
+        resume = LlmResume(tuple(tokens), call.model_version, call.adapter) if tokens else None
+        run = LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, call.action.adapter)
+        value = wire.to_plain(run)
     deadline_ms = wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))
     plain = {
         "value": value,

@@ -34,6 +34,8 @@ class Ticket:
     ``model_version``: the version of the model that began the request's answer, which only that version can go on
     with; empty for a request without an answer so far.  ``ahead``: nobody calls yet.  It stands behind all requests, so
     that it takes no turn of theirs, and wakes with each instance that is ready, though it gets none of its slots.
+    ``action`` serves the request, and ``called`` is the one that it asked for, if that is another one.  ``looks``: its
+    request is to look whether ``action`` still serves it.
     """
 
     activation_id: ActivationId
@@ -48,6 +50,16 @@ class Ticket:
     moves: bool = False
     model_version: str = ""
     ahead: bool = False
+    called: ActionName | None = None
+    looks: bool = False
+
+    def is_of(self, action: ActionName) -> bool:
+        """Whether its client asked for ``action``."""
+        return (self.called or self.action) == action
+
+    def look(self) -> None:
+        self.looks = True
+        self.event.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +174,7 @@ class WaitingRoom:
                 self._serve(action)
             waiting = [t for queue in self._queues.values() for t in queue]
             for ticket in waiting:
-                if ticket.exact:  # it may have missed that its action changed
-                    ticket.event.set()
+                ticket.look()  # it may have missed that its action changed
             return waiting
 
     def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
@@ -172,22 +183,26 @@ class WaitingRoom:
 
     def fail(self, action: ActionName, activation_ids: Collection[ActivationId], error: ThawError) -> None:
         with self._lock:
-            for ticket in [t for t in self._queues.get(action, ()) if t.activation_id in activation_ids]:
-                self._unqueue(ticket)
-                ticket.error = error
-                ticket.event.set()
+            self._fail([t for t in self._queues.get(action, ()) if t.activation_id in activation_ids], error)
 
     def fail_all(self, action: ActionName, error: ThawError) -> None:
+        """Fail whoever asked for the action, whatever serves it."""
         with self._lock:
-            waiting = [t.activation_id for t in self._queues.get(action, ())]
-        self.fail(action, waiting, error)
+            self._fail([t for queue in self._queues.values() for t in queue if t.is_of(action)], error)
+
+    def _fail(self, tickets: Sequence[Ticket], error: ThawError) -> None:
+        for ticket in tickets:
+            self._unqueue(ticket)
+            ticket.error = error
+            ticket.event.set()
 
     def action_changed(self, action: ActionName) -> None:
-        """Have whoever can use only one version of the action look whether that is still the version it has."""
+        """Have whoever asked for the action, or is served by it, look what serves the request now, and in which
+        version."""
         with self._lock:
-            for ticket in self._queues.get(action, ()):
-                if ticket.exact:
-                    ticket.event.set()
+            for ticket in (t for queue in self._queues.values() for t in queue):
+                if ticket.action == action or ticket.is_of(action):
+                    ticket.look()
 
     def retire(self, action: ActionName) -> None:
         """The action was deleted: its instances are no routes for a later action of its name."""

@@ -46,7 +46,7 @@ class Warming:
         """``call`` is of the action to warm, and is not sent.  Return when an instance of its version is ready, or when
         its start has begun and ``wait_s`` are over.  Raises Unavailable with the reason when no start begins, and the
         error of one that fails."""
-        ticket = Ticket(call.activation_id, call.action.name, call.action.version, call.received_s, ahead=True)
+        ticket = _ticket(call)
         self._room.enter(ticket)
         try:
             if (warm := self._ready(call, ticket)) is not None:
@@ -89,14 +89,14 @@ class Warming:
     def _ready(self, call: Call, ticket: Ticket) -> Warmed | None:
         if ticket.route is not None:
             return Warmed("ready", 0.0, (ticket.route.record.host_id,))
-        ready = [s.record for s in self._room.serving(call.action.name) if _is_of(call, s.record)]
+        ready = [s.record for s in self._room.serving(call.action.served_by) if _is_of(call, s.record)]
         return Warmed("ready", 0.0, tuple(sorted({r.host_id for r in ready})), busy=True) if ready else None
 
     def _starting(self, call: Call) -> list[InstanceRecord]:
         return [r for r in self._of_action(call) if r.state is InstanceState.STARTING and _is_of(call, r)]
 
     def _of_action(self, call: Call) -> list[InstanceRecord]:
-        return [r for r in self._registry.instances() if r.action == call.action.name]
+        return [r for r in self._registry.instances() if r.action == call.action.served_by]
 
     def _reason(self, call: Call) -> str:
         if self._held.is_over:
@@ -111,6 +111,18 @@ class Warming:
         return "no host has room for it"
 
 
+def _ticket(call: Call) -> Ticket:
+    action = call.action
+    return Ticket(
+        call.activation_id,
+        action.served_by,
+        action.served_version,
+        call.received_s,
+        called=action.name,
+        ahead=True,
+    )
+
+
 def _is_of(call: Call, record: InstanceRecord) -> bool:
     """Whether requests of the call's version may go to it."""
-    return version_key(record.action_version) >= version_key(call.action.version)
+    return version_key(record.action_version) >= version_key(call.action.served_version)

@@ -7,14 +7,18 @@ import threading
 from collections import defaultdict
 from typing import Final
 
+import redis
+
 from gateway.serving.held import Looks
 from relay.protocol.messages import DemandAdded
+from relay.state.pool_members import members
 from relay.state.registry import Registry
 from thaw import wire
 from thaw.bell import Bell
 from thaw.ids import ActionName, GroupId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.work import Waiting, Work, Worker
+from thaw.pools import is_pool_name
+from thaw.work import Shared, Waiting, Work, Worker
 
 _EVERYTHING: Final = ""
 
@@ -22,11 +26,12 @@ _EVERYTHING: Final = ""
 class _Snapshot:
     """The registry at one moment.  Each namespace's part is made once, for all who look at it."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, client: redis.Redis, registry: Registry) -> None:
         """Raises Unavailable."""
         self._records = [r for r in registry.instances() if r.action]
         self._demand: list[DemandAdded] = list(registry.demand())
         self._due_ms = _due_ms(registry) if any(r.state is InstanceState.STARTING for r in self._records) else {}
+        self._shared = _shared(client, {r.action for r in self._records} | {d.action for d in self._demand})
         self._lock = threading.Lock()
         self._parts: dict[str, tuple[str, Work]] = {}
 
@@ -51,12 +56,13 @@ class _Snapshot:
                 for r in sorted(records, key=lambda r: (r.action, r.group_id, r.stage, r.instance_id))
             ),
             tuple(Waiting(action, len(times), min(times)) for action, times in sorted(waiting.items())),
+            tuple(one for one in self._shared if one.action.startswith(within)),
         )
 
 
 class WorkBook:
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, client: redis.Redis, registry: Registry) -> None:
+        self._client, self._registry = client, registry
         self._looks = Looks[_Snapshot]()
         self.bell = Bell()
         """It rings for every instance that changes, and for every request that begins or ends to wait."""
@@ -64,7 +70,7 @@ class WorkBook:
     def look(self, namespace: Namespace | None) -> tuple[float, tuple[str, Work]]:
         """When the registry was read, and the mark and the work of the namespace, or with None of all.  Raises
         Unavailable."""
-        began_s, snapshot = self._looks.recent(None, lambda: _Snapshot(self._registry))
+        began_s, snapshot = self._looks.recent(None, lambda: _Snapshot(self._client, self._registry))
         return began_s, snapshot.part(namespace)
 
 
@@ -74,6 +80,18 @@ def _due_ms(registry: Registry) -> dict[GroupId, int]:
         for plan in registry.plans()
         if plan.predicted_ttft_s is not None
     }
+
+
+def _shared(client: redis.Redis, names: set[ActionName]) -> tuple[Shared, ...]:
+    """Of the pools among the names.  A platform without adapters asks nobody."""
+    pools = {name for name in names if is_pool_name(name)}
+    found = (
+        Shared(pool, functions)
+        for namespace in {Namespace(pool.partition("/")[0]) for pool in pools}
+        for pool, functions in members(client, namespace).items()
+        if pool in pools
+    )
+    return tuple(sorted(found, key=lambda one: one.action))
 
 
 def _worker(record: InstanceRecord, due_ms: int | None) -> Worker:

@@ -246,7 +246,7 @@ class Fleet:
                 live.blame(WorkerLost(f"the container ended ({_how(end)})", hint=_hint(live)))
             live.out_of_memory = end.out_of_memory
             effect = live.apply(Event.EXITED)
-        live.exited.set()
+        live.note_exit()
         if effect is Effect.BURY:
             self._bury(live)
 

@@ -75,6 +75,9 @@ class Preflights:
         ends_s = time.monotonic() + wanted.deadline_ms / 1000
         facts = self._fetch.inspect(wanted.config.model.uri, deadline_s=_left_s(ends_s))
         fitness.check_files(facts.files, facts.asked_for)
+        if adapter := wanted.config.model.adapter:
+            rank = wanted.config.engine.max_lora_rank
+            self._fetch.inspect_adapter(adapter, wanted.namespace, facts.uri, rank, deadline_s=_left_s(ends_s))
         key = _key(facts, wanted)
         answer = self._remembered(key)
         if answer is None:

@@ -22,18 +22,21 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from invoker import metrics
+from invoker.containers.adapters import Adapters
 from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
 from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
+from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
 from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
 from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import (
+    AdapterMissing,
     BadRequest,
     InstanceBusy,
     InstanceGone,
@@ -44,6 +47,7 @@ from thaw.errors import (
     TooLarge,
     Unauthorized,
 )
+from thaw.hangup import HangupWatcher
 from thaw.ids import InstanceId
 from thaw.lasting import LastingThread
 
@@ -71,16 +75,19 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         bind: str,
         fleet: Fleet,
         preflights: Preflights,
+        adapters: Adapters,
         token: Callable[[], str],
         refresh: Callable[[], str],
         scrapers: str = "",
     ) -> None:
         """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
         host, _, port = bind.rpartition(":")
-        self.fleet, self.preflights, self.token, self._refresh = fleet, preflights, token, refresh
+        self.fleet, self.preflights, self.adapters = fleet, preflights, adapters
+        self.token, self._refresh = token, refresh
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
+        self.hangups = HangupWatcher()  # of runs that wait for an adapter
         self.scrapers = scrapers
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
@@ -101,9 +108,11 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return self._refresh()
 
     def start(self) -> None:
+        self.hangups.start()
         self._thread.start()
 
     def stop(self) -> None:
+        self.hangups.stop()
         self.shutdown()
         self.server_close()
         self._thread.join(5)
@@ -231,17 +240,32 @@ class Handler(http11.Handler):
         live = fleet.begin_run(self._instance_id(self.path, "run"))
         began = time.monotonic()
         try:
-            result = self._run(live, body)
+            result = self._run_with_adapter(live, body)
         finally:
             fleet.end_run(live)
         metrics.RUNS.labels(outcome=result.ending.value).inc()
         metrics.RUN_SECONDS.observe(time.monotonic() - began)
 
-    def _run(self, live: Live, body: bytes) -> Forwarded:
+    def _run_with_adapter(self, live: Live, body: bytes) -> Forwarded:
+        uri = decoded(self.headers.get(ADAPTER_HEADER) or "")
+        if not uri:
+            return self._run(live, body)
+        left_ms = self.headers.get(LEFT_HEADER) or ""
+        deadline = time.monotonic() + (int(left_ms[:12]) / 1000 if left_ms.isdecimal() else live.timeout_s)
+        with self.server.adapters.using(live, uri, deadline, self._watch_hangup) as held:
+            result = self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n")
+            if result.status == AdapterMissing.http_status:
+                self.server.adapters.lost(live, held)
+            return result
+
+    def _watch_hangup(self, on_hangup: Callable[[], None]) -> Callable[[], None]:
+        return self.server.hangups.watch(self.connection, on_hangup)
+
+    def _run(self, live: Live, body: bytes, headers: str = "") -> Forwarded:
         accept = self.headers.get("accept") or "*/*"
         head = (
             f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n{headers}\r\n"
         ).encode("latin-1")
         assert live.handle is not None  # noqa: S101  a READY instance has one
         self.wfile.flush()

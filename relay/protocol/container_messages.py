@@ -113,11 +113,12 @@ class ConsolidateReply:
 class LlmResume:
     """Continue an answer: these tokens were already delivered; the next token's number follows the last of them.
 
-    ``model_version``: the version of the model that computed them; empty: it is not known.
+    ``model_version``: the version of the model that computed them, and ``adapter`` the adapter; empty: it is not known.
     """
 
     output_token_ids: tuple[int, ...]
     model_version: str = ""
+    adapter: str = ""
 
 
 MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
@@ -128,13 +129,15 @@ MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 class LlmRun:
     """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The
     answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
-    way, so that little is missing when it arrives."""
+    way, so that little is missing when it arrives.  ``adapter``: the URI of the function's own, which the container
+    compares with what the invoker says: one of before there were adapters says nothing."""
 
     endpoint: str  # "chat" | "completions" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
     prefill_only: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class RunToken:
     text: str
     logprob: TokenLogprob | None = None
     calls: tuple[CallDelta, ...] = ()
+    adapter: str = ""  # with the first token of a run: the adapter that computes it, with its version
 
 
 @dataclass(frozen=True, slots=True)

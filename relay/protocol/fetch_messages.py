@@ -18,10 +18,14 @@ from thaw.trace import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """``namespaces``: those that have an action of the model.  Each may have a few inspections at once."""
+    """``namespaces``: those that have an action of the model.  Each may have a few inspections at once.  An ``adapter``
+    is refused if it does not fit ``base``, unless that is empty, or has a higher rank than ``max_rank``."""
 
     uri: str
     namespaces: tuple[str, ...] = ()
+    adapter: bool = False
+    base: str = ""
+    max_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class DemandAdded:
     ``waited_ms`` is the request's age by its gateway's own clock when the message was made; a request that was served
     and lost its worker is not new.  ``queued_wall_ms`` is when it came, for a reader of the hash long afterwards.
     ``ahead``: a 202 that does not wait yet but for a thread, so it counts for no quota of requests that wait.
+    ``adapter``: the URI of the one that the request wants of its instance.
     """
 
     activation_id: ActivationId
@@ -84,6 +85,7 @@ class DemandAdded:
     queued_wall_ms: int
     waited_ms: int = 0
     ahead: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ class Start:
     stage: int
     instance_id: InstanceId
     activation_ids: tuple[ActivationId, ...] = ()  # the demand that the start serves: their traces link to the group
+    adapters: tuple[str, ...] = ()  # that this demand wants: the host fetches their bytes meanwhile
 
 
 @dataclass(frozen=True, slots=True)

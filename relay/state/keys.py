@@ -65,6 +65,11 @@ def code_sizes(namespace: str) -> str:
     return f"thaw:code-sizes:{namespace}"
 
 
+def pools(namespace: str) -> str:
+    """A hash: the name of an action with an adapter → the name of its pool."""
+    return f"thaw:pools:{namespace}"
+
+
 def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 

@@ -18,15 +18,29 @@ local function release(code, released, seconds, most)
     end
 end
 """
+_POOLS: Final = """
+-- whether another action than ``name`` has the pool; an older gateway may have deleted one and left its row
+local function is_shared(actions, pools, pool, name)
+    local rows = redis.call('HGETALL', pools)
+    for i = 1, #rows, 2 do
+        if rows[i + 1] == pool and rows[i] ~= name and redis.call('HEXISTS', actions, rows[i]) == 1 then return true end
+    end
+    return false
+end
+"""
 PUT_ACTION: Final = (
     COUNTING
     + CODE_BYTES
     + _RELEASE
+    + _POOLS
     + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[4] then
     return {redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0}  -- a repeat, after an answer that was lost
 end
+local pool, pool_before = ARGV[13], redis.call('HGET', KEYS[8], ARGV[1])
+local begins = pool ~= '' and redis.call('HEXISTS', KEYS[1], pool) == 0
+local ends = pool_before and pool_before ~= pool and not is_shared(KEYS[1], KEYS[8], pool_before, ARGV[1])
 if ARGV[10] == '1' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return {0}  -- deleted after it was read
 end
@@ -34,10 +48,12 @@ if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
     return {2}
 end
 if ARGV[5] ~= '' then
-    local n = redis.call('HLEN', KEYS[1]) + 1
-    if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and n > tonumber(ARGV[5]) then return {-1, n} end
+    local n_more = 1 - redis.call('HEXISTS', KEYS[1], ARGV[1]) + (begins and 1 or 0) - (ends and 1 or 0)
+    local n = redis.call('HLEN', KEYS[1]) + n_more
+    if n_more > 0 and n > tonumber(ARGV[5]) then return {-1, n} end
     local of_old = redis.call('HSTRLEN', KEYS[1], ARGV[1]) + (tonumber(redis.call('HGET', KEYS[6], ARGV[1])) or 0)
-    local more = #ARGV[2] + ARGV[12] - of_old
+    local more = #ARGV[2] + ARGV[12] - of_old + (begins and #ARGV[14] or 0)
+    if ends then more = more - redis.call('HSTRLEN', KEYS[1], pool_before) end
     local n_bytes = more + code_bytes(KEYS[1], KEYS[6])
     local all = n_bytes + all_bytes(KEYS[7])
     local is_over = n_bytes > tonumber(ARGV[6]) or all > tonumber(ARGV[7]) or more > tonumber(ARGV[8])
@@ -46,6 +62,9 @@ if ARGV[5] ~= '' then
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SET', KEYS[2], ARGV[3])
+if ends then redis.call('HDEL', KEYS[1], pool_before) end
+if begins then redis.call('HSET', KEYS[1], pool, ARGV[14]) end
+if pool ~= '' then redis.call('HSET', KEYS[8], ARGV[1], pool) else redis.call('HDEL', KEYS[8], ARGV[1]) end
 if KEYS[4] ~= '' then release(KEYS[4], KEYS[5], ARGV[9], ARGV[11]) end
 if KEYS[3] ~= '' then
     redis.call('PERSIST', KEYS[3])
@@ -57,12 +76,17 @@ end
 return {1}
 """
 )
-"""Write an action.  Its code stays from then on, and the code that it had before expires."""
+"""Write an action, and its pool (thaw/pools.py); the pool that it had before goes when no other action has it.  Its
+code stays from then on, and the code that it had before expires."""
 DELETE_ACTION: Final = (
     _RELEASE
+    + _POOLS
     + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[2] then return 0 end
+local pool = redis.call('HGET', KEYS[6], ARGV[1])
+if pool and not is_shared(KEYS[1], KEYS[6], pool, ARGV[1]) then redis.call('HDEL', KEYS[1], pool) end
+redis.call('HDEL', KEYS[6], ARGV[1])
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[5], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
@@ -70,7 +94,8 @@ if KEYS[3] ~= '' then release(KEYS[3], KEYS[4], ARGV[4], ARGV[5]) end
 return 1
 """
 )
-"""Delete the action unless another version was written after this one was read: its code would stay for ever."""
+"""Delete the action, and its pool when no other action has it, unless another version was written after this one was
+read: its code would stay for ever."""
 _ENDED: Final = """
 local function less(used, field, n)
     if redis.call('HINCRBY', used, field, -n) < 0 then redis.call('HSET', used, field, 0) end

@@ -23,7 +23,7 @@ from relay.state.record_lists import RecordLists, names_of
 from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
 from relay.state.retention import forget, limits
 from relay.state.storage import SHORT_BYTES, Storage
-from thaw import wire
+from thaw import pools, wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
@@ -93,8 +93,8 @@ class Records(RecordLists):
         """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
         is that version if it exists.  Raises Conflict when another version was written meanwhile, or ``old`` deleted: a
         version stands for one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and
-        StorageFull when the namespace may have no more."""
-        code, before = _code_key(action), "" if old is None else _code_key(old)
+        StorageFull when the namespace may have no more.  An action with an adapter comes and goes with its pool."""
+        code, before, pool = _code_key(action), "" if old is None else _code_key(old), pools.pool_of(action)
         data, limits = wire.dumps(action), texts("", "", "", "")
         if self._storage is not None:
             quotas = self._storage.quotas_of(action.namespace)
@@ -102,7 +102,7 @@ class Records(RecordLists):
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
                 PUT_ACTION,
-                7,
+                8,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
                 code,
@@ -110,6 +110,7 @@ class Records(RecordLists):
                 keys.released_code(action.namespace),
                 keys.code_sizes(action.namespace),
                 keys.used(action.namespace),
+                keys.pools(action.namespace),
                 action.name,
                 data,
                 action.version,
@@ -119,6 +120,7 @@ class Records(RecordLists):
                 "" if old is None else "1",
                 RELEASED_CODES,
                 0 if action.exec.stored is None else action.exec.stored.n_bytes,
+                *(("", b"") if pool is None else (pool.name, wire.dumps(pool))),
             )
         if self._storage is not None and written[0] < 0:
             raise too_many_actions(action.namespace, written[0] == -1, written[1], self._storage)
@@ -196,12 +198,13 @@ class Records(RecordLists):
             with redis_link.translated("delete an action"):
                 deleted: Any = self._redis.eval(
                     DELETE_ACTION,
-                    5,
+                    6,
                     keys.actions(namespace),
                     keys.last_version(name),
                     _code_key(action),
                     keys.released_code(namespace),
                     keys.code_sizes(namespace),
+                    keys.pools(namespace),
                     name,
                     action.version,
                     RECORD_TTL_S,

@@ -38,7 +38,7 @@ _DROP_DEMAND: Final = """
 local held = redis.call('HGET', KEYS[1], ARGV[1])
 if not held then return 0 end
 held = cjson.decode(held)
-if held.gateway ~= ARGV[2] then return 0 end
+if held.gateway ~= ARGV[2] or held.action ~= ARGV[5] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 if not held.ahead and redis.call('HINCRBY', KEYS[3], held.namespace, -1) <= 0 then
     redis.call('HDEL', KEYS[3], held.namespace)
@@ -159,7 +159,8 @@ class Registry:
         return int(found or 0)
 
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
-        """``gateway`` does not wait with the request any more.  If another gateway does and has said so, it stays."""
+        """``gateway`` does not wait with the request for ``action`` any more.  If another gateway does and has said so,
+        or this one for another action, it stays."""
         event = bus.pack(DemandRemoved(activation_id, action))
         with redis_link.translated("unqueue a request"):
             self._redis.eval(
@@ -172,6 +173,7 @@ class Registry:
                 gateway,
                 bus.EVENTS_KEPT,
                 event,
+                action,
             )
 
     def demand(self) -> list[DemandAdded]:

@@ -18,6 +18,7 @@ import typer
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
+from tests.thaw_runtime.adapters import write_adapter
 from thaw import checkpoint, model_json, versions, wire
 from thaw.cli import checkpoints, models
 from thaw.cli.stores import DirectoryStore, open_store
@@ -280,7 +281,19 @@ def test_models_are_listed_by_name_with_their_newest_version(
 
 def _adapter(model: Path) -> None:
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    (model / "model.safetensors").rename(model / "adapter_model.bin")
+
+
+def test_an_adapter_is_pushed_with_its_two_files_and_nothing_else(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", 1)
+    for stray in ("config.json", "tokenizer.json"):
+        (adapter / stray).write_bytes((model / stray).read_bytes())
+    store = open_store((tmp_path / "pushed").as_uri())
+    index = checkpoints.push(adapter, store, lambda _: None)
+    assert [f.name for f in index.files] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert index.verified
+    place, root = checkpoints.resolve(store)
+    assert checkpoints.read_facts(place, checkpoints.read_index(place, root)).sha256 == index.sha256
 
 
 def _gguf(model: Path) -> None:
@@ -322,7 +335,7 @@ def _cache(model: Path) -> None:
 @pytest.mark.parametrize(
     ("become", "message", "command"),
     [
-        (_adapter, "holds an adapter for org/base and not a model", "merge_and_unload"),
+        (_adapter, "holds an adapter for org/base, but not its adapter_model.safetensors", "save_pretrained"),
         (_gguf, "has no safetensors file, only small.Q4_K_M.gguf", "gguf_file="),
         (_pickle, "has no safetensors file, only pytorch_model-00001-of-00002.bin", "from transformers import"),
         (_pointer, "model.safetensors is a git-lfs pointer and not the file itself", "lfs pull"),

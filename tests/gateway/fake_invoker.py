@@ -17,6 +17,7 @@ from typing import Any
 import redis
 
 from relay.protocol import messages
+from relay.protocol.adapter_messages import ADAPTER_HEADER
 from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from relay.state.registry import Registry
 from thaw.clock import wall_ms
@@ -40,6 +41,7 @@ class FakeInvoker:
         self.prefill_pace: threading.Semaphore | None = None  # each run that only computes its prompt needs one
         self.prompt_tokens = 3
         self.prompt: RunPrompt | None = None  # what is told of each prompt
+        self.adapter = ""  # that its runs report
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
@@ -207,7 +209,8 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             elif not fake.take_slot(instance):
                 self._refuse(InstanceBusy("all slots are taken"))
             else:
-                fake.runs.append({**body, "path": self.path, "header": self.headers.get(ACTIVATION_HEADER)})
+                named = {"header": self.headers.get(ACTIVATION_HEADER), "adapter": self.headers.get(ADAPTER_HEADER)}
+                fake.runs.append({**body, "path": self.path, **named})
                 fake.entered.release()
                 with fake.run(self.connection):
                     try:
@@ -258,7 +261,8 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                     return
                 self._wait_for_pace()
                 logprob = TokenLogprob(f"w{i} ", -0.5, ((f"w{i} ", -0.5),)) if run["body"].get("logprobs") else None
-                self._frame(RunToken(i, 100 + i, f"w{i} ", logprob))
+                adapter = fake.adapter if i == first else ""
+                self._frame(RunToken(i, 100 + i, f"w{i} ", logprob, adapter=adapter))
             self._frame(RunFinished("length", 3, count, prompt=fake.prompt))
             self.wfile.write(b"0\r\n\r\n")
 

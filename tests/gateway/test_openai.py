@@ -165,7 +165,7 @@ def test_a_worker_lost_in_mid_stream_costs_no_token_and_doubles_none(
     assert texts(rest) == "w0 w1 w2 w3 w4 w5 "
     assert [r["value"]["resume"] for r in invoker.runs] == [
         None,
-        {"output_token_ids": [100, 101], "model_version": "v1"},
+        {"output_token_ids": [100, 101], "model_version": "v1", "adapter": ""},
     ]
     assert {r["value"]["seed"] for r in invoker.runs} == {invoker.runs[0]["value"]["seed"]}
 

@@ -666,3 +666,12 @@ def test_models_go_to_an_accelerator_and_ordinary_functions_to_the_cpu_slice_bes
     w.do(ActionSeen(hello()))
     assert of(w.ask(CHAT), StartGroup)[0].plan.stages[0].device == "cuda:0"
     assert of(w.ask(HELLO), StartGroup)[0].plan.stages[0].device == "cpu"
+
+
+def test_a_request_that_moves_to_another_action_waits_there_alone() -> None:
+    w = World()
+    demand = DemandAdded(ActivationId("a"), CHAT, Namespace("guest"), GatewayId("g"), 0)
+    w.view.add_demand(demand, 1.0)
+    assert w.view.add_demand(replace(demand, action=HELLO), 2.0)
+    assert [(name, list(w.view.action(name).waiting)) for name in (CHAT, HELLO)] == [(CHAT, []), (HELLO, ["a"])]
+    assert w.view.demand[ActivationId("a")].queued_s == 1.0, "it keeps its age"

@@ -61,7 +61,7 @@ def test_a_deploy_takes_the_arguments_that_the_engine_takes() -> None:
             "$.model.uri",
             "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path",
         ),
-        ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: served_name, uri"),
+        ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: adapter, base, served_name, uri"),
         ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch", "requests one instance runs at once, 1 to 1024"),
         (
             {"scaling": {"stages": 9}},

@@ -57,6 +57,8 @@ class Sidecars:
 
 def init_of(case: Mapping[str, Any]) -> LlmInit:
     plain = llm_init(args=case.get("args", {}), dtype=case.get("dtype", "auto"), max_model_len=256)
+    engine = replace(plain.config.engine, max_lora_rank=case.get("max_lora_rank", 0))
+    plain = replace(plain, config=replace(plain.config, engine=engine))
     return replace(plain, stages=(StageShape((0, 2), plain.reserve_bytes, case.get("weight_bytes", 1 << 20)),))
 
 

@@ -32,6 +32,21 @@ COMPRESSED = {
 OWN_CODE = {"AutoConfig": "configuration_foo.FooConfig", "AutoModelForCausalLM": "modeling_foo.Foo"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_embd": 128,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_inner": 256,
+    "n_positions": 512,
+}
 LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 10, "num_attention_heads": 16}
 YARN = {"rope_type": "yarn", "factor": 40000.0, "original_max_position_embeddings": 512}
 
@@ -60,6 +75,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"config": {"hidden_size": "m" * 500_000}},
         "InitFailed",
         "config.json cannot be used: Field 'hidden_size' expected int, got str (value: '" + "m" * 220 + "…",
+    ),
+    "adapters of a model with experts": (
+        {"config": MIXTRAL, "max_lora_rank": 16},
+        "ModelUnsupported",
+        "MixtralForCausalLM takes no adapters: it has experts, whose adapters were not tried",
+    ),
+    "adapters of a model for which vLLM has none": (
+        {"config": GPT2, "max_lora_rank": 16},
+        "ModelUnsupported",
+        "GPT2LMHeadModel takes no adapters: vLLM has no adapters for it",
     ),
     "a model_type that Transformers does not know": (
         {"config": {"model_type": "foo"}},
@@ -147,6 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
     "a plain model": ({"config": {}}, 256, []),
     "code beside an architecture that the engine has": ({"config": {"auto_map": OWN_CODE}}, 256, []),
+    "a model that takes adapters": ({"config": {}, "max_lora_rank": 16}, 256, []),
     "GPTQ": ({"config": {"quantization_config": GPTQ}}, 256, []),
     "FP8 for which a CPU has a kernel": ({"config": {"quantization_config": COMPRESSED}}, 256, []),
     "weights of four bytes of which config.json does not say so": (

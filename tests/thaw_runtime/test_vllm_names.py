@@ -18,7 +18,8 @@ from tests.thaw_runtime.conftest import ROOT
 from thaw.errors import PlatformError
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.vllm.name_check import check
-from thaw_runtime.engine.vllm.vllm_names import NAMES, WRITTEN_FOR, Kind, Names
+from thaw_runtime.engine.vllm.name_entry import Kind, Names
+from thaw_runtime.engine.vllm.vllm_names import NAMES, WRITTEN_FOR
 from thaw_runtime.process.start_trace import StartTrace
 
 FOLDER = ROOT / "runtime-python/thaw_runtime/engine/vllm"

@@ -34,11 +34,13 @@ def _digest(piece: bytes | memoryview) -> str:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files that a push uploads: known sidecars, and the weights that belong to the model.  Raises ModelNotFound,
-    ModelUnsupported, ModelCorrupt.
+    """The files that a push uploads: known sidecars, and the weights that belong to the model; the two files of an
+    adapter.  Raises ModelNotFound, ModelUnsupported, ModelCorrupt.
     """
     if not directory.is_dir():
         raise ModelNotFound(f"{directory} is not a directory", hint="give the directory that holds config.json")
+    if is_adapter(directory):
+        return [directory / name for name in (checkpoint.ADAPTER_CONFIG_NAME, checkpoint.ADAPTER_WEIGHTS_NAME)]
     weights = _weights_of(directory)
     sidecars = [n for n in checkpoint.SIDECAR_NAMES if (directory / n).is_file()]
     if "config.json" not in sidecars:
@@ -47,6 +49,13 @@ def files_of(directory: Path) -> list[Path]:
     for path in paths:
         near_misses.check_not_pointer(path)
     return paths
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether it holds an adapter and no model.  An adapter beside a model is no part of it."""
+    names = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
+    both = {checkpoint.ADAPTER_CONFIG_NAME, checkpoint.ADAPTER_WEIGHTS_NAME}
+    return both <= names and not names & {checkpoint.WEIGHTS_NAME, checkpoint.SHARDS_NAME}
 
 
 def _weights_of(directory: Path) -> list[str]:
@@ -89,7 +98,7 @@ def check(directory: Path) -> int:
     :func:`tensors_of` raise."""
     paths = files_of(directory)
     _tensors(paths)
-    _read_config((directory / "config.json").read_bytes())
+    _read_config(paths[0].read_bytes())
     return sum(p.stat().st_size for p in paths)
 
 

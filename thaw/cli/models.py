@@ -78,6 +78,7 @@ def _push(directory: Path, uri: str, *, force: bool = False) -> None:
 
     store = open_store(uri)
     total = checkpoints.check(directory)
+    force = force or checkpoints.is_adapter(directory)  # it is looked at beside its base, when a function names both
     if not force:
         fitness.check_files([path.name for path in checkpoints.files_of(directory)], str(directory))
     checkpoints.check_pushable(store)

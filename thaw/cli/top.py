@@ -10,6 +10,7 @@ import typer
 
 from thaw import wire
 from thaw.cli.context import client, globals_, out, print_json
+from thaw.ids import ActionName
 from thaw.instance import InstanceState
 from thaw.work import Work, Worker
 
@@ -106,8 +107,16 @@ def _workers(work: Work, now_ms: int) -> Table:
     for w in work.workers:
         stage = f"{w.stage + 1} of {w.n_stages}" if w.n_stages > 1 else ""
         slots = str(w.slots) if w.slots else ""
-        rows.add_row(f"/{w.action}", w.version, w.host, w.device, stage, slots, _state(w, now_ms))
+        rows.add_row(_who(work, w.action), w.version, w.host, w.device, stage, slots, _state(w, now_ms))
     return rows
+
+
+def _who(work: Work, action: ActionName) -> str:
+    """The action, or the functions whose instances are those of this pool."""
+    shared = next((one.functions for one in work.shared if one.action == action), ())
+    if not shared:
+        return f"/{action}"
+    return f"/{shared[0]}" + (f" and {len(shared) - 1} more" if len(shared) > 1 else "")
 
 
 def _state(worker: Worker, now_ms: int) -> str:
@@ -127,5 +136,5 @@ def _waiting(work: Work, now_ms: int) -> Table:
 
     rows = table("action", "requests wait", "the oldest for")
     for one in work.waiting:
-        rows.add_row(f"/{one.action}", str(one.n_requests), duration(max(0, now_ms - one.oldest_ms) / 1000))
+        rows.add_row(_who(work, one.action), str(one.n_requests), duration(max(0, now_ms - one.oldest_ms) / 1000))
     return rows

@@ -91,22 +91,31 @@ def _rows(node: dict[str, Any], cls: Any, prefix: str = "") -> Iterator[tuple[st
             yield from _rows(child, hints[name], f"{path}.")
             continue
         required = name in node.get("required", ())
-        yield path, _kind(child), "required" if required else _default(fields[name]), child.get("description", "")
+        yield path, _kind(child), "required" if required else _default(fields.get(name)), child.get("description", "")
 
 
 def _kind(node: dict[str, Any]) -> str:
     if "const" in node:
         return f'`"{node["const"]}"`'
     if "enum" in node:
-        return "string"
+        return "string" if isinstance(node["enum"][0], str) else "integer"
     return str(node["type"])
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
+def _default(field: dataclasses.Field[Any] | None) -> str:
+    """``field``: None for a key that the parsed config has no place for."""
+    if field is None:
+        return "none"
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return "required without `model.base`"
+    if "default" in field.metadata:
+        return str(field.metadata["default"])
+    if field.default == "":
+        return "none"
     if field.default is None:
         return "the scheduler decides"
     if field.default is not dataclasses.MISSING:
-        return f"`{field.default!r}`".replace("'", '"') if field.default != "" else "the action's name"
+        return f"`{field.default!r}`".replace("'", '"')
     return "`{}`"
 
 

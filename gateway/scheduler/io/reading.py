@@ -147,8 +147,11 @@ class Reading:
         return ActionDeleted(name) if facts is None else ActionSeen(facts, changed)
 
     def _facts(self, action: Action, allowed: Sequence[str]) -> ActionFacts | None:
-        """``allowed``: the own prefixes of the action's namespace.  Return None for a record that nothing can be
-        started from: one record must not keep the scheduler from all others."""
+        """``allowed``: the own prefixes of the action's namespace.  Return None for a function that is served by its
+        pool, and for a record that nothing can be started from: one record must not keep the scheduler from all
+        others."""
+        if action.served_by != action.name:
+            return None
         try:
             facts = facts_of(action)
         except ProtocolError as e:

@@ -117,8 +117,10 @@ class ClusterView:
         """Return False for a request that was already known.  A request that had an instance and lost it keeps its age,
         and stands before requests that came later."""
         if (waits := self.demand.get(demand.activation_id)) is not None:
-            waits.demand = demand  # another gateway may hold it now
-            return False
+            if waits.demand.action == demand.action:
+                waits.demand = demand  # another gateway may hold it now
+                return False
+            self.serve_demand(demand.activation_id)  # its function has moved to another pool
         action, known = self.action(demand.action), self._served.pop(demand.activation_id, None)
         if known is None:
             known = DemandView(demand, queued_s)

@@ -20,12 +20,13 @@ from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DescriptorClient
 from relay.thread_account import ThreadAccount
 from thaw import lasting
-from thaw.errors import BadRequest, PlatformError, ProtocolError, ThawError
+from thaw.errors import BadRequest, ErrorInfo, PlatformError, ProtocolError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.library import EngineLibrary
 from thaw_runtime.engine.protocol import (
     GRANT_DEADLINE_S,
+    AdapterFiles,
     ConsolidationEnded,
     Engine,
     EngineStarted,
@@ -36,6 +37,7 @@ from thaw_runtime.engine.protocol import (
 from thaw_runtime.engine.registry import engine_of_process
 from thaw_runtime.engine.wire import (
     Abort,
+    AdapterEnded,
     Consolidate,
     ConsolidationDone,
     EngineCheck,
@@ -44,6 +46,7 @@ from thaw_runtime.engine.wire import (
     EngineStart,
     EngineStartFailed,
     Events,
+    LoadAdapter,
     Message,
     Submit,
     decode,
@@ -79,7 +82,8 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
     start = _Start(channel, libraries)
     try:
         while True:
-            message = decode(channel.receive()[0])
+            plain, fds = channel.receive()
+            message = decode(plain)
             if isinstance(message, EngineStart):
                 start.begin(message)
             elif isinstance(message, EngineCheck):
@@ -92,10 +96,20 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
                 start.engine.abort(message.request_id)
             elif isinstance(message, Consolidate):
                 _consolidate(channel, start.engine)
+            elif isinstance(message, LoadAdapter):
+                _load_adapter(channel, start.engine, message, fds)
     except (ChannelClosed, OSError):
         if start.engine is not None:
             start.engine.stop()  # tells the other stages of a pipeline now; otherwise they would wait for this one
         return EXIT_LOST_PROXY
+
+
+def _load_adapter(channel: Channel, engine: Engine, message: LoadAdapter, fds: list[int]) -> None:
+    def ended(error: ErrorInfo | None) -> None:
+        _tell(channel, AdapterEnded(message.number, error))
+
+    (weights_fd,) = fds
+    engine.load_adapter(AdapterFiles(message.name, message.replaces, message.config.encode(), weights_fd), ended)
 
 
 def _consolidate(channel: Channel, engine: Engine) -> None:

@@ -79,6 +79,7 @@ class EngineRequest:
     seed: int
     first_index: int = 0
     output_so_far: tuple[int, ...] = ()
+    adapter: str = ""  # the name under which it was loaded; empty: the base model answers
 
     @property
     def over(self) -> str | None:
@@ -182,6 +183,17 @@ ConsolidationEnded = Consolidated | ErrorInfo
 """An ErrorInfo means that the group is still a pipeline, which answers as before."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter to load as ``name``, into the place of the one that it ``replaces``, if any.  The receiver closes
+    ``weights_fd``, the memory of its safetensors file."""
+
+    name: str
+    replaces: str
+    config: bytes  # adapter_config.json
+    weights_fd: int
+
+
 class Engine(Protocol):
     def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
         """Say whether a start would succeed here, from the sidecars alone: ``segment`` holds no weights, and the only
@@ -216,6 +228,13 @@ class Engine(Protocol):
         the end of the other stages changes nothing for it.  An engine that cannot do it reports ModelUnsupported.  A
         later stage waits until stage 0 has become one; the requests are stage 0's.
         """
+        ...
+
+    def load_adapter(self, files: AdapterFiles, ended: Callable[[ErrorInfo | None], None]) -> None:
+        """Load an adapter between two steps.  Returns at once; ``ended`` is called once, on any thread, with None when
+        requests may name it.  Errors: ModelUnsupported for one that does not fit the model, which takes the place of
+        the other one all the same, and InstanceBusy, which changes nothing, when requests use the one that it would
+        replace, or all places are taken."""
         ...
 
     def drain(self, deadline_s: float) -> bool:

@@ -69,6 +69,25 @@ class Consolidate:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text.  ``number``: which
+    load it is, because one adapter may be loaded again before the first load has ended."""
+
+    number: int
+    name: str
+    replaces: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEnded:
+    """Engine → proxy, once for each LoadAdapter; without ``error`` it is loaded."""
+
+    number: int
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReady:
     started: EngineStarted
 
@@ -101,10 +120,22 @@ Message = (
     | EngineStartFailed
     | Events
     | ConsolidationDone
+    | LoadAdapter
+    | AdapterEnded
 )
 _PLAIN: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (EngineStart, EngineCheck, EngineChecked, Abort, Consolidate, EngineReady, EngineStartFailed)
+    for cls in (
+        EngineStart,
+        EngineCheck,
+        EngineChecked,
+        Abort,
+        Consolidate,
+        EngineReady,
+        EngineStartFailed,
+        LoadAdapter,
+        AdapterEnded,
+    )
 }
 _OUTCOMES: dict[str, type[ConsolidationEnded]] = {cls.__name__: cls for cls in (Consolidated, ErrorInfo)}
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 from relay.clients.fetch import DescriptorClient
 from relay.protocol.messages import InitReply, LlmInit, LlmRun, PreflightReply
 from thaw import versions, wire
-from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged
+from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
+from thaw_runtime.llm.adapters import Adapters
 from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
@@ -39,6 +40,7 @@ class LlmContainer:
         self._init: LlmInit | None = None
         self._consolidation: Consolidation | None = None
         self._max_model_len = 0
+        self.adapters = Adapters(link)
 
     def preflight(self, init: LlmInit) -> PreflightReply:
         """Say whether :meth:`init` would succeed, from the sidecars alone.  The container is of no further use.  Raises
@@ -103,9 +105,11 @@ class LlmContainer:
             tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
             self._text = load_model_text(segment, tool_parser)
 
-    def run(self, body: Mapping[str, Any]) -> tuple[RunStream | TextAnswer, float | None]:
-        """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest, InstanceGone, and
-        ModelChanged for an answer that another version of the model began."""
+    def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[RunStream | TextAnswer, float | None]:
+        """The request's stream, ready to start, and its monotonic deadline.  ``adapter``: the loaded one that answers;
+        empty: the base model.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter that is not loaded,
+        ModelUnsupported for a function's adapter that the host has not brought, and ModelChanged for an answer that
+        another version of the model began."""
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -114,7 +118,12 @@ class LlmContainer:
         if self._init.stage and self.consolidation.n_stages > 1:
             raise InstanceGone(f"stage {self._init.stage} of a pipeline takes no requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
-        _check_version(run, self._init)
+        _check_version(run, self._init, adapter)
+        if not adapter and (run.adapter or self._init.config.model.adapter):
+            raise ModelUnsupported(
+                "the function has an adapter, and this host brings none", hint="update thaw on every machine"
+            )
+        self.adapters.check(adapter)
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)
         trace.mark(Phase.RUN_BEGIN)
@@ -122,7 +131,7 @@ class LlmContainer:
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
         if run.endpoint in TEXT_ENDPOINTS:
             return TextAnswer(self._text, run, trace), _deadline(body)
-        return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace), _deadline(body)
+        return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace, adapter), _deadline(body)
 
     @property
     def consolidation(self) -> Consolidation:
@@ -159,8 +168,10 @@ class LlmContainer:
             self._state = state
 
 
-def _check_version(run: LlmRun, init: LlmInit) -> None:
+def _check_version(run: LlmRun, init: LlmInit, adapter: str) -> None:
     """Tokens of another version are no beginning that this model would have made, and may not be in its vocabulary."""
+    if run.resume is not None and adapter and run.resume.adapter not in ("", adapter):
+        raise ModelChanged("another version of the adapter began this answer", hint="send the request again")
     began = run.resume.model_version if run.resume is not None else ""
     if began and init.model_version and began != init.model_version:
         raise ModelChanged(

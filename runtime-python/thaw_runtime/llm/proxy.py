@@ -2,9 +2,10 @@
 
 ``POST /init`` {"value": LlmInit}, ``POST /preflight`` of the same value (would that /init succeed?), ``POST /run``
 {"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for a stage of a pipeline ``POST /consolidate``
-(become a worker) and ``GET`` of the same (wait for it again).  The answer to a run is a chunked stream of frames
-(u32-LE length + one JSON message); the gateway turns them into the format that the client asked for.  This process
-imports neither torch nor vLLM, so it answers while the engine process loads them.
+(become a worker) and ``GET`` of the same (wait for it again).  ``POST /adapter`` loads an adapter
+(relay/protocol/adapter_messages.py), and ``GET /adapters`` names those that are loaded.  The answer to a run is a
+chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format that the client
+asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from relay.clients import http11
 from relay.clients.channel import Channel
 from relay.protocol import messages
+from relay.protocol.adapter_messages import ADAPTER_HEADER, decoded
 from relay.protocol.messages import ConsolidateReply, LlmInit, RunFailed, RunToken
 from thaw import lasting, wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
@@ -56,11 +58,13 @@ class Handler(http11.Handler):
             self._reply(200, self.server.container.health())
         elif self.path == "/consolidate":
             self._answer(lambda: self._consolidated(self.server.container.consolidation.wait()))
+        elif self.path == "/adapters":
+            self._reply(200, {"names": self.server.container.adapters.names()})
         else:
             self._refuse(NotFound(f"no {self.path}"))
 
     def do_POST(self) -> None:
-        self._answer(lambda: self._post(self._body()))
+        self._answer(self._load_adapter if self.path == "/adapter" else lambda: self._post(self._body()))
 
     def _answer(self, answer: Callable[[], None]) -> None:
         with self.server.container.answering():
@@ -85,6 +89,11 @@ class Handler(http11.Handler):
         else:
             raise NotFound(f"no {self.path}")
 
+    def _load_adapter(self) -> None:
+        self.close_connection = True  # what is wrong may be the length
+        self.server.container.adapters.load(self.headers, self.rfile)  # type: ignore[arg-type]
+        self._reply(200, {"ok": True})
+
     def _body(self) -> dict[str, Any]:
         length = int(self.headers.get("content-length") or 0)
         if not 0 <= length <= MAX_BODY_BYTES:
@@ -102,7 +111,8 @@ class Handler(http11.Handler):
         self._reply(200, self.server.container.init(_init_of(body)))
 
     def _run(self, body: dict[str, Any]) -> None:
-        stream, deadline = self.server.container.run(body)
+        adapter = decoded(self.headers.get(ADAPTER_HEADER) or "")
+        stream, deadline = self.server.container.run(body, adapter)
         unwatch = self.server.hangups.watch(self.connection, stream.hang_up)
         try:
             self._stream(stream.messages(deadline))

@@ -24,12 +24,20 @@ class RunStream:
     """One request and its answer.  It is made before anything is submitted, so a bad request is refused as a whole."""
 
     def __init__(
-        self, link: EngineLink, text: ModelText, run: LlmRun, request_id: str, max_model_len: int, trace: StartTrace
+        self,
+        link: EngineLink,
+        text: ModelText,
+        run: LlmRun,
+        request_id: str,
+        max_model_len: int,
+        trace: StartTrace,
+        adapter: str = "",
     ) -> None:
         self._link = link
         self._text = text
         self._trace = trace
-        self.parsed: ParsedRun = parse_run(run, request_id, text, max_model_len)
+        parsed = parse_run(run, request_id, text, max_model_len)
+        self.parsed: ParsedRun = replace(parsed, engine=replace(parsed.engine, adapter=adapter)) if adapter else parsed
         request = self.parsed.engine
         form = self.parsed.tools.format
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
@@ -124,7 +132,10 @@ class RunStream:
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)
         piece = self._shown(shown.text)
-        messages.append(RunToken(event.index, event.token_id, piece.text, self._logprob(event), piece.calls))
+        request = self.parsed.engine
+        adapter = request.adapter if event.index == request.first_index else ""
+        logprob = self._logprob(event)
+        messages.append(RunToken(event.index, event.token_id, piece.text, logprob, piece.calls, adapter))
         if shown.stopped:
             messages.append(self._finished("stop", ""))
         return shown.stopped

@@ -27,6 +27,8 @@ from relay.protocol.messages import LlmInit
 from thaw.errors import DeveloperError, ModelUnsupported, PlatformError, ThawError
 from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count, plan_stage
 from thaw_runtime.engine.protocol import Checked
+from thaw_runtime.engine.stage_memory import slots_bytes
+from thaw_runtime.engine.vllm.adapters import adapted_modules
 from thaw_runtime.engine.vllm.configuration import batch_limits, engine_config, forget_surroundings
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.world_of_one import world_of_one
@@ -94,7 +96,9 @@ def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int
         weights = stored_bytes * DTYPE_BYTES[limits.dtype] // 4
     else:
         weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
-    plan_stage(0, [StageMemory(init.reserve_bytes, weights, geometry(plain, layer_count(plain)))], limits)
+    shape = geometry(plain, layer_count(plain))
+    weights += slots_bytes(init, shape, limits.dtype, on_cpu=current_platform.is_cpu())
+    plan_stage(0, [StageMemory(init.reserve_bytes, weights, shape)], limits)
 
 
 def _build(config: Any, meeting: str) -> int:
@@ -106,6 +110,8 @@ def _build(config: Any, meeting: str) -> int:
         with set_default_torch_dtype(wanted.dtype), torch.device("cpu"):
             _shorten(wanted.hf_config, wanted.hf_text_config)
             model = initialize_model(vllm_config=config)
+            if config.lora_config is not None:
+                adapted_modules(model)
             n_bytes = _n_bytes(model)
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):

@@ -17,6 +17,7 @@ from relay.protocol.messages import LlmInit
 from thaw.errors import InitFailed
 from thaw_runtime.engine.kv_memory import CPU, GPU, BatchLimits, MemoryPlan, plan_stage
 from thaw_runtime.engine.stage_memory import stage_memories
+from thaw_runtime.engine.vllm.adapters import lora_args
 from thaw_runtime.engine.vllm.architectures import register_architecture
 from thaw_runtime.engine.vllm.executors import StageExecutor
 from thaw_runtime.engine.vllm.loader import LOAD_FORMAT
@@ -63,7 +64,7 @@ def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: s
     }
     if not part.whole:
         args |= _stage_args(part, args["max_num_seqs"])
-    args |= {"dtype": engine.dtype, "max_model_len": engine.max_model_len}
+    args |= {"dtype": engine.dtype, "max_model_len": engine.max_model_len, **lora_args(init.config)}
     try:
         return _configured(directory, **args)
     except ValueError as e:
@@ -119,7 +120,9 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     """How this stage's reserve is divided.  Raises MemoryTooSmall."""
     limits = batch_limits(init, config)
     quantised = config.model_config.quantization is not None
-    return plan_stage(init.stage, stage_memories(init, segment, limits.dtype, quantised=quantised), limits)
+    on_cpu = current_platform.is_cpu()
+    stages = stage_memories(init, segment, limits.dtype, quantised=quantised, on_cpu=on_cpu)
+    return plan_stage(init.stage, stages, limits)
 
 
 def batch_limits(init: LlmInit, config: Any) -> BatchLimits:

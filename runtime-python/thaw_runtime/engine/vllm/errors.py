@@ -57,6 +57,15 @@ def brings_code(what: str) -> ModelUnsupported:
     )
 
 
+def unusable_adapter(name: str, error: Exception) -> ThawError:
+    if _is_memory_missing(error):
+        return translated(error)
+    return ModelUnsupported(
+        f"the engine cannot use the adapter {shown(name)}: {shown(_sentence(error), _MOST_SHOWN)}",
+        hint="was it made for this base model?",
+    )
+
+
 def _sentence(error: Exception) -> str:
     """What the error says, in one line: of a failed validation the first fault, and of an error without words where it
     was raised."""

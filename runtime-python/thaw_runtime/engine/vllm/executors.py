@@ -27,7 +27,7 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 
 from relay.thread_account import BlockedTime
 from thaw.trace import Phase
-from thaw_runtime.engine.protocol import EngineRequest
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.engine.vllm.continuation import Continuations
 from thaw_runtime.engine.vllm.current_start import current_start
 from thaw_runtime.engine.vllm.kv_sender import KvSender
@@ -45,6 +45,7 @@ from thaw_runtime.engine.vllm.stage import (
     wanted_by,
 )
 from thaw_runtime.engine.vllm.translation import grammar_output, model_runner_output, scheduler_output_of
+from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.wire import Batch, KvWanted, Sampled, Step
 
 REHEARSED_TOKENS = 64  # the length of a short prompt; kernels are generated for the number of rows they see
@@ -212,6 +213,22 @@ class FollowerExecutor(StageExecutor):
             self.link.send_sampled(sampled_of(step.number, self.sample_tokens(grammar_output(step))))
         if step.kv is not None:
             self._kv_sender.send(step.kv)
+
+
+def executor_for(part: StagePart) -> type[SegmentExecutor]:
+    if part.whole:
+        return SegmentExecutor
+    return RelayExecutor if part.first else FollowerExecutor
+
+
+def rehearse_whole(core: Any, add: Callable[[EngineRequest], None]) -> None:
+    """Run a prompt and a decode step of two requests, one of them greedy, and keep nothing of them."""
+    for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
+        prompt = (0,) * min(REHEARSED_TOKENS, core.vllm_config.model_config.max_model_len - 2)
+        add(EngineRequest(f"rehearsal-{name}", prompt, Sampling(2, temperature, top_p=0.9), 0))
+    while core.scheduler.has_requests():
+        core.step_fn()
+    core.reset_prefix_cache()
 
 
 class _Answer(Future[Any]):

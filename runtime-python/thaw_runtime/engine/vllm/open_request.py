@@ -20,6 +20,7 @@ class OpenRequest:
 
     def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
         self._request, self._hops = request, hops or tuple
+        self.adapter = request.adapter
         self._hops_told: tuple[HopPath, ...] = ()
         self._next = request.first_index
         self._began: tuple[Work, Mark] | None = None

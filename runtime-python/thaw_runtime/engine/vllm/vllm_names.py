@@ -9,40 +9,14 @@ A test parses the folder's source and fails when it uses a name that the table l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
+
+from thaw_runtime.engine.vllm.name_entry import Kind
+from thaw_runtime.engine.vllm.name_entry import names as _names
 
 WRITTEN_FOR: Final = "0.32.0"
 
-
-class Kind(Enum):
-    """The way in which the check looks for a name."""
-
-    ATTRIBUTE = auto()
-    """The object at ``where`` has it: a name in a module, or a method, property or class variable."""
-    FIELD = auto()
-    """Instances of the class at ``where`` have it: the source of the class says ``self.name`` or ``name:``.  Where
-    ``where`` is a module, its source says ``.name`` of any object."""
-    PARAMETER = auto()
-    """The function at ``where`` takes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Some names of one module, class, object or function, and for what Thaw uses them."""
-
-    where: str  # "module" or "module:path.in.module"
-    names: tuple[str, ...]
-    purpose: str  # follows "which Thaw uses to"
-    kind: Kind = Kind.ATTRIBUTE
-    cpu_only: bool = False  # vLLM has it only where it computes on CPUs
-
-
-def _names(where: str, names: str, purpose: str, kind: Kind = Kind.ATTRIBUTE, *, cpu_only: bool = False) -> Names:
-    return Names(where, tuple(names.split()), purpose, kind, cpu_only)
-
-
+_PUNICA: Final = "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU"
 _PARALLEL: Final = "vllm.distributed.parallel_state"
 _GROUP: Final = f"{_PARALLEL}:GroupCoordinator"
 _LOADER_UTILS: Final = "vllm.model_executor.model_loader.utils"
@@ -75,6 +49,17 @@ NAMES: Final = (
     _names("vllm.config", "set_current_vllm_config", "build a model without weights"),
     _names(_LOADER_UTILS, "initialize_model", "build a model without weights"),
     _names(_LINEAR, "LinearBase", "try a quantised layer on this device"),
+    _names("vllm.lora.request", "LoRARequest", "name the adapter of a request"),
+    _names("vllm.lora.request:LoRARequest", "lora_int_id", "remove an adapter", Kind.FIELD),
+    _names("vllm.model_executor.layers.fused_moe", "MoERunner", "refuse adapters of a model with experts"),
+    _names(_MODELS, "supports_lora", "refuse adapters of a model that takes none"),
+    _names(_WORKER, "add_lora remove_lora", "load an adapter"),
+    _names("vllm.config.vllm:VllmConfig", "lora_config", "load an adapter", Kind.FIELD),
+    _names("vllm.config.lora:LoRAConfig", "target_modules", "say which layers adapters may change", Kind.FIELD),
+    _names("vllm.platforms:current_platform", "get_punica_wrapper", "compute adapters on a CPU"),
+    _names("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "compute adapters on a CPU"),
+    _names(_PUNICA, "update_metadata token_lora_indices add_lora_linear", "compute adapters on a CPU"),
+    _names("vllm.v1.request:Request", "lora_request", "name the adapter of a request", Kind.FIELD),
     _names(f"{_LINEAR}:LinearBase", "input_size", "try a quantised layer on this device", Kind.FIELD),
     _names(f"{_LINEAR}:UnquantizedLinearMethod", "apply", "try a quantised layer on this device"),
     _names("vllm.platforms:current_platform", "device_name", "name the device"),
