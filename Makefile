@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-bench demo dev down test test-full test-matrix check mutants native check-native bench bench-quick simulation locks docs images stand-ins
+.PHONY: help setup setup-dev setup-bench demo dev down test test-full test-clients test-kubernetes test-matrix check mutants native check-native bench bench-quick simulation locks docs images stand-ins
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,15 @@ test: setup-dev ## Run all but the long tests, in random order (SEED=123 repeats
 
 test-full: setup-dev ## Run every test
 	@$(PYTEST)
+
+test-clients: setup-dev ## Run LangChain, instructor, litellm and llm (deps/clients.lock, in .venv-clients) against a platform
+	@test -d .venv-clients || $(VENV)/python -m venv .venv-clients
+	@.venv-clients/bin/pip install -q --no-deps --require-hashes -r deps/clients.lock
+	@THAW_CLIENTS_PYTHON=$(CURDIR)/.venv-clients/bin/python $(PYTEST) tests/e2e/test_frameworks.py
+
+test-kubernetes: setup-dev ## Run a platform on the cluster that KUBECONFIG names (kubectl), and delete it again
+	@test -n "$(KUBECONFIG)" || { echo "make: KUBECONFIG names no cluster" >&2; exit 2; }
+	@KUBECONFIG="$(KUBECONFIG)" $(VENV)/python -m pytest -m kubernetes tests/kubernetes_real
 
 test-matrix: setup-dev ## Run make test ten times: on 2 and 4 cores, just booted and up for a year, idle and busy (hours)
 	@$(VENV)/python scripts/test_matrix.py --write
@@ -81,4 +90,5 @@ locks: setup-dev ## Resolve deps/*.in anew
 	@$(UV_COMPILE) deps/cpu.in --override deps/cpu-overrides.txt -o deps/cpu.lock
 	@cd deps && ../$(UV_COMPILE) dev.in --override cpu-overrides.txt -o dev.lock
 	@cd deps && ../$(UV_COMPILE) bench.in -o bench.lock
+	@cd deps && ../$(UV_COMPILE) clients.in -o clients.lock
 	@$(UV_COMPILE) deps/gpu.in -o deps/gpu.lock

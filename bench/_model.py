@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
+from blake3 import blake3
 
-from thaw import checkpoint
+from thaw import checkpoint, hash_tree
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelIndex, TensorInfo
 
 _LAYERS = 24
@@ -41,7 +41,7 @@ def write_random(directory: Path, n_bytes: int, per_layer: int = 1) -> ModelInde
 def write_index(directory: Path) -> ModelIndex:
     """Write ``thaw-index.json`` for the checkpoint in ``directory``, as ``thaw model push`` would write it."""
     names = [p.name for p in directory.iterdir() if checkpoint.is_fetchable(p.name)]
-    files = [checkpoint.describe_file(n, _chunks(directory / n), xxhash.xxh3_64_hexdigest) for n in names]
+    files = [checkpoint.describe_file(n, _chunks(directory / n), _digest) for n in names]
     tensors = [t for n in names if n.endswith(".safetensors") for t in _tensors(directory / n)]
     index = checkpoint.build_index(files, tensors)
     (directory / INDEX_NAME).write_bytes(checkpoint.write_index(index))
@@ -51,6 +51,10 @@ def write_index(directory: Path) -> ModelIndex:
 def whole(index: ModelIndex) -> tuple[FileRange, ...]:
     """Every file in fetch order, as a plan of one stage requests them."""
     return tuple(FileRange(f.name, 0, f.n_bytes) for f in index.files)
+
+
+def _digest(piece: bytes | memoryview) -> str:
+    return str(blake3(piece).hexdigest())
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -63,7 +67,7 @@ def _tensors(path: Path) -> tuple[TensorInfo, ...]:
     with path.open("rb") as f:
         n_header = checkpoint.header_bytes(path.name, f.read(8), path.stat().st_size)
         plain = checkpoint.parse_header(path.name, f.read(n_header), path.stat().st_size)
-    sums = checkpoint.TensorSums(plain, xxhash.xxh3_64_hexdigest)
+    sums = hash_tree.TensorDigests(plain, _digest)
     for chunk in _chunks(path):
         sums.update(chunk)
     return sums.tensors()

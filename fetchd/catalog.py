@@ -2,7 +2,7 @@
 
 A model's description is read once and remembered while the store still has that version.  A plain name leads to its
 newest version through a small object, the pointer (thaw/versions.py), which every inspection reads anew; what a pin
-names never changes, so it is read once.
+names never changes, so it is read once.  A hub is asked each time, because it also says whether we may read the model.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -11,43 +11,44 @@ chunks are learned at the first fetch, so that at least no later fetch can diffe
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
-from fetchd.backoff import backoff_s
-from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Refused, Source, SourceOpener, read_bytes
-from thaw import checkpoint, versions
-from thaw.errors import (
-    ModelChanged,
-    ModelCorrupt,
-    ModelNotFound,
-    ModelUnsupported,
-    StoreUnavailable,
-    ThawError,
+from fetchd.backoff import pause_s
+from fetchd.deadline import CallLater, Deadline
+from fetchd.description import Description, LargeTexts, combined_etag
+from fetchd.lanes import Lanes
+from fetchd.sources.base import (
+    AccessRefused,
+    Connection,
+    ObjectInfo,
+    Refused,
+    Revisions,
+    Source,
+    SourceOpener,
+    read_bytes,
 )
-from thaw.model import INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
+from thaw import adapter, checkpoint, hub, versions
+from thaw.errors import ModelChanged, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
+from thaw.model import ModelFacts, ModelIndex
 
 T = TypeVar("T")
 
-_MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
-_MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
+_MOST_TENSORS: Final = 589_824
+"""Of all remembered models: two of the largest that are published, some 350 MB."""
+_MOST_RANGES: Final = 262_144
+"""Of the parts of all remembered models: some 40 MB."""
 _MOST_MODELS: Final = 128
 """A plain name and the pin that it leads to count as two."""
-_LANES: Final = 8
-"""How many connections compare the objects of a model with the store's."""
-_SPECULATIVE_BYTES: Final = 64 * 1024
-"""The first read of a weights file, which begins with 8 bytes of length: a small header comes in one round trip."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One version of one model.  ``learned`` maps (file, offset, n_bytes) to the xxh3 first seen there."""
+    """One version of one model.  ``learned`` maps (file, offset, n_bytes) to the digest first seen there."""
 
     source: Source
     index: ModelIndex
@@ -56,10 +57,19 @@ class Entry:
     learned: dict[tuple[str, int, int], str] = field(default_factory=dict)
     facts: ModelFacts | None = None
     """Set by :meth:`Catalog.inspect` only: a start that was planned elsewhere need not read config.json."""
+    is_whole: bool = True
+    """False when the tensors were forgotten: they are most of an entry, and only a fetch needs them."""
 
     @property
     def version(self) -> str:
         return self.index.sha256 or self.index.etag
+
+    @property
+    def n_ranges(self) -> int:
+        return self.facts.parts.n_ranges if self.facts is not None and self.facts.parts is not None else 0
+
+    def without_tensors(self) -> Entry:
+        return replace(self, index=replace(self.index, tensors=()), is_whole=False)
 
 
 class _Place:
@@ -75,50 +85,94 @@ class _Place:
 class Catalog:
     """Thread-safe; loads of one uri wait for each other, loads of different ones do not."""
 
-    def __init__(self, opener: SourceOpener, retries: int, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        opener: SourceOpener,
+        retries: int,
+        stopping: threading.Event,
+        call_later: CallLater | None = None,
+        inspection_s: float = math.inf,
+    ) -> None:
+        """``inspection_s``: the time for everything that one call of a method reads and waits for."""
         self._open, self._retries, self._stopping = opener, retries, stopping
+        self._call_later, self._inspection_s = call_later, inspection_s
+        self._large = LargeTexts()
         self._lock = threading.Lock()
         self._places: dict[str, _Place] = {}  # by uri, least recently used first
 
     def inspect(self, uri: str) -> ModelFacts:
         """Return the facts of the version that the store has now: of a plain name, the newest one."""
-        found_at = self._newest(uri)
+        facts = self._inspect(uri)
+        if adapter.is_one(facts.files):
+            raise ModelUnsupported(
+                f"{uri} holds an adapter and not a model",
+                hint="name it as model.adapter, beside the model that it was trained on as model.base",
+            )
+        return facts
+
+    def inspect_adapter(self, uri: str, base: str, max_rank: int) -> ModelFacts:
+        """As :meth:`inspect`, of an adapter.  With a ``base``, raises ModelUnsupported for an adapter that does not fit
+        it, or that has a higher rank."""
+        facts = self._inspect(uri)
+        if not adapter.is_one(facts.files):
+            raise ModelUnsupported(f"{uri} holds a model and not an adapter", hint="name it as model.uri")
+        if base:
+            of = self.inspect(base)
+            tensors, theirs = (self.planned(f.uri, f.version).index.tensors for f in (facts, of))
+            adapter.check(uri, tensors, base, theirs, max_rank)
+        return facts
+
+    def _inspect(self, uri: str) -> ModelFacts:
+        deadline = self._deadline()
+        found_at, root = self._newest(uri, deadline)
         place = self._place(found_at)
-        with place.lock:
-            if place.entry is None or not (versions.pinned(found_at) or _is_current(place.entry)):
-                place.entry = self._load(found_at, place)
+        with deadline.holding(place.lock, uri):
             entry = place.entry
+            is_known = entry is not None and entry.version.startswith(root)
+            is_fixed = bool(root) or hub.is_hub(found_at)  # of a hub it is a commit
+            if entry is None or not is_known or not (is_fixed or _is_current(uri, entry, deadline)):
+                entry = self._load(found_at, place, root, deadline)
             if entry.facts is None:
-                config = self._persist(entry.source, lambda connection: _Loader(found_at, connection).config())
-                entry.facts = checkpoint.facts_of(found_at, entry.index, config)
+                if not entry.is_whole:
+                    entry = self._load(found_at, place, root, deadline)
+                entry.facts = self._facts(found_at, entry, deadline)
             return entry.facts if found_at == uri else replace(entry.facts, name=uri)
 
-    def _newest(self, uri: str) -> str:
-        """Return the pin that a plain name leads to now, or ``uri`` itself: a pin, or a directory without versions."""
-        if versions.pinned(uri):
-            return uri
+    def _newest(self, uri: str, deadline: Deadline) -> tuple[str, str]:
+        """Return the place of the version that ``uri`` means now, and (the first digits of) its root.
+
+        A directory without versions is its own place, and its root is empty.  So is the root of a hub's commit.
+        """
+        if digits := versions.pinned(uri):
+            return versions.place(uri), digits
         place = self._place(uri)
         source = self._source(uri, place)
-        try:
-            data = self._persist(source, _read_pointer)  # no lock: a store that is away must hold up nobody else
+        if isinstance(source, Revisions):
+            return self._persist(source, source.newest, uri, deadline), ""
+        try:  # no lock: a store that is away must hold up nobody else
+            data = self._persist(source, _read_pointer, uri, deadline)
         except AccessRefused:
-            if place.has_versions or not self._persist(source, _hides_what_is_missing):
+            if place.has_versions or not self._persist(source, _hides_what_is_missing, uri, deadline):
                 raise  # the directory may hold older weights beside the pointer
-            return uri
+            return uri, ""
         except Refused:
             raise
         except ModelNotFound:
-            return uri
+            return uri, ""
         place.has_versions = True
-        return versions.pin(uri, versions.read_pointer(uri, data))
+        root = versions.read_pointer(uri, data)
+        return versions.pin(uri, root), root
 
-    def planned(self, uri: str, version: str) -> Entry:
+    def planned(self, uri: str, version: str, deadline: Deadline | None = None) -> Entry:
         """Return the version that was planned.  Raises ModelChanged when the store now has another one."""
+        return self._planned(uri, version, deadline or self._deadline(), whole=True)
+
+    def _planned(self, uri: str, version: str, deadline: Deadline, *, whole: bool) -> Entry:
         place = self._place(uri)
-        with place.lock:
-            if place.entry is None or place.entry.version != version:
-                place.entry = self._load(uri, place)
+        with deadline.holding(place.lock, uri):
             entry = place.entry
+            if entry is None or entry.version != version or (whole and not entry.is_whole):
+                entry = self._load(uri, place, versions.pinned(uri), deadline)
         if entry.version != version:
             raise ModelChanged(
                 f"{uri} has changed: version {version[:12]} was planned, the store has {entry.version[:12]}",
@@ -133,13 +187,15 @@ class Catalog:
         version.  Empty for other stores, which would have to be asked, and for a model that cannot be read: its fetch
         says why.
         """
+        deadline = self._deadline()
         try:
             source = self._source(uri, self._place(uri))  # no lock: whoever holds it may wait for a store that is away
             if source.host:
                 return ""
             connection = source.connect()
             try:
-                return _combined_etag({f.name: connection.stat(f.name) for f in self.planned(uri, version).index.files})
+                index = self._planned(uri, version, deadline, whole=False).index
+                return combined_etag({f.name: connection.stat(f.name) for f in index.files})
             finally:
                 connection.close()
         except ThawError:
@@ -147,10 +203,15 @@ class Catalog:
 
     def check_unchanged(self, uri: str, version: str) -> None:
         """Read the model again after bytes failed a check.  Raises ModelChanged when the store has another version."""
+        deadline = self._deadline()
         place = self._place(uri)
-        with place.lock:
-            place.entry = None
-        self.planned(uri, version)
+        with deadline.holding(place.lock, uri):
+            if place.entry is not None:  # what was learned of its bytes goes on to count
+                place.entry = place.entry.without_tensors()
+        self.planned(uri, version, deadline)
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._inspection_s, self._call_later)
 
     def _place(self, uri: str) -> _Place:
         """Return the place of ``uri``, evicting the least recently used one.
@@ -164,25 +225,75 @@ class Catalog:
                 del self._places[next(iter(self._places))]
             return place
 
-    def _load(self, uri: str, place: _Place) -> Entry:
+    def _load(self, uri: str, place: _Place, root: str, deadline: Deadline) -> Entry:
+        """Read the description and remember it.  ``root``: (the first digits of) what its hash tree must have."""
         source = self._source(uri, place)
-        return self._persist(source, lambda connection: _Loader(uri, connection).load(source))
+        before = place.entry  # what was learned of bytes that no version binds outlives a store that is away
+        place.entry = before.without_tensors() if before is not None and not before.index.verified else None
+
+        def load(connection: Connection) -> Entry:
+            if isinstance(source, Revisions):
+                source.look_through(connection)
+            description = Description(uri, source, connection, self._large, deadline)
+            index = description.index(root)
+            if isinstance(source, Revisions):
+                index = replace(index, etag=hub.version(source.revision, index.etag))
+            return Entry(source, index, description.objects)
+
+        entry = self._persist(source, load, uri, deadline)
+        if before is not None and before.version == entry.version:
+            entry.learned, entry.facts = before.learned, before.facts
+        place.entry = entry
+        self._forget_beyond(_MOST_TENSORS, _MOST_RANGES)
+        return entry
+
+    def _forget_beyond(self, tensors: int, ranges: int) -> None:
+        """Forget what has no room beside the models used more recently: a large one, and not all that are older."""
+        with self._lock:
+            for place in reversed(self._places.values()):
+                entry = place.entry
+                if entry is None:
+                    continue
+                if entry.n_ranges > ranges:
+                    place.entry = None
+                    continue
+                ranges -= entry.n_ranges
+                if len(entry.index.tensors) > tensors:
+                    place.entry = entry.without_tensors()
+                else:
+                    tensors -= len(entry.index.tensors)
+
+    def _facts(self, uri: str, entry: Entry, deadline: Deadline) -> ModelFacts:
+        def config(connection: Connection) -> ModelFacts:
+            found = Description(uri, entry.source, connection, self._large, deadline).config(entry.index)
+            facts = checkpoint.facts_of(uri, entry.index, found)
+            if adapter.is_one(facts.files):
+                adapter.check_config(uri, found)
+            return facts
+
+        return self._persist(entry.source, config, uri, deadline)
 
     def _source(self, uri: str, place: _Place) -> Source:
         if place.source is None:
             place.source = self._open(uri)
         return place.source
 
-    def _persist(self, source: Source, read: Callable[[Connection], T]) -> T:
+    def _persist(self, source: Source, read: Callable[[Connection], T], uri: str, deadline: Deadline) -> T:
         """Call ``read`` with a new connection; repeat it after a pause while the store is unavailable."""
         failures = 0
         while True:
+            deadline.check(uri)
             connection = source.connect()
             try:
-                return read(connection)
-            except StoreUnavailable as e:
+                with deadline.guarding(connection):
+                    return read(connection)
+            except ThawError as e:
+                deadline.check(uri)  # an answer that was cut may look like another error
+                if not isinstance(e, StoreUnavailable):
+                    raise
                 failures += 1
-                if failures >= self._retries or self._stopping.wait(backoff_s(failures)):
+                after_s = pause_s(failures, e)
+                if failures >= self._retries or not deadline.allows(after_s) or self._stopping.wait(after_s):
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
             finally:
                 connection.close()
@@ -203,125 +314,19 @@ def _hides_what_is_missing(connection: Connection) -> bool:
     return False
 
 
-def _is_current(entry: Entry) -> bool:
-    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards."""
+def _is_current(uri: str, entry: Entry, deadline: Deadline) -> bool:
+    """Compare the inspected objects with the store's, a few at a time: a model may have a hundred shards.
+
+    Raises StoreUnavailable when the deadline has passed.
+    """
     names = sorted(entry.objects)
-    n_lanes = min(_LANES, len(names))
-    with ThreadPoolExecutor(n_lanes) as pool:
-        return all(pool.map(lambda lane: _are_current(entry, names[lane::n_lanes]), range(n_lanes)))
-
-
-def _are_current(entry: Entry, names: Sequence[str]) -> bool:
-    connection = entry.source.connect()
     try:
-        return all(connection.stat(name) == entry.objects[name] for name in names)
-    except (ModelNotFound, StoreUnavailable):
+        with Lanes(entry.source, deadline) as lanes:
+            return lanes.map(lambda connection, name: connection.stat(name), names) == [
+                entry.objects[name] for name in names
+            ]
+    except ThawError as e:
+        deadline.check(uri)  # an answer that was cut may look like another error
+        if not isinstance(e, ModelNotFound | StoreUnavailable):
+            raise
         return False  # the reload reports what is wrong
-    finally:
-        connection.close()
-
-
-class _Loader:
-    """Reads one model's description on one connection."""
-
-    def __init__(self, uri: str, connection: Connection) -> None:
-        self._uri, self._connection = uri, connection
-        self._objects: dict[str, ObjectInfo] = {}
-        self._refused: AccessRefused | None = None
-
-    def load(self, source: Source) -> Entry:
-        pinned = versions.pinned(self._uri)
-        index = self._index_beside() or (self._no_version() if pinned else self._index_by_structure())
-        if pinned != versions.short(index.sha256) and pinned:
-            raise ModelCorrupt(
-                f"{self._uri} holds another version, {versions.short(index.sha256)}",
-                hint=f"push the model again: thaw model push DIR {versions.plain_name(self._uri)}",
-            )
-        return Entry(source, index, self._objects)
-
-    def _no_version(self) -> NoReturn:
-        raise self._refused or ModelNotFound(
-            f"{self._uri}: there is no such version",
-            hint="it was never pushed, or its push did not end: thaw model list shows what there is",
-        )
-
-    def config(self) -> dict[str, Any]:
-        info = self._connection.stat("config.json")
-        try:
-            plain = json.loads(self._whole("config.json", info, _MAX_CONFIG_BYTES))
-        except (ValueError, RecursionError) as e:
-            raise ModelCorrupt(f"{self._uri}: config.json is not JSON: {e}") from None
-        if not isinstance(plain, dict):
-            raise ModelCorrupt(f"{self._uri}: config.json is not a JSON object")
-        return plain
-
-    def _index_beside(self) -> ModelIndex | None:
-        info = self._find(INDEX_NAME)
-        return None if info is None else checkpoint.read_index(self._whole(INDEX_NAME, info, _MAX_INDEX_BYTES))
-
-    def _index_by_structure(self) -> ModelIndex:
-        weights = self._weight_names()
-        for name in (*checkpoint.SIDECAR_NAMES, *weights):
-            if self._find(name) is None and (name in weights or name == "config.json"):
-                raise ModelNotFound(f"{self._uri} has no {name}", hint="upload the whole checkpoint")
-        files = [
-            ModelFile(n, info.n_bytes, n in checkpoint.SIDECAR_NAMES)
-            for n, info in self._objects.items()
-            if checkpoint.is_fetchable(n)
-        ]
-        tensors = [t for name in weights for t in self._tensors(name)]
-        return checkpoint.build_index(files, tensors, etag=_combined_etag(self._objects))
-
-    def _weight_names(self) -> list[str]:
-        shards = self._find(checkpoint.SHARDS_NAME)
-        if shards is not None:
-            return checkpoint.shard_names(self._whole(checkpoint.SHARDS_NAME, shards, _MAX_INDEX_BYTES))
-        if self._find(checkpoint.WEIGHTS_NAME) is not None:
-            return [checkpoint.WEIGHTS_NAME]
-        if self._find("adapter_config.json") is not None:
-            raise ModelUnsupported(
-                f"{self._uri} holds an adapter and not a model",
-                hint="merge it into its base model, then push the result: thaw model push DIR URI",
-            )
-        for name in checkpoint.FOREIGN_NAMES:
-            if self._find(name) is not None:
-                raise ModelUnsupported(
-                    f"{self._uri} holds {name} and no safetensors",
-                    hint="convert it: save_pretrained(dir, safe_serialization=True), then thaw model push",
-                )
-        if self._refused is not None:
-            raise self._refused
-        raise ModelNotFound(
-            f"{self._uri} holds no model: neither {INDEX_NAME} nor {checkpoint.WEIGHTS_NAME}",
-            hint="check the uri, or push the model: thaw model push DIR URI",
-        )
-
-    def _tensors(self, name: str) -> tuple[TensorInfo, ...]:
-        info = self._objects[name]
-        head = read_bytes(self._connection, name, 0, min(info.n_bytes, _SPECULATIVE_BYTES), info.etag)
-        n_header = checkpoint.header_bytes(name, head, info.n_bytes)
-        end = checkpoint.LENGTH_BYTES + n_header
-        if end > len(head):
-            head += read_bytes(self._connection, name, len(head), end - len(head), info.etag)
-        return checkpoint.parse_header(name, head[checkpoint.LENGTH_BYTES : end], info.n_bytes)
-
-    def _find(self, name: str) -> ObjectInfo | None:
-        try:
-            info = self._connection.stat(name)
-        except AccessRefused as e:
-            self._refused = self._refused or e
-            return None
-        except ModelNotFound:
-            return None
-        self._objects[name] = info
-        return info
-
-    def _whole(self, name: str, info: ObjectInfo, most: int) -> bytes:
-        if info.n_bytes > most:
-            raise ModelCorrupt(f"{self._uri}: {name} has {info.n_bytes} bytes; at most {most} make sense")
-        return read_bytes(self._connection, name, 0, info.n_bytes, info.etag)
-
-
-def _combined_etag(objects: Mapping[str, ObjectInfo]) -> str:
-    lines = "".join(f"{info.etag} {info.n_bytes} {name}\n" for name, info in sorted(objects.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()[:32]

@@ -6,22 +6,22 @@ import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import xxhash
+from blake3 import blake3
 
 from relay.protocol.messages import PlacedRange
-from thaw import checkpoint
+from thaw import hash_tree
 from thaw.errors import ModelCorrupt
 from thaw.model import CHUNK_BYTES, ModelFile, ModelIndex, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``[offset, +n_bytes)`` of the file must have this xxh3; empty while unknown."""
+    """``[offset, +n_bytes)`` of the file must have this BLAKE3; empty while unknown."""
 
     what: str  # "chunk 3", "tensor model.norm.weight"
     offset: int
     n_bytes: int
-    xxh3: str
+    blake3: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ def plan_chunks(layout: Sequence[PlacedRange], index: ModelIndex, n_first: int |
     return chunks
 
 
-def checksum(pieces: Sequence[memoryview]) -> str:
-    """Return the XXH3-64 of the pieces, written as in the index.  It does not hold the GIL while it computes."""
-    digest = xxhash.xxh3_64()
+def digest(pieces: Sequence[memoryview]) -> str:
+    """Return the BLAKE3 of the pieces, written as in the index.  It does not hold the GIL while it computes."""
+    state = blake3()
     for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+        state.update(piece)
+    return state.hexdigest()
 
 
 def _whole(file: ModelFile, number: int, n_bytes: int) -> tuple[Check, ...]:
-    known = file.chunks_xxh3[number] if file.chunks_xxh3 else ""
+    known = file.chunks_blake3[number] if file.chunks_blake3 else ""
     return (Check(f"chunk {number}", number * CHUNK_BYTES, n_bytes, known),)
 
 
@@ -107,6 +107,6 @@ class _Tensors:
 
 
 def _edge_checks(t: TensorInfo) -> Iterator[Check]:
-    edges = checkpoint.edges(t)
-    for (offset, n_bytes), known in zip(edges, t.xxh3 or ("",) * len(edges), strict=True):
+    edges = hash_tree.edges(t)
+    for (offset, n_bytes), known in zip(edges, t.edges_blake3 or ("",) * len(edges), strict=True):
         yield Check(f"tensor {t.name}", offset, n_bytes, known)

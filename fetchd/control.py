@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fetchd import metrics
@@ -11,7 +12,9 @@ from fetchd.catalog import Catalog
 from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.disclosure import disclosed
 from fetchd.fetch_table import FetchTable
+from fetchd.inspections import Inspections
 from fetchd.pacing import NetworkLink
+from fetchd.places import INSPECTIONS, INSPECTIONS_OF_ALL, Places
 from fetchd.segments import SegmentStore, fetch_holder
 from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
@@ -42,6 +45,7 @@ from relay.protocol.messages import Doors as DoorNames
 from thaw.errors import PlatformError, ProtocolError, ThawError
 from thaw.ids import InstanceId
 from thaw.logs import Log
+from thaw.model import ModelFacts
 
 
 class Control:
@@ -57,6 +61,7 @@ class Control:
     ) -> None:
         self._pool, self._store, self._catalog, self._link = pool, store, catalog, link
         self._fetches, self._descriptor_sockets, self._log = fetches, descriptor_sockets, log
+        self._inspections = Inspections(Places(INSPECTIONS, INSPECTIONS_OF_ALL, "inspections of models"))
 
     def serve(self, channel: Channel) -> None:
         while True:
@@ -77,9 +82,9 @@ class Control:
 
     def _dispatch(self, message: Any, peer: int) -> Any:
         match message:
-            case Inspect(uri):
-                with self._disclosing(uri):
-                    return Inspected(self._catalog.inspect(uri))
+            case Inspect(uri, namespaces):
+                question = replace(message, namespaces=()) if message.adapter else uri
+                return Inspected(self._inspections.run(question, namespaces, lambda: self._inspect(message)))
             case FetchStart():
                 with self._disclosing(message.model.uri):
                     return self._fetches.start(message)
@@ -105,12 +110,21 @@ class Control:
                 raise ProtocolError(f"fetchd does not answer {type(message).__name__}")
         return Done()
 
+    def _inspect(self, asked: Inspect) -> ModelFacts:
+        with self._disclosing(asked.uri):
+            if asked.adapter:
+                return self._catalog.inspect_adapter(asked.uri, asked.base, asked.max_rank)
+            return self._catalog.inspect(asked.uri)
+
     @contextmanager
     def _disclosing(self, uri: str) -> Iterator[None]:
         try:
             yield
         except Exception as e:
-            raise disclosed(uri, e, self._log) from e
+            told = disclosed(uri, e, self._log)
+            if told is e:
+                raise  # "from" itself would make a circle, which keeps alive what its frames have read
+            raise told from e
 
     def _status(self) -> Status:
         pool_bytes = self._pool.n_slabs * self._pool.slab_bytes

@@ -1,11 +1,12 @@
-"""Which identity an S3 model is read with, by the prefix of its URI.
+"""Which identity a model of S3 or of a hub is read with, by the prefix of its URI.
 
 This process's own credentials go only to the platform's own store (THAW_FETCHD_OWN_STORE).  The file
 THAW_FETCHD_CREDENTIALS has those of other prefixes::
 
     [{"prefix": "s3://team-a", "endpoint": "https://s3.team-a.example", "key_id": "…", "secret": "…"},
      {"prefix": "s3://team-b", "profile": "team-b"},
-     {"prefix": "s3://public", "anonymous": true}]
+     {"prefix": "s3://public", "anonymous": true},
+     {"prefix": "hf://meta-llama", "token_file": "/run/secrets/hub-token"}]
 
 The longest prefix decides.  A model that is below none of all these is asked for without any credentials.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from fetchd.settings import FetchdSettings
 from thaw import wire
 from thaw.errors import BadRequest, ProtocolError
-from thaw.model_uri import ModelUri
+from thaw.model_uri import HUB, ModelUri
 from thaw.settings import SettingError
 
 _HINT = "docs/fetchd.md shows such a file"
@@ -28,7 +29,8 @@ _HINT = "docs/fetchd.md shows such a file"
 @dataclass(frozen=True, slots=True)
 class Identity:
     """One entry of the file: a server, and who reads there what is below ``prefix``.  Without an endpoint the server is
-    this process's.  Without keys and profile, and not ``anonymous``, the credentials are this process's."""
+    this process's.  Without keys and profile, and not ``anonymous``, the credentials are this process's.  On a hub it
+    is a token, or the file that has it."""
 
     prefix: str = ""
     endpoint: str = ""
@@ -36,6 +38,7 @@ class Identity:
     key_id: str = ""
     secret: str = ""
     token: str = ""
+    token_file: str = ""
     profile: str = ""
     anonymous: bool = False
 
@@ -63,28 +66,48 @@ def credentials_of(settings: FetchdSettings) -> Credentials:
 @lru_cache(maxsize=4)
 def _credentials(endpoint: str, region: str, own_store: str, path: str) -> Credentials:
     own = Identity(endpoint=endpoint, region=region)
-    named = [(_prefix("THAW_FETCHD_CREDENTIALS", e.prefix), _checked(e, own)) for e in _read(path)]
-    named += [(_prefix("THAW_FETCHD_OWN_STORE", text.strip()), own) for text in own_store.split(",") if text.strip()]
+    named = [(_prefix("THAW_FETCHD_CREDENTIALS", e.prefix, "s3", HUB), _checked(e, own)) for e in _read(path)]
+    ours = (text.strip() for text in own_store.split(",") if text.strip())
+    named += [(_prefix("THAW_FETCHD_OWN_STORE", text, "s3"), own) for text in ours]
     longest_first = sorted(named, key=lambda one: (bool(one[0].place), len(one[0].path)), reverse=True)
     return Credentials(own, tuple(longest_first))
 
 
 def _checked(entry: Identity, own: Identity) -> Identity:
+    if ModelUri.parse_prefix(entry.prefix).scheme == HUB:
+        return _checked_of_hub(entry)
     sources = (bool(entry.key_id or entry.secret or entry.token), bool(entry.profile), entry.anonymous)
-    if sum(sources) != 1 or bool(entry.key_id) != bool(entry.secret):
+    if sum(sources) != 1 or bool(entry.key_id) != bool(entry.secret) or entry.token_file:
         raise SettingError(
             f"THAW_FETCHD_CREDENTIALS: {entry.prefix} needs key_id and secret, or profile, or anonymous", hint=_HINT
         )
     return replace(entry, endpoint=entry.endpoint or own.endpoint, region=entry.region or own.region)
 
 
-def _prefix(variable: str, text: str) -> ModelUri:
+def _checked_of_hub(entry: Identity) -> Identity:
+    if len(ModelUri.parse_prefix(entry.prefix).path) > 1:  # a start asks for a name, and then for its commit
+        raise SettingError(
+            f"THAW_FETCHD_CREDENTIALS: {entry.prefix} has a revision, and a token is for all of them",
+            hint=f"write {entry.prefix.partition('@')[0]}",
+        )
+    sources = (bool(entry.token), bool(entry.token_file), entry.anonymous)
+    if sum(sources) != 1 or entry.key_id or entry.secret or entry.profile or entry.endpoint or entry.region:
+        raise SettingError(
+            f"THAW_FETCHD_CREDENTIALS: {entry.prefix} needs token, or token_file, or anonymous, and nothing else",
+            hint=_HINT,
+        )
+    return entry
+
+
+def _prefix(variable: str, text: str, *schemes: str) -> ModelUri:
     try:
         found = ModelUri.parse_prefix(text)
     except BadRequest as e:
         raise SettingError(f"{variable}: {e.message}", hint=_HINT) from None
-    if found.scheme != "s3":
-        raise SettingError(f"{variable}: {text!r} does not begin with s3://, which alone has credentials", hint=_HINT)
+    if found.scheme not in schemes:
+        raise SettingError(
+            f"{variable}: {text!r} does not begin with {' or '.join(f'{s}://' for s in schemes)}", hint=_HINT
+        )
     return found
 
 

@@ -23,6 +23,7 @@ from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources import registry
 from fetchd.sources.file import roots_of
+from thaw.hub_links import endpoint_of
 from thaw.logs import Log
 from thaw.settings import SettingError
 
@@ -46,7 +47,8 @@ class Daemon:
         store = SegmentStore(self._pool, retain=settings.retain)
         self._stopping = threading.Event()
         opener = partial(registry.open_source, settings=settings, huge=self._pool.huge)
-        catalog = Catalog(opener, min(settings.retries, _INDEX_RETRIES), self._stopping)
+        retries = min(settings.retries, _INDEX_RETRIES)
+        catalog = Catalog(opener, retries, self._stopping, self._janitor.call_later, settings.inspection_s)
         discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         link = NetworkLink(settings.link_bytes_per_s, discipline, yields=settings.yields == "pace")
         interfaces = InterfaceWatch(link, log if settings.yields == "auto" else None)
@@ -75,6 +77,7 @@ def _check(settings: FetchdSettings) -> None:
     gate_of(settings)
     roots_of(settings)
     credentials_of(settings)
+    endpoint_of(settings.hub_endpoint)
     if settings.slab_mb < 2 or settings.slab_mb % 2:
         raise SettingError(f"THAW_FETCHD_SLAB_MB={settings.slab_mb} is not a multiple of 2", hint="try 64")
     if settings.pool_mb < settings.slab_mb:

@@ -3,7 +3,8 @@
 An error that told "connection refused" from "answered 501" would make fetchd a scanner of networks that only it
 reaches, and one that quoted what is wrong with a file would read the file to the tenant.  So a tenant gets one fixed
 sentence for each class of errors and an id, and the operator finds the reason under that id in fetchd's log.  Stores
-that an operator has chosen (s3, file, a package's) are no secret: their errors stay as they are.
+that an operator has chosen (s3, file, a package's) are no secret: their errors stay as they are.  A hub's are sentences
+for tenants, and what is behind them, such as the address of a store, is in the log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from thaw.errors import (
     StoreUnavailable,
     ThawError,
 )
+from thaw.hub import is_hub
 from thaw.logs import Log
+from thaw.model_uri import HUB
 
 _NAMED_BY_TENANTS: Final = frozenset({"http", "https"})
 _WHO_KNOWS: Final = "an operator finds the reason in fetchd's log under this id"
@@ -42,7 +45,11 @@ def disclosed(uri: str, error: Exception, log: Log) -> Exception:
 
     These stay as they are: NotAUri, because no store was asked, MemoryTooSmall, which only a whole and sound model
     leads to, and the platform's own errors."""
-    if uri.partition(":")[0].lower() not in _NAMED_BY_TENANTS or isinstance(error, NotAUri | MemoryTooSmall):
+    if is_hub(uri) and isinstance(error, ThawError):
+        _log_what_is_behind(uri, error, log)
+        return error
+    scheme = uri.partition(":")[0].lower()
+    if scheme not in (*_NAMED_BY_TENANTS, HUB) or isinstance(error, NotAUri | MemoryTooSmall):
         return error
     told = next((t for t in _TOLD if isinstance(error, t[0])), None)
     if told is None and isinstance(error, ThawError):
@@ -57,3 +64,11 @@ def disclosed(uri: str, error: Exception, log: Log) -> Exception:
         **(reason or {"code": type(error).__name__, "error": str(error)[:500], "hint": "a defect of fetchd"}),
     )
     return kind(f"{uri:.300}: {sentence} (error id {error_id})", hint=hint)
+
+
+def _log_what_is_behind(uri: str, error: ThawError, log: Log) -> None:
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, OSError):
+        log.event("hub_failed", uri=uri[:500], error=error.message, cause=f"{type(cause).__name__}: {cause}"[:500])

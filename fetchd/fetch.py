@@ -118,6 +118,7 @@ class Fetch:
     def __init__(self, segment: Segment, machinery: Machinery, on_first: Callable[[Fetch], None] | None = None) -> None:
         self.segment = segment
         self.members: list[Member] = []
+        self.left_by = ""  # the namespace of the last member that left
         self.error: ErrorInfo | None = None
         self.running = not segment.complete
         self.pacer = Pacer(machinery.link)

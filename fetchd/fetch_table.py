@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from fetchd import metrics
+from fetchd import metrics, places
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
@@ -40,7 +40,7 @@ class FetchTable:
     def start(self, request: FetchStart) -> FetchStarted:
         """Begin a fetch, join one, or find the bytes resident.  A repeat changes its pace, deadline, rank and weight.
 
-        Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull.
+        Raises StaleEpoch, BadRequest, MemoryTooSmall, PoolFull, Throttled.
         """
         _check_ranges(request)
         request = self._of_version(request)
@@ -52,6 +52,7 @@ class FetchTable:
                 self._store.drop(member.fetch.segment, member.holder)  # still held if only the later part failed
                 member = None
             if member is None:
+                self._check_places(request.namespace)
                 member = self._join(request, stamp)
             else:
                 member.wishes = _wishes(request)
@@ -87,6 +88,15 @@ class FetchTable:
             threads = list(self._threads)
         for thread in threads:
             thread.join(timeout=5)
+
+    def _check_places(self, namespace: str) -> None:
+        """Count the stages that wait, and the fetches that nobody wants but that have not ended: they keep their slabs.
+
+        Raises Throttled.
+        """
+        unfinished = [m.request.namespace for m in self._members.values() if not m.done.is_set()]
+        unfinished += [f.left_by for f in self._running.values() if not f.members]
+        places.check_fetches(unfinished.count(namespace), len(unfinished), namespace)
 
     def _of_version(self, request: FetchStart) -> FetchStart:
         """A request without a version gets the newest one."""
@@ -134,7 +144,7 @@ class FetchTable:
         model = request.model
         key = SegmentKey(model.uri, model.version, request.ranges, request.later_ranges, stamp)
         try:
-            return self._known(key, holder) or self._new(key, holder)
+            return self._known(key, holder) or self._new(key, holder, spare=request.spare)
         except (MemoryTooSmall, PoolFull):
             if not key.later:
                 raise
@@ -147,8 +157,8 @@ class FetchTable:
             return None
         return self._running.get(segment.segment_id) or Fetch(segment, self._machinery)
 
-    def _new(self, key: SegmentKey, holder: str) -> Fetch:
-        return Fetch(self._store.create(key, holder), self._machinery, self._first_part_came)
+    def _new(self, key: SegmentKey, holder: str, *, spare: bool = False) -> Fetch:
+        return Fetch(self._store.create(key, holder, spare=spare), self._machinery, self._first_part_came)
 
     def _launch(self, fetch: Fetch) -> None:
         segment = fetch.segment
@@ -214,6 +224,7 @@ class FetchTable:
             member.error = FetchCancelled("the fetch was cancelled").info()
             member.done.set()
         if fetch.running and not fetch.members:
+            fetch.left_by = member.request.namespace
             fetch.cancel()
         elif fetch.running:
             fetch.apply_wishes()

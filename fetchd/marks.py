@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -53,26 +54,40 @@ def connect_marked(
     refusal: Callable[[str, int], str] = _welcome,
 ) -> socket.socket:
     """Connect like socket.create_connection, with a marked socket.  ``refusal`` is asked about each address of the host
-    and says why it must not be connected to.  Raises OSError."""
+    and says why it must not be connected to.  ``timeout`` is for all addresses together, of which a name may have
+    hundreds.  Raises OSError."""
     last: OSError = OSError(f"{address[0]} has no address")
     try:
         found = socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)
     except UnicodeError as e:  # a label of more than 63 characters
         raise OSError(f"{address[0]!r:.200} is not a host: {e}") from e
-    for family, kind, proto, _, place in found:
+    deadline_s = None if timeout is None else time.monotonic() + timeout
+    for number, (family, kind, proto, _, place) in enumerate(found):
         if problem := refusal(str(place[0]), int(place[1])):
             last = AddressRefused(problem)
             continue
         sock = socket.socket(family, kind, proto)
         try:
             mark(sock)
-            sock.settimeout(timeout)
+            sock.settimeout(_share(deadline_s, len(found) - number))
             sock.connect(place)
+            sock.settimeout(timeout)
             return sock
         except OSError as e:
             sock.close()
             last = e
     raise last
+
+
+def _share(deadline_s: float | None, n_left: int) -> float | None:
+    """The time for one of the addresses that are left: one that is silent leaves some to the next.  Raises
+    TimeoutError when there is none."""
+    if deadline_s is None:
+        return None
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("no address answered in time")
+    return left_s if n_left == 1 else left_s / 2
 
 
 class InterfaceWatch:

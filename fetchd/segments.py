@@ -26,13 +26,14 @@ from relay.protocol.messages import PlacedRange, SegmentStatus
 from relay.protocol.pool import content_key, n_slabs
 from relay.protocol.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
+from thaw.hub import content_of
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
 
 class SegmentKey(NamedTuple):
-    """Equal keys are equal bytes.  The version is the root sha256, or the etag while unverified.  ``stamp`` tells
-    whether local files were written after their index (Catalog.stamp)."""
+    """Keys with the same bytes may differ in their URI and version (thaw/hub.py).  The version is the root sha256, or
+    the etag while unverified.  ``stamp`` tells whether local files were written after their index (Catalog.stamp)."""
 
     uri: str
     version: str
@@ -45,8 +46,16 @@ class SegmentKey(NamedTuple):
         """The name of these bytes in a host's reports."""
         return content_key(self.uri, self.version, self.ranges, self.later)
 
+    @property
+    def files(self) -> tuple[str, str]:
+        """Equal for keys whose models have the same files."""
+        return content_of(self.uri, self.version)
+
     def has_same_files(self, other: SegmentKey) -> bool:
-        return (self.uri, self.version, self.stamp) == (other.uri, other.version, other.stamp)
+        return (*self.files, self.stamp) == (*other.files, other.stamp)
+
+    def has_same_bytes(self, other: SegmentKey) -> bool:
+        return (self.ranges, self.later) == (other.ranges, other.later) and self.has_same_files(other)
 
 
 class Arrived(NamedTuple):
@@ -74,6 +83,7 @@ class Segment:
     lock: threading.Lock = field(default_factory=threading.Lock)
     holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
     pins: int = 0  # copies out of it that are running
+    spare: bool = False  # it goes with its last holder
     tensors: tuple[TensorInfo, ...] = ()
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a container be offered it."""
@@ -133,7 +143,7 @@ class Segment:
             spans.setdefault(p.file, []).append(p)
         placed = ((_place(t, spans.get(t.file, ())), t) for t in tensors)
         inside = sorted(((at, t) for at, t in placed if at is not None), key=lambda found: found[0])
-        self.tensors = tuple(replace(t, xxh3=()) for _, t in inside)  # a reader checks nothing
+        self.tensors = tuple(replace(t, edges_blake3=()) for _, t in inside)  # a reader checks nothing
         self.indexed.set()
 
     def status(self) -> SegmentStatus:
@@ -148,6 +158,17 @@ class Segment:
             len(self.slabs),
             self.complete,
         )
+
+    def serves(self, key: SegmentKey) -> bool:
+        """Whether a start with ``key`` may use this segment.
+
+        Bytes that are here serve every model that has them.  Bytes that are still coming serve their own one: a fetch
+        fails for reasons of its model (access, a pause that its hub wants), which are no other's.  Another model's
+        start meanwhile has a segment of its own, and sharing.py still reads each byte once.
+        """
+        if self.error is not None or not self.key.has_same_bytes(key):
+            return False
+        return self.complete or (not self.given_up and self.key.uri == key.uri)
 
     def finish(self) -> None:
         with self.lock:
@@ -186,13 +207,14 @@ class SegmentStore:
         """Return a usable segment of exactly these bytes, now also held by ``holder``."""
         with self._lock:
             for segment in self._by_id.values():
-                if segment.key == key and segment.error is None and (segment.complete or not segment.given_up):
+                if segment.serves(key):
                     segment.holders[holder] = None
                     return segment
         return None
 
-    def create(self, key: SegmentKey, holder: str) -> Segment:
-        """Return a new segment held by ``holder``; evict segments without a holder to make room.
+    def create(self, key: SegmentKey, holder: str, *, spare: bool = False) -> Segment:
+        """Return a new segment held by ``holder``; evict segments without a holder to make room.  With ``spare`` it
+        evicts none, and is not kept itself.
 
         Raises MemoryTooSmall when it can never fit, and PoolFull when it does not fit now, before any byte is fetched.
         """
@@ -200,11 +222,14 @@ class SegmentStore:
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
         count = n_slabs((*key.ranges, *key.later), self._pool.slab_bytes)
         with self._lock:
-            self._make_room(count, n_bytes)
+            if not spare:
+                self._make_room(count, n_bytes)
+            elif self._pool.free_slabs < count:
+                raise PoolFull(f"no {n_bytes} bytes of the pool are free without taking what is kept for a start")
             slabs = self._pool.take(count)
             page, control_fd = _control_page(n_bytes)
             segment = Segment(random_hex_id(), key, layout, n_bytes, first_bytes, slabs, page, control_fd, self._pool)
-            segment.holders[holder] = None
+            segment.holders[holder], segment.spare = None, spare
             self._by_id[segment.segment_id] = segment
         return segment
 
@@ -240,7 +265,7 @@ class SegmentStore:
             segment.holders.pop(holder, None)
             if segment.holders or segment.segment_id not in self._by_id:
                 return
-            if self._retain and segment.complete:
+            if self._retain and segment.complete and not segment.spare:
                 self._by_id[segment.segment_id] = self._by_id.pop(segment.segment_id)  # now the most recent
             else:
                 self._remove(segment)

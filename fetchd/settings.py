@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thaw.hub_links import DEFAULT_ENDPOINT
 from thaw.settings import setting
 
 
@@ -31,17 +32,20 @@ class FetchdSettings:
     )
     read_timeout_s: float = setting("THAW_FETCHD_READ_TIMEOUT_S", "a store silent for so long counts as broken", 10.0)
     retries: int = setting("THAW_FETCHD_RETRIES", "attempts at a chunk that bring no byte before giving up", 6)
+    inspection_s: float = setting(
+        "THAW_FETCHD_INSPECTION_S", "the time for reading one model's description; who asks waits for a minute", 45.0
+    )
     hold_s: float = setting("THAW_FETCHD_HOLD_S", "a finished fetch keeps its segment so long for a grant", 120.0)
     allow: str = setting(
         "THAW_FETCHD_ALLOW",
-        "networks that http(s):// models may come from although they are not public: 10.1.0.0/16, 127.0.0.1:9000 (one "
-        "port of it), [fd00::]/8",
+        "networks that http(s):// and hf:// models may come from although they are not public: 10.1.0.0/16, "
+        "127.0.0.1:9000 (one port of it), [fd00::]/8",
         "",
     )
     refuse: str = setting(
         "THAW_FETCHD_REFUSE",
-        "networks that http(s):// models never come from, for public addresses of the platform's own servers; written "
-        "as in THAW_FETCHD_ALLOW",
+        "networks that http(s):// and hf:// models never come from, for public addresses of the platform's own "
+        "servers; written as in THAW_FETCHD_ALLOW",
         "",
     )
     file_roots: str = setting(
@@ -58,6 +62,12 @@ class FetchdSettings:
     )
     credentials: str = setting(
         "THAW_FETCHD_CREDENTIALS", "file with the credentials of other prefixes (docs/fetchd.md); empty: none", ""
+    )
+    hub_endpoint: str = setting(
+        "HF_ENDPOINT",
+        "URL of the hub that hf:// models come from; tokens are in THAW_FETCHD_CREDENTIALS. The hub leads to stores of "
+        "its own, which must have public addresses or be in THAW_FETCHD_ALLOW",
+        DEFAULT_ENDPOINT,
     )
     s3_endpoint: str = setting("THAW_S3_ENDPOINT", "URL of the S3 server; empty: AWS in its region", "")
     s3_region: str = setting(

@@ -7,9 +7,9 @@ A reader copies the bytes that another segment has, and waits for the bytes that
     segment A   [====verified====][reading]..............        A's range
     segment B            [copied ][ waits ][ claimed, read ]      B's range, cut at the same 8 MiB of the file
 
-A reader decides this per chunk.  A claim is held only while its bytes are being read, and a reader that holds one never
-waits for another, so there is no deadlock.  If a claim ends without its bytes, because its fetch failed, the readers
-that waited take them from the store.
+A reader decides this per chunk.  A claim is held only while its bytes are being read, not in a pause that the store has
+asked for, and a reader that holds one never waits for another, so there is no deadlock.  If a claim ends without its
+bytes, because its fetch failed or pauses, the readers that waited take them from the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fetchd.pacing import Pacer
 from fetchd.segments import Segment, SegmentStore
 
 Place = tuple[str, str, str, int]
-"""(uri, version, file, chunk number)"""
+"""(the model's files, in two words; file, chunk number)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Board:
 
     def claim(self, segment: Segment, chunk: Chunk, owner: Pacer) -> Claim | list[Pacer]:
         """Return the right to read ``chunk``, or the pacers of the fetches that are reading a part of it."""
-        place = (segment.key.uri, segment.key.version, chunk.file, chunk.number)
+        place = (*segment.key.files, chunk.file, chunk.number)
         wanted = Claim(place, chunk.offset, chunk.offset + chunk.n_bytes, owner)
         with self._changed:
             present = self._claims.setdefault(place, [])
@@ -90,9 +90,13 @@ class Board:
         with self._changed:
             self._changed.notify_all()
 
-    def copy(self, segment: Segment, chunk: Chunk) -> list[Gap]:
-        """Copy the parts of ``chunk`` that other segments of the same model have; return the parts that none has."""
+    def copy(self, segment: Segment, chunk: Chunk, needs_no_store: Callable[[], None] = lambda: None) -> list[Gap]:
+        """Copy the parts of ``chunk`` that other segments of the same model have; return the parts that none has.
+
+        ``needs_no_store`` is called before the bytes are copied, when they are all of the chunk.
+        """
         at, end, gaps = chunk.offset, chunk.offset + chunk.n_bytes, list[Gap]()
+        copies: list[tuple[int, Segment, int, int]] = []
         pinned = self._store.pin(segment.key, chunk.file, chunk.number)
         try:
             pieces = [(*p, s) for s in pinned for p in s.arrived_in(chunk.file, chunk.number)]
@@ -103,8 +107,14 @@ class Board:
                     gaps.append(Gap(at - chunk.offset, begin - at))
                     at = begin
                 n_bytes = min(stop, end) - at
-                segment.copy(chunk.segment_offset + at - chunk.offset, source, offset + at - begin, n_bytes)
+                copies.append((chunk.segment_offset + at - chunk.offset, source, offset + at - begin, n_bytes))
                 at += n_bytes
+            if at < end:
+                gaps.append(Gap(at - chunk.offset, end - at))
+            if not gaps:
+                needs_no_store()
+            for each in copies:
+                segment.copy(*each)
         finally:
             self._store.unpin(pinned)
-        return [*gaps, Gap(at - chunk.offset, end - at)] if at < end else gaps
+        return gaps

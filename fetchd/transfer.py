@@ -2,11 +2,14 @@
 
 ::
 
-    chunk    0     1     2     3     4     5            each reader: next chunk → recv into the slab → checksum
+    chunk    0     1     2     3     4     5            each reader: next chunk → recv into the slab → digest
             [ok]  [ok]  [..]  [ok]  [..]  [  ]          end = the end of chunk 1: 3 is there, but 2 is not
 
+Two readers take turns on one connection: while one computes a digest, which takes about a fifth of the time that the
+bytes took on a fast link, the other asks for the next chunk.
+
 A chunk that another segment has is copied; a chunk that another fetch is reading is put off (sharing.py).  When a
-connection breaks, the store is asked again from the byte reached.  A chunk that fails its checksum is fetched once
+connection breaks, the store is asked again from the byte reached.  A chunk whose digest is wrong is fetched once
 more, from the store.
 """
 
@@ -19,18 +22,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fetchd import metrics
-from fetchd.backoff import backoff_s
-from fetchd.chunks import Check, Chunk, checksum
+from fetchd.backoff import pause_s
+from fetchd.chunks import Check, Chunk, digest
 from fetchd.pacing import Pacer
 from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
 from fetchd.segments import Arrived, Segment
 from fetchd.sharing import Board, Claim, Gap
-from fetchd.sources.base import Connection, Source, Target
-from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable, ThawError
+from fetchd.sources.base import Busy, Connection, Source, Target
+from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable
+from thaw.model import CHUNK_BYTES
 from thaw.trace import Phase, TraceEvent, event
 
+_READERS_PER_CONNECTION: Final = 2
 _PROGRESS_BYTES: Final = 64 * 1024
 """After an attempt that brought this much, the count of failures begins again: the store as a whole works."""
+_MOST_PAUSE_S: Final = 600.0
+"""A start without progress for so long is given up anyway (THAW_START_DEADLINE_S), so a store that wants to be asked
+only later has failed.  A cancelled fetch ends its pause at once."""
 
 
 class FetchCancelled(PlatformError):
@@ -83,8 +91,10 @@ class Transfer:
         self._first_is_here = threading.Event()  # or the fetch has ended
         self._first_left = sum(c.n_bytes for c in chunks if not c.later)
         self._later_left = sum(c.n_bytes for c in chunks if c.later)
-        self._error: ThawError | None = None
-        self._readers = [_Reader(self) for _ in range(self.connections)]
+        self._error: Exception | None = None
+        self._shared = [_SharedConnection(origin.source) for _ in range(self.connections)]
+        n_readers = min(_READERS_PER_CONNECTION * self.connections, max(1, len(chunks)))
+        self._readers = [_Reader(self, self._shared[i % self.connections]) for i in range(n_readers)]
 
     @property
     def pending_bytes(self) -> tuple[int, int]:
@@ -101,6 +111,8 @@ class Transfer:
             t.start()
         for t in threads:
             t.join()
+        for shared in self._shared:
+            shared.close()
         if self._error is not None:
             raise self._error
         if self._prefix < len(self.chunks):
@@ -138,22 +150,20 @@ class Transfer:
     def _read(self, reader: _Reader) -> None:
         spent, reader.account = 0.0, ReaderAccount()
         try:
-            while (taken := self._take(reader.account)) is not None:
-                i, claim = taken
+            while (taken := self._take_in_turn(reader)) is not None:
+                i, reader.claim = taken
                 try:
                     reader.read(self.chunks[i])
                     spent = self._account(spent)
                     self._mark(i)
                 finally:
-                    self.origin.board.release(claim)
+                    reader.end_turn()
+                    reader.release()
         except FetchCancelled:
             pass
-        except ThawError as e:
-            self._fail(e)
         except Exception as e:  # noqa: BLE001 - edge of a thread: a defect must end the fetch, not hang it
-            self._fail(PlatformError(f"fetch failed: {type(e).__name__}: {e}"))
+            self._fail(e)
         finally:
-            reader.close()
             self._account(spent)
             with self._lock:
                 self.statistics.last_reader = reader.account.attrs()
@@ -164,6 +174,14 @@ class Transfer:
         with self._lock:
             self.statistics.cpu_s += now - spent
         return now
+
+    def _take_in_turn(self, reader: _Reader) -> tuple[int, Claim] | None:
+        """Wait for the reader's turn, and only then take a chunk: nobody else should wait for one that is not read."""
+        reader.begin_turn()
+        taken = self._take(reader.account)
+        if taken is None:
+            reader.end_turn()
+        return taken
 
     def _take(self, account: ReaderAccount) -> tuple[int, Claim] | None:
         """Return the next chunk that no other fetch is reading; sleep while there is none.  None when all are taken.
@@ -226,26 +244,68 @@ class Transfer:
             self._first_is_here.set()
             self._on_first()
 
-    def _fail(self, error: ThawError) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._lock:
             self._error = self._error or error
         self.cancel()
 
 
-class _Reader:
-    """One connection of a transfer, and the throttle of its reads."""
+class _SharedConnection:
+    """A connection, made when it is needed, that readers use in turns.  Any thread may interrupt it."""
 
-    def __init__(self, transfer: Transfer) -> None:
-        self._transfer = transfer
+    def __init__(self, source: Source) -> None:
+        self.turn = threading.Lock()
+        self._source = source
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+
+    def get(self) -> Connection:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._source.connect()
+            return self._connection
+
+    def interrupt(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.interrupt()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+
+
+class _Reader:
+    """One thread of a transfer, and the throttle of its reads."""
+
+    def __init__(self, transfer: Transfer, shared: _SharedConnection) -> None:
+        self._transfer, self._shared = transfer, shared
+        self._has_turn = False
         self._chunk: Chunk = transfer.chunks[0]
+        self.claim: Claim | None = None
+        """On the chunk; none while the store wants a pause."""
         self.account: ReaderAccount  # made by the thread that reads
+
+    def begin_turn(self) -> None:
+        with self.account.waiting_for(self._waits_for(CHUNK_BYTES)):  # for what the other reader waits for
+            self._acquire_turn()
+
+    def _acquire_turn(self) -> None:
+        self._shared.turn.acquire()
+        self._has_turn = True
+
+    def end_turn(self) -> None:
+        """May be called twice."""
+        if self._has_turn:
+            self._has_turn = False
+            self._shared.turn.release()
 
     def read(self, chunk: Chunk) -> None:
         """Raises ModelCorrupt when a part of the chunk fails its checksum twice."""
         t, self._chunk = self._transfer, chunk
-        gaps = t.origin.board.copy(t.segment, chunk)
+        gaps = t.origin.board.copy(t.segment, chunk, needs_no_store=self.end_turn)
         copied = chunk.n_bytes - sum(g.n_bytes for g in gaps)
         if copied:
             t.count(chunk, copied, copied=True)
@@ -253,25 +313,39 @@ class _Reader:
         if failed is not None:
             t.statistics.refetched += 1
             t.count(chunk, -chunk.n_bytes)
-            failed = self._fetch(chunk, [Gap(0, chunk.n_bytes)])
+            failed = self._fetch_alone(chunk)
         if failed is not None:
             raise ModelCorrupt(
-                f"{chunk.file}: {failed.what} failed its checksum twice",
-                hint="the object at the store is damaged: push the model again",
+                f"{chunk.file}: {failed.what} failed its checksum twice (bytes {failed.offset} to "
+                f"{failed.offset + failed.n_bytes - 1} of the file)",
+                hint="somebody has changed the object at the store, or it is damaged: push the model again",
             )
+
+    def _fetch_alone(self, chunk: Chunk) -> Check | None:
+        """Fetch all of a chunk on a connection of its own: the turn may be with a reader that waits for this chunk."""
+        shared, self._shared = self._shared, _SharedConnection(self._transfer.origin.source)
+        try:
+            return self._fetch(chunk, [Gap(0, chunk.n_bytes)])
+        finally:
+            alone, self._shared = self._shared, shared
+            alone.close()
+
+    def _waits_for(self, n_bytes: int) -> str:
+        is_paced = self._transfer.pacer.quantum(n_bytes) < n_bytes
+        return SHARE if is_paced else STORE
 
     def _fetch(self, chunk: Chunk, gaps: Sequence[Gap]) -> Check | None:
         """Read the gaps; return the first check of the chunk that fails."""
         segment, learned = self._transfer.segment, self._transfer.origin.learned
         for gap in gaps:
             target = Target(segment.views(chunk.segment_offset + gap.at, gap.n_bytes))
-            is_paced = self._transfer.pacer.quantum(gap.n_bytes) < gap.n_bytes
-            with self.account.waiting_for(SHARE if is_paced else STORE):
+            with self.account.waiting_for(self._waits_for(gap.n_bytes)):
                 self._fill(chunk.file, chunk.offset + gap.at, target)
+        self.end_turn()
         for check in chunk.checks:
             at = chunk.segment_offset + check.offset - chunk.offset
-            digest = checksum(segment.views(at, check.n_bytes))
-            if digest != (check.xxh3 or learned.setdefault((chunk.file, check.offset, check.n_bytes), digest)):
+            found = digest(segment.views(at, check.n_bytes))
+            if found != (check.blake3 or learned.setdefault((chunk.file, check.offset, check.n_bytes), found)):
                 return check
         return None
 
@@ -287,15 +361,12 @@ class _Reader:
         self._transfer.pacer.count(n_bytes)
 
     def interrupt(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.interrupt()
+        self._shared.interrupt()
 
-    def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+    def release(self) -> None:
+        if self.claim is not None:
+            self._transfer.origin.board.release(self.claim)
+            self.claim = None
 
     def _fill(self, file: str, offset: int, target: Target) -> None:
         """Fill the target; after a broken connection go on from the byte reached."""
@@ -307,20 +378,40 @@ class _Reader:
                 etag = self._connected().read_into(file, offset, target, self, etags.get(file, ""))
                 self._pin(file, etag)
             except StoreUnavailable as e:
-                self.close()
+                self._shared.close()
                 self._check_stopped()
                 failures = 1 if target.done - reached >= _PROGRESS_BYTES else failures + 1
-                if failures >= retries:
+                after_s = pause_s(failures, e)
+                if failures >= retries or after_s > _MOST_PAUSE_S:
                     raise StoreUnavailable(f"{e.message} (gave up after {failures} attempts)", hint=e.hint) from e
                 t.count_retry()
-                t.stopped.wait(backoff_s(failures))
+                if isinstance(e, Busy):
+                    self._leave_alone(after_s)
+                else:
+                    t.stopped.wait(after_s)
+                    self._check_stopped()
+
+    def _leave_alone(self, after_s: float) -> None:
+        """Pause without the claim and without the turn: the store may give others the bytes that it does not give us.
+        The read goes on behind those that we have, also if others have read the chunk meanwhile."""
+        t, board, had_turn = self._transfer, self._transfer.origin.board, self._has_turn
+        self.release()
+        self.end_turn()
+        t.stopped.wait(after_s)
+        if had_turn:  # and then the claim, as at first: whoever has a claim waits for no turn
+            self._acquire_turn()
+        self._check_stopped()
+        while self.claim is None:
+            version = board.version
+            found = board.claim(t.segment, self._chunk, t.pacer)
+            if isinstance(found, Claim):
+                self.claim = found
+            else:
+                board.wait(version, found, t.pacer, t.stopped.is_set)
                 self._check_stopped()
 
     def _connected(self) -> Connection:
-        with self._lock:
-            if self._connection is None:
-                self._connection = self._transfer.origin.source.connect()
-            connection = self._connection
+        connection = self._shared.get()
         self._check_stopped()  # the cancel may have come before there was a connection to interrupt
         return connection
 

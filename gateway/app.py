@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from flask import Flask
 
-from gateway.api import actions, activations, host, http, invoke, openai, openapi, operator, standings
+from gateway.api import (
+    actions,
+    activations,
+    endings,
+    host,
+    http,
+    invoke,
+    last_output,
+    models,
+    openai,
+    openapi,
+    operator,
+    packages,
+    probes,
+    responses,
+    rules,
+    scaling,
+    standings,
+    triggers,
+    web,
+    work,
+)
 from gateway.core import Gateway
 
 
@@ -13,6 +34,10 @@ def create_app(core: Gateway) -> Flask:
     app.url_map.strict_slashes = False
     app.extensions["thaw"] = core
     http.install(app)
-    for module in (host, openapi, operator, openai, actions, invoke, activations, standings):
+    probes.install(app)
+    for module in (
+        *(host, openapi, operator, openai, responses, actions, models, packages, triggers, rules, invoke),
+        *(activations, endings, last_output, scaling, standings, work, web),
+    ):
         app.register_blueprint(module.blueprint)
     return app

@@ -136,9 +136,11 @@ class ConnectionWorker(ThreadWorker):  # type: ignore[misc]
         """gunicorn's list of kept-alive connections stays empty: murder_pending() does it all."""
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """The worker stops: connections without a request are open for a moment more."""
+        """The worker stops: connections without a request are open for a moment more, and no request is held."""
+        self.app.ends()
         for connection in self._waiting:
-            if connection.request is None or not connection.request.head:
+            begun = connection.out.left is not None or connection.out.more is not None
+            if not begun and (connection.request is None or not connection.request.head):
                 self._deadlines.set(connection, min(connection.deadline_s, deadline))
 
     def _refuse(self, connection: Connection, status: int, message: str) -> None:

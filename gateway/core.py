@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from gateway import metrics
 from gateway.auth import Authenticator
@@ -13,41 +14,64 @@ from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
+from gateway.serving.cold_progress import ColdProgress
+from gateway.serving.cold_starts import ColdStarts
 from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.event_ids import EventIds
-from gateway.serving.execute import Steps, steps, to_end
+from gateway.serving.execute import Steps, to_end
 from gateway.serving.expected_wait import Expectation
+from gateway.serving.following import Followers
+from gateway.serving.held import Held
 from gateway.serving.host_drains import HostDrains
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.kept import Bounds
-from gateway.serving.outcome import start_mode
+from gateway.serving.kept_instances import KeptInstances
+from gateway.serving.packages import Packages
+from gateway.serving.preflight import Preflight
+from gateway.serving.quotas import QuotaBook
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.sequences import CallMaker, Sequences
 from gateway.serving.standings import StandingsOf
 from gateway.serving.streams import Streams
 from gateway.serving.throttle import QueueCaps, Throttle
-from gateway.serving.versions import Versions
+from gateway.serving.versions import Versions, deleted_while_waiting
 from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.warming import Warming
+from gateway.serving.work import WorkBook
 from gateway.settings import GatewaySettings
-from relay.protocol.messages import ActionChanged, ColdStarted, InstanceChanged, StartFailed, StreamWanted
-from relay.state import bus, redis_link
+from relay.protocol.messages import (
+    ActionChanged,
+    ColdStarted,
+    DemandAdded,
+    DemandRemoved,
+    InstanceChanged,
+    PackageChanged,
+    QuotasChanged,
+    StartFailed,
+    StreamWanted,
+)
+from relay.state import redis_link
 from relay.state.allowed_models import AllowedModels, ModelLeave
 from relay.state.api_keys import ApiKeys
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
+from relay.state.endings import EndingsListener
+from relay.state.entities import Entities
 from relay.state.pending import PendingClaims
+from relay.state.quotas import NamespaceQuotas
 from relay.state.records import Records
 from relay.state.registry import LEASE_MS, Registry
+from relay.state.storage import Storage
 from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
 from thaw.hangup import HangupWatcher
-from thaw.ids import ActionName, GatewayId, random_hex_id
+from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_id
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
-from thaw.trace import Phase
 
 
 class OwnHeartbeats:
@@ -70,37 +94,67 @@ class OwnHeartbeats:
 class Gateway:
     """Made after the fork (threads do not survive one)."""
 
-    def __init__(self, settings: GatewaySettings, log: Log) -> None:
+    def __init__(self, settings: GatewaySettings, log: Log, make_call: CallMaker) -> None:
         self.settings = settings
         self.gateway_id = GatewayId(random_hex_id())
         self.log = log.bind(gateway=self.gateway_id[:8])
         self.client = redis_link.connect(settings.state_url)
         clock = StateClock()
-        self.records, self.registry = Records(self.client, clock), Registry(self.client, clock)
+        self.quotas = QuotaBook(settings.quotas, NamespaceQuotas(self.client))
+        self.storage = Storage(self.client, self.quotas.of)
+        self.records, self.registry = Records(self.client, clock, self.storage), Registry(self.client, clock)
         self.keys = ApiKeys(self.client)
-        self.auth = Authenticator(self.keys)
         self.models = ModelLeave(policy_of(settings.models), AllowedModels(self.client))
         self.actions = Actions(self.client, self.records)
-        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace)
+        self.kept = KeptInstances(self.client, self.records, self.actions, self.quotas)
+        self.entities = Entities(self.client, settings.entities_bytes)
+        self.packages = Packages(self.client, self.entities, self.actions)
+        self.throttle = Throttle(settings.per_minute, settings.held_per_namespace, places=settings.threads)
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
-        self.code_answers = SharedMemory(settings.code_answer_bytes)
+        self.web_calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
+        self.answered_actions = SharedMemory(settings.answered_action_bytes)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
+        self.cold_progress = ColdProgress(self.room, self.registry)
         expected = Expectation(self.registry)
-        self.caps = QueueCaps(settings.queue_action, settings.queue_namespace, self.room, expected)
+        self.caps = QueueCaps(
+            settings.queue_action,
+            settings.queue_namespace,
+            self.room,
+            expected,
+            self.registry.n_held,
+            lambda namespace: self.quotas.of(namespace).held,
+        )
         token = self.registry.host_token(secrets.token_urlsafe(32))
         self.scrapers = (token, settings.metrics_token)
         self.event_ids = EventIds(token)
         self.pool = InvokerPool(token, settings.result_bytes)
+        self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
+        self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
+        self.held = Held(settings.threads)
+        self.warming = Warming(self.room, self.demand, self.registry, self.held)
+        self.work = WorkBook(self.client, self.registry)
+        self.standings = StandingsOf(self.client, self.registry, self.work, self.actions.list)
+        self.cold_starts = ColdStarts(self.client, self.log)
+        self.followers = Followers(self.client)
+        self.endings = EndingsListener(self.client, settings.state_url, self.log)
         self.dispatcher = Dispatcher(
-            self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
+            self.room,
+            self.demand,
+            self.pool,
+            Versions(self.actions.get),
+            self.log,
+            settings.llm_result_bytes,
+            self.cold_starts.note,
+        )
+        self.sequences = Sequences(
+            self.dispatcher, self.packages, make_call, self.ended, self._caused, settings.sequence_length
         )
         self.host_drains = HostDrains(self.registry, lambda name: self.actions.get(name).is_llm)
-        self.standings = StandingsOf(self.registry, self.actions.list)
-        self.recorder = Recorder(self.records, self.pool, self.log)
+        self.recorder = Recorder(self.records, self.pool, self.log, self.quotas.weight_of, self.storage.expect)
         bounds = Bounds(settings.reconnect_s, settings.reconnect_stream_bytes, settings.reconnect_bytes)
-        self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, settings.threads)
+        self.streams = Streams(self.dispatcher, self.ended, self.throttle, bounds, 2 * settings.threads)
         self.reconnects = Reconnects(
             self.streams,
             StreamHomes(self.client, redis_link.connect(settings.state_url), self.gateway_id),
@@ -111,8 +165,9 @@ class Gateway:
             settings.reconnect_s,
             self.log,
         )
+        self.choices = ThreadPoolExecutor(settings.threads, "choice")
         self.blocking = BlockingRuns(
-            self.steps, self.recorder, self.records, self.registry, self.gateway_id, settings.threads
+            self.steps, self.recorder, self.records, self.registry, self.gateway_id, 2 * settings.threads
         )
         self.runner = AsyncRunner(
             settings.state_url,
@@ -127,37 +182,32 @@ class Gateway:
             self.recorder,
             settings.async_threads,
             self.log,
+            self.quotas.weight_of,
         )
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()
         self._missed = ""  # why the last heartbeat was not written
         self._heartbeat = LastingThread(self._beat, "heartbeat")
 
+    def admit(self, call: Call, *, is_held: bool = True) -> None:
+        """Refuse a call whose record has no room, or that would only add to a full queue.  ``is_held``: False for a
+        202.  Raises ThawError."""
+        self.storage.check(call.subject.namespace)
+        self.caps.check(call.action.served_by, is_held=is_held)
+
     def steps(self, call: Call) -> Steps:
-        return steps(self.dispatcher, call)
+        return self.sequences.steps(call)
 
     def execute(self, call: Call) -> Outcome:
         return to_end(self.steps(call))
+
+    def _caused(self, call: Call) -> list[ActivationId]:
+        return self.records.caused_by(call.activation_id, call.subject.namespace, call.received_ms)
 
     def ended(self, call: Call, outcome: Outcome) -> None:
         """Count the end of a call, and have its record written."""
         metrics.ended(call, outcome)
         self.recorder.submit(call, outcome)
-        self.announce_start(call)
-
-    def announce_start(self, call: Call) -> None:
-        """Tell all gateways of the first answer of a start.  A start without one has said why it failed."""
-        if not call.cold:
-            return
-        first = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)
-        if first is None:
-            return
-        took_ms = max(0, round(first.mono_ns / 1e6 - call.received_s * 1e3))
-        started = ColdStarted(call.action.name, call.received_ms, took_ms, start_mode(call))
-        try:
-            bus.publish(self.client, started)
-        except PlatformError as e:
-            self.log.event("start_not_announced", activation_id=call.activation_id, error=e.message)
 
     def problems(self) -> tuple[str, ...]:
         """Return what is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
@@ -169,11 +219,17 @@ class Gateway:
 
     def start(self) -> None:
         self.registry.gateway_alive(self.gateway_id)
-        self.room.reload(instances := self.registry.instances())
-        self.standings.reload(instances)
+        self.room.reload(self.registry.instances())
+        self.quotas.reload()
+        self.storage.look()
+        if not self.storage.is_limited:
+            self.log.event("state_memory_unlimited", advice="set the state server's maxmemory, or tenants may fill it")
         self._events.start()
         self.hangups.start()
+        self.endings.start()
         self.recorder.start()
+        self.cold_starts.start()
+        self.cold_progress.start()
         self.streams.start()
         self.runner.start()
         self._heartbeat.start()
@@ -182,10 +238,15 @@ class Gateway:
     def stop(self) -> None:
         """Called after the last request: write the records that remain, and leave the rest to other gateways."""
         self._stop.set()
+        self.held.end_all()
+        self.endings.stop()
         self.runner.stop()
         self.blocking.stop()
         self.reconnects.stop()
         self.streams.stop(timeout_s=0.5)
+        self.cold_progress.stop()
+        self.choices.shutdown(wait=False, cancel_futures=True)
+        self.cold_starts.stop(timeout_s=0.5)
         self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()
@@ -202,6 +263,7 @@ class Gateway:
         while True:
             try:
                 self.registry.gateway_alive(self.gateway_id)
+                self.storage.look()
                 self.demand.retry()
                 if own.may_claim(time.monotonic()):
                     self.runner.claim_dead()
@@ -215,28 +277,42 @@ class Gateway:
     def _on_event(self, message: object) -> None:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
+            self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
             self.standings.instance_changed(message.instance)
+            self.work.bell.ring()
+        elif isinstance(message, DemandAdded | DemandRemoved):
+            self.work.bell.ring()
         elif isinstance(message, StartFailed):
             self.room.fail(message.action, message.activation_ids, from_info(message.error))
-            self.standings.start_failed(message)
+            self.standings.action_changed(message.action)
         elif isinstance(message, ColdStarted):
-            self.standings.cold_started(message)
+            self.standings.action_changed(message.action)
         elif isinstance(message, StreamWanted):
             self.reconnects.wanted(message)
+        elif isinstance(message, QuotasChanged):
+            self._on_quotas(message.namespace)
         elif isinstance(message, ActionChanged):
             self.actions.forget(message.action)
             if message.deleted:
                 self._on_deleted(message.action)
             self.room.action_changed(message.action)
-            self.standings.action_changed(message.action, deleted=message.deleted)
+            self.standings.action_changed(message.action)
+        elif isinstance(message, PackageChanged):
+            self.packages.forget(message.namespace, message.package)
+
+    def _on_quotas(self, namespace: Namespace) -> None:
+        try:
+            self.quotas.changed(namespace)
+        except PlatformError as e:
+            self.log.event("quotas_unknown", namespace=namespace, error=e.message)
 
     def _on_deleted(self, action: ActionName) -> None:
         self.room.retire(action)
         try:
             self.actions.get(action)  # deleted and made anew: the waiting requests wait for the new one
         except NotFound:
-            self.room.fail_all(action, NotFound("The action was deleted while the request waited for it."))
+            self.room.fail_all(action, deleted_while_waiting())
         except PlatformError as e:
             self.log.event("deleted_action_unknown", action=action, error=e.message)
 
@@ -245,6 +321,10 @@ class Gateway:
         server."""
         self.registry.gateway_alive(self.gateway_id)  # first: demand of a gateway without a lease is dropped
         self.actions.forget()
-        instances = self.registry.instances()
-        self.standings.reload(instances)
-        self.demand.restore(self.room.reload(instances), self.runner.holds)
+        self.packages.forget()
+        self.quotas.reload()
+        records = self.registry.instances()
+        self.cold_progress.reload(records)
+        self.standings.reload()
+        self.demand.restore(self.room.reload(records), self.runner.holds)
+        self.work.bell.ring()

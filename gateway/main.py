@@ -14,6 +14,7 @@ from typing import Any, Final
 from gunicorn.app.base import BaseApplication
 
 from gateway import first_key
+from gateway.api.calls import make_call
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.front.bounds import Bounds
@@ -22,6 +23,7 @@ from gateway.worker import Worker
 from thaw import descriptors, lasting
 from thaw.ending import end_within
 from thaw.errors import ThawError
+from thaw.ids import Namespace
 from thaw.logs import Log
 from thaw.model_uri import policy_of
 from thaw.settings import SettingError, load
@@ -77,7 +79,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         """Runs in the worker."""
         sys.setswitchinterval(_SWITCH_S)
         lasting.guard(self._log)
-        self._gateway = Gateway(self._settings, self._log)
+        self._gateway = Gateway(self._settings, self._log, make_call)
         self._gateway.start()
         first_key.admit(self._gateway.keys, self._settings.first_key)
         app = create_app(self._gateway)
@@ -87,6 +89,15 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def knows(self, authorization: str) -> bool:
         """Runs in the worker: whether the header's key is answered without the state server."""
         return self._gateway is not None and self._gateway.auth.knows(authorization)
+
+    def known_namespace(self, authorization: str) -> Namespace | None:
+        """Runs in the worker: whose the header's key is, if it was asked for lately."""
+        return None if self._gateway is None else self._gateway.auth.known_namespace(authorization)
+
+    def ends(self) -> None:
+        """Runs in the worker when it takes no more connections."""
+        if self._gateway is not None:
+            self._gateway.held.end_all()
 
     def _on_exit(self, _arbiter: object, _worker: object) -> None:
         if self._gateway is not None:

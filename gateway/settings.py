@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.settings import setting
+from thaw.quotas import KEPT, LEAST, NAMES, RECORD_AGE_S, RECORDS, Quotas, setting_of
+from thaw.settings import SettingError, setting
 
 MIB = 1024 * 1024
 COPIES: Final = 4
@@ -39,13 +40,36 @@ class GatewaySettings:
         "THAW_INVOCATIONS_CONCURRENT", "per namespace, at most 7/8 of the threads; OpenWhisk's is 30", 2_000
     )
     calls_per_minute: int = setting(
-        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace", 200_000
+        "THAW_CALLS_PER_MINUTE", "requests of any kind with a key of one namespace, and as many web requests", 200_000
     )
     calls_concurrent: int = setting(
         "THAW_CALLS_CONCURRENT", "requests of a namespace at once that are no invocations", 128
     )
     queue_action: int = setting("THAW_QUEUE_PER_ACTION", "requests that may wait for one action's instances", 1_000)
     queue_namespace: int = setting("THAW_QUEUE_PER_NAMESPACE", "requests of a namespace that may wait", 1_100)
+    quota_actions: int = setting("THAW_QUOTA_ACTIONS", "actions of a namespace", 1_000)
+    quota_code_bytes: int = setting("THAW_QUOTA_CODE_BYTES", "a namespace's actions with their code", 512 * MIB)
+    quota_record_bytes: int = setting(
+        "THAW_QUOTA_RECORD_BYTES",
+        "a namespace's records and 202s in the state server; beyond them the oldest record gives way",
+        256 * MIB,
+    )
+    quota_records: int = setting(
+        "THAW_QUOTA_RECORDS", "records of a namespace; beyond them the oldest gives way", RECORDS
+    )
+    quota_record_age_s: int = setting(
+        "THAW_QUOTA_RECORD_AGE_S", "seconds that a namespace's records are kept, with their traces", RECORD_AGE_S
+    )
+    quota_held: int = setting(
+        "THAW_QUOTA_HELD", "requests of a namespace that wait for an instance, at all gateways", 5_000
+    )
+    quota_accepted: int = setting("THAW_QUOTA_ACCEPTED", "202s of a namespace that have not ended", 20_000)
+    quota_starts: int = setting(
+        "THAW_QUOTA_STARTS", "starts of a namespace in progress; gateways and schedulers need the same", 1_000
+    )
+    quota_kept: int = setting(
+        "THAW_QUOTA_KEPT", "instances that a namespace's actions keep while nobody calls (min_instances)", KEPT
+    )
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
     result_bytes: int = setting("THAW_RESULT_BYTES", "largest result of an ordinary function", MIB)
@@ -55,7 +79,14 @@ class GatewaySettings:
     llm_payload_bytes: int = setting("THAW_LLM_PAYLOAD_BYTES", "largest request body of an LLM", 8 * MIB)
     code_bytes: int = setting("THAW_CODE_BYTES", "largest code of an action", 48 * MIB)
     parameters_bytes: int = setting("THAW_PARAMETERS_BYTES", "largest bound parameters of an action", MIB)
+    entities_bytes: int = setting("THAW_ENTITIES_BYTES", "a namespace's packages, triggers and rules", 8 * MIB)
+    sequence_length: int = setting(
+        "THAW_SEQUENCE_LENGTH", "the most actions, and sequences, that one sequence runs", 50
+    )
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
+    preflight_s: float = setting(
+        "THAW_PREFLIGHT_S", "seconds that a deploy waits for a host to say whether its model would start; 0: none", 5.0
+    )
     reconnect_s: float = setting(
         "THAW_RECONNECT_S", "seconds that a resumable stream goes on for a client that hung up; 0: none does", 60.0
     )
@@ -92,6 +123,26 @@ class GatewaySettings:
     def is_on_loopback(self) -> bool:
         return self.bind.rpartition(":")[0] in _LOOPBACK
 
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            least = LEAST.get(name, 0)
+            if name != "weight" and getattr(self, f"quota_{name}") < least:
+                raise SettingError(f"{setting_of(name)} is below {least}", hint=f"set it to {least} or more")
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(
+            self.quota_actions,
+            self.quota_code_bytes,
+            self.quota_record_bytes,
+            self.quota_held,
+            self.quota_accepted,
+            self.quota_starts,
+            records=self.quota_records,
+            record_age_s=self.quota_record_age_s,
+            kept=self.quota_kept,
+        )
+
     @property
     def held_per_namespace(self) -> int:
         """Each request holds a thread, so some threads stay for other namespaces, /health and /metrics."""
@@ -103,10 +154,10 @@ class GatewaySettings:
         return self.code_bytes + 2 * self.parameters_bytes
 
     @property
-    def longest_body(self) -> int:
-        return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)
+    def answered_action_bytes(self) -> int:
+        """Memory for actions of which answers are made, beside code in pieces.  The longest one has to fit."""
+        return max(256 * MIB, COPIES * self.action_bytes)
 
     @property
-    def code_answer_bytes(self) -> int:
-        """Memory in which answers that carry code are made.  The longest one has to fit."""
-        return max(256 * MIB, COPIES * self.action_bytes)
+    def longest_body(self) -> int:
+        return max(self.action_bytes, self.llm_payload_bytes, self.payload_bytes)

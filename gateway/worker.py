@@ -34,6 +34,9 @@ _BODY_READ_BYTES: Final = 256 * 1024
 _CHECKERS: Final = 4
 """Threads that check keys before long bodies are read.  They are not those that hold requests, and keys that are in
 the gateway's memory have as many of their own: others wait for the state server."""
+_CONTINUERS: Final = 4
+"""Threads that make the next part of an answer.  Requests may hold all others for minutes, and an answer that has begun
+cannot be refused."""
 
 
 class Worker(ConnectionWorker):
@@ -53,6 +56,7 @@ class Worker(ConnectionWorker):
     def init_process(self) -> None:
         self._checks = Turns(ThreadPoolExecutor(_CHECKERS, "check"), _CHECKERS)
         self._known_checks = Turns(ThreadPoolExecutor(_CHECKERS, "check-known"), _CHECKERS)
+        self._continuations = Turns(ThreadPoolExecutor(_CONTINUERS, "go-on"), _CONTINUERS)
         super().init_process()
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
@@ -144,7 +148,7 @@ class Worker(ConnectionWorker):
         """Have the application look at the head before its long body is read."""
         self._leave_waiting(connection)
         connection.visit, connection.out = Visit(head_only=True), Out(None, self.bounds.answer_s)
-        known = self.app.knows(request.authorization)
+        known = not request.is_web and self.app.knows(request.authorization)
         self._take_turn(self._known_checks if known else self._checks, connection)
 
     def _reserve(self, connection: Connection, n_bytes: int) -> None:
@@ -202,18 +206,19 @@ class Worker(ConnectionWorker):
 
     def _take_turn(self, turns: Turns, connection: Connection) -> None:
         request = connection.request
-        assert request is not None  # noqa: S101  it has been read
+        n_read = 0 if request is None else request.n_read  # None: an answer goes on
         if turns.take():
             self._start(turns, connection)
             if connection.namespace is None:  # else its bytes are bounded by the requests that its namespace may hold
-                self._hold(connection, request.n_read)
+                self._hold(connection, n_read)
             return
         connection.state, connection.turns = State.QUEUED, turns
-        turns.join(connection)
+        authorization = "" if request is None else request.authorization
+        turns.join(connection, connection.namespace or self.app.known_namespace(authorization))
         self._waiting.set(connection)
         self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
         if connection.reserved is None:
-            self._hold(connection, request.n_read)
+            self._hold(connection, n_read)
 
     def _start(self, turns: Turns, connection: Connection) -> None:
         connection.state = State.CHECKING if connection.visit.head_only else State.RUNNING
@@ -229,6 +234,9 @@ class Worker(ConnectionWorker):
     def handle(self, conn: Connection, visit: Visit, out: Out) -> bool:
         """Runs on a thread.  Return whether the connection takes another request."""
         try:
+            if out.more is not None:
+                more, out.more = out.more, None
+                return more.go_on()
             return answer(self.cfg, self.wsgi, conn, visit, out, keep=self.alive and not visit.head_only)
         except OSError:
             return False  # the client is gone
@@ -277,20 +285,22 @@ class Worker(ConnectionWorker):
             connection.namespace = namespace
 
     def _leave_to_read(self, connection: Connection, left: memoryview) -> None:
-        connection.state, connection.began_s = State.WRITING, time.monotonic()
-        connection.n_answer = len(left)
-        self._deadlines.set(connection, self.bounds.answer_deadline_s(connection.began_s, 0))
+        out, now_s = connection.out, time.monotonic()
+        connection.state = State.WRITING
+        if not out.began_s:
+            out.began_s, out.n_read = now_s, 0  # nobody has read what the kernel took at once
+        elif connection.since_s > out.began_s:
+            out.began_s += now_s - connection.since_s  # to wait for the next part is not the client's fault
+        self._deadlines.set(connection, self.bounds.answer_deadline_s(out.began_s, out.n_read))
         self._waiting.set(connection)
         self._watch(connection, selectors.EVENT_WRITE)
         self._unread.set(connection, whole_bytes(left) + len(connection.rest))
         while self._unread.total > self.bounds.answer_bytes and len(self._unread) > 1:
-            self._close(max(self._unread.heaviest(), key=partial(self._seconds_behind, connection.began_s)))
+            self._close(max(self._unread.heaviest(), key=partial(self._seconds_behind, now_s)))
 
     def _seconds_behind(self, now_s: float, connection: Connection) -> float:
         """How much longer than it might the client has taken for what it has read of its answer."""
-        left = connection.out.left
-        n_read = connection.n_answer - (0 if left is None else len(left))
-        return now_s - connection.began_s - n_read / self.bounds.rate
+        return now_s - connection.out.began_s - connection.out.n_read / self.bounds.rate
 
     def _write_on(self, connection: Connection) -> None:
         left = connection.out.left
@@ -302,6 +312,7 @@ class Worker(ConnectionWorker):
         except OSError:
             self._close(connection)
             return
+        connection.out.n_read += sent
         if sent < len(left):
             left = left[sent:]
             if 2 * len(left) < whole_bytes(left):
@@ -312,7 +323,11 @@ class Worker(ConnectionWorker):
         connection.out.left = None
         self._unread.drop(connection)
         self._leave_waiting(connection)
-        self._written(connection)
+        if connection.out.more is not None:
+            connection.since_s = time.monotonic()
+            self._take_turn(self._continuations, connection)
+        else:
+            self._written(connection)
 
     def _written(self, connection: Connection) -> None:
         if not connection.keep:
@@ -334,12 +349,14 @@ class Worker(ConnectionWorker):
         elif state is State.LINED_UP:
             self._leave_line(connection)
             self._refuse_body(connection)
+        elif state is State.QUEUED and connection.out.more is not None:
+            self._close(connection)  # in the middle of its answer
         elif state in (State.QUEUED, State.CHECKING):
             connection.visit, connection.out = Visit(), Out(connection.sock, self.bounds.answer_s)
             self._refuse(connection, 503, f"No thread was free for this request within {self.bounds.line_s:g} s.")
         elif state is State.WRITING and connection.out.left is not None:
-            n_read = connection.n_answer - len(connection.out.left)
-            self._expire_unless_later(connection, self.bounds.answer_deadline_s(connection.began_s, n_read))
+            out = connection.out
+            self._expire_unless_later(connection, self.bounds.answer_deadline_s(out.began_s, out.n_read))
         else:
             self._close(connection)
 

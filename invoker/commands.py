@@ -10,6 +10,7 @@ from typing import Any, Final
 import redis
 
 from invoker import metrics
+from invoker.containers.adapters import Adapters
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.instance import Effect, Event
 from invoker.containers.live import Live
@@ -50,9 +51,15 @@ command)."""
 
 class Commands:
     def __init__(
-        self, deps: Deps, cells: StemCells, consolidating: Consolidating, registry: Registry, client: redis.Redis
+        self,
+        deps: Deps,
+        cells: StemCells,
+        consolidating: Consolidating,
+        adapters: Adapters,
+        registry: Registry,
+        client: redis.Redis,
     ) -> None:
-        self._deps, self._cells, self._consolidating = deps, cells, consolidating
+        self._deps, self._cells, self._consolidating, self._adapters = deps, cells, consolidating, adapters
         self._registry, self._redis = registry, client
         self._fleet = deps.fleet
         self._host_id = HostId(deps.settings.host_id)
@@ -127,13 +134,14 @@ class Commands:
         self._fleet.add(live)
         self._fleet.announce(live)
         threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True).start()
+        self._adapters.fetch_ahead(body.adapters, body.plan.action.partition("/")[0])
 
     def _inspect(self, body: InspectModel, command_id: CommandId) -> None:
         def answer(facts: ModelFacts | None, error: ErrorInfo | None = None, unchanged: str = "") -> None:
             bus.publish(self._redis, ModelInspected(body.uri, self._host_id, facts, error, unchanged, command_id))
 
         try:
-            facts = self._fleet.fetch.inspect(body.uri)
+            facts = self._fleet.fetch.inspect(body.uri, body.namespaces)
         except ThawError as e:
             answer(None, e.info())
             return

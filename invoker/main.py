@@ -14,12 +14,15 @@ from typing import Final
 
 from invoker import metrics
 from invoker.commands import Commands
+from invoker.containers.adapters import Adapters
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
+from invoker.containers.last_output import LastOutput
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.patient_fetch import PatientFetchClient
 from invoker.containers.placing import Placing
+from invoker.containers.preflight import Preflights
 from invoker.containers.publish import Publisher
 from invoker.containers.recovery import recover
 from invoker.containers.start import Deps
@@ -29,6 +32,7 @@ from invoker.drivers.registry import make_driver
 from invoker.heartbeat import Reporter
 from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
+from relay.clients.fetch import FetchClient
 from relay.state import bus, credentials, redis_link
 from relay.state.bus import CommandReader
 from relay.state.clock import StateClock
@@ -70,15 +74,31 @@ class Agent:
         self._publisher = Publisher(self._registry, self._log)
         ledger = Ledger(settings.memory_bytes)
         fetch = PatientFetchClient(settings.fetchd_socket)
-        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, self._log)
+        last_output = LastOutput(run_dir, self._log)
+        self.fleet = Fleet(self.driver, fetch, self._publisher, ledger, last_output, self._log)
         self.cells = StemCells(
             self.driver, fetch, ledger, settings.stem_cell_mb << 20, self._log, device=settings.device
         )
         self.fleet.on_buried = self.cells.refill
         self._token = ""
         self._stopped = threading.Event()
+        preflights = Preflights(
+            self.fleet,
+            self.cells,
+            FetchClient(settings.fetchd_socket),
+            HostId(settings.host_id),
+            settings.device,
+            self._log,
+        )
+        adapters = Adapters(self.fleet, FetchClient(settings.fetchd_socket), self._log)
         self.port = DataPort(
-            settings.bind, self.fleet, lambda: self._token, self._refresh_token, settings.metrics_token
+            settings.bind,
+            self.fleet,
+            preflights,
+            adapters,
+            lambda: self._token,
+            self._refresh_token,
+            settings.metrics_token,
         )
         self.address = settings.advertise or self.port.address
         deps = Deps(
@@ -94,7 +114,7 @@ class Agent:
         self._consolidating = Consolidating(
             self.fleet, records, partial(bus.publish, self._redis), settings.consolidate_timeout_s, self._log
         )
-        self._commands = Commands(deps, self.cells, self._consolidating, self._registry, self._redis)
+        self._commands = Commands(deps, self.cells, self._consolidating, adapters, self._registry, self._redis)
         self._records = records
         self.reporter = Reporter(settings, self.fleet, self.cells, self._registry, self.address, self._log)
         self.fleet.on_pool_left = self.cells.on_ready = self.reporter.has_news

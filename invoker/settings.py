@@ -24,6 +24,9 @@ class InvokerSettings:
     stage_address: str = setting(
         "THAW_STAGE_ADDRESS", "address at which containers of other hosts reach this host's; empty: they cannot", ""
     )
+    api_host: str = setting(
+        "THAW_API_HOST", "URL of the API as functions reach it, their __OW_API_HOST; empty: they are told none", ""
+    )
     memory_mb: int = setting("THAW_MEMORY_MB", "device memory this host declares, MiB", 4096)
     device: str = setting("THAW_DEVICE", "name of the device", "cpu")
     driver: str = setting(
@@ -41,6 +44,11 @@ class InvokerSettings:
     image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")
     image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)
     pids: int = setting("THAW_CONTAINER_PIDS", "processes and threads of one container", 512)
+    container_uids: str = setting(
+        "THAW_CONTAINER_UIDS",
+        "uids of which each container gets one (driver docker), FIRST-LAST; gids are the same",
+        "2000000000-2000065535",
+    )
     tmp_mb: int = setting("THAW_CONTAINER_TMP_MB", "a container's /tmp, MiB, counted as its memory", 256)
     stem_cells: str = setting("THAW_STEM_CELLS", "keep stem cells, as many as the scheduler says: on or off", "on")
     zygote_parent: str = setting(

@@ -62,10 +62,7 @@ def main() -> int:
 def build(tag: str) -> None:
     with tempfile.TemporaryDirectory(prefix="thaw-base-", dir="/var/tmp") as directory:
         root = Path(directory)
-        _skeleton(root)
-        _busybox(root)
-        _python(root)
-        _programs(root)
+        fill(root)
         _settings(root)
         tar = subprocess.Popen(["tar", "-C", directory, "--owner=0", "--group=0", "-c", "."], stdout=subprocess.PIPE)
         assert tar.stdout is not None  # noqa: S101  asked for above
@@ -81,6 +78,14 @@ def build(tag: str) -> None:
         tar.stdout.close()  # otherwise tar would wait for a reader when the engine is not there
         if tar.wait() or result.returncode:
             sys.exit(f"base_image: {tag} could not be made; is the engine up? (docker version)")
+
+
+def fill(root: Path) -> None:
+    """Put the image's file system into an empty directory, without this machine's settings."""
+    _skeleton(root)
+    _busybox(root)
+    _python(root)
+    _programs(root)
 
 
 def _skeleton(root: Path) -> None:

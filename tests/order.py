@@ -8,6 +8,7 @@ When tests run side by side, the long modules begin first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ import pytest
 ONE_BY_ONE = {
     "docker": ("tests/docker/", "tests/conformance/test_driver.py"),  # a machine has one container engine
     "native": ("tests/native/",),  # they build into one folder
+    "pipelines": tuple(  # they share one process that has imported vLLM, and plain vLLM's answers
+        f"tests/thaw_runtime/test_{name}.py"
+        for name in ("pipeline", "consolidated_pipelines", "scaled_up_pipelines", "families")
+    ),
     "platform": ("tests/e2e/", "tests/dev/"),  # each starts several engines, which fill the machine
 }
 """Modules that run one after another, by the resource that they share."""
+LONGEST = "platform"
 
 
 def unit_of(nodeid: str) -> str:
@@ -48,15 +54,41 @@ def in_place(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=lambda item: keys[id(item)])
 
 
+def beginners_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Put the module with a test marked ``begins(fixture)`` before the other modules that use the fixture, because
+    modules may share it.
+    """
+    modules = list(dict.fromkeys(item.path for item in items))
+    users: dict[str, set[Path]] = {}
+    for item in items:
+        for name in getattr(item, "fixturenames", ()):
+            users.setdefault(name, set()).add(item.path)
+    for beginner, name in {i.path: str(mark.args[0]) for i in items for mark in i.iter_markers("begins")}.items():
+        first = min(modules.index(user) for user in users[name])
+        modules.remove(beginner)
+        modules.insert(first, beginner)
+    places = {module: n for n, module in enumerate(modules)}
+    return sorted(items, key=lambda item: places[item.path])
+
+
+def is_last_module(request: pytest.FixtureRequest, fixture: str) -> bool:
+    """Whether no test of a later module uses this fixture."""
+    items = request.session.items
+    last = max(n for n, item in enumerate(items) if item.path == request.node.path)
+    return not any(fixture in getattr(item, "fixturenames", ()) for item in items[last + 1 :])
+
+
 def long_ones_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Units with a real engine come first, so that no worker ends long after the others."""
+    """The unit that takes longest begins at once, and those with a real engine follow, so that no worker ends long after
+    the others.
+    """
     long = {unit_of(i.nodeid) for i in items if i.get_closest_marker("vllm")} | ONE_BY_ONE.keys()
-    return sorted(items, key=lambda item: unit_of(item.nodeid) not in long)
+    return sorted(items, key=lambda item: ((unit := unit_of(item.nodeid)) != LONGEST, unit not in long))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = in_place(items)
+    items[:] = beginners_first(in_place(items))
     if hasattr(config, "workerinput"):
         items[:] = long_ones_first(items)
 

@@ -68,7 +68,7 @@ def test_every_file_that_code_or_a_page_names_is_there() -> None:
 
 def test_every_direct_dependency_has_its_line() -> None:
     listed = (DOCS / "dependencies.md").read_text().lower()
-    for name in ("cpu.in", "dev.in", "bench.in"):
+    for name in ("cpu.in", "dev.in", "bench.in", "clients.in"):
         for line in (ROOT / "deps" / name).read_text().splitlines():
             if line and not line.startswith(("#", "-")):
                 package = re.split(r"[=<>;\s]", line)[0].removeprefix("types-")

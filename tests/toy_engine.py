@@ -25,6 +25,8 @@ from thaw.plan import StageRole
 from thaw.trace import Phase
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import (
+    AdapterFiles,
+    Checked,
     Consolidated,
     ConsolidationEnded,
     Emit,
@@ -37,7 +39,7 @@ from thaw_runtime.engine.protocol import (
     Token,
     Usage,
 )
-from thaw_runtime.pipeline.link import StageLink, open_transport
+from thaw_runtime.pipeline.link import PATIENCE, StageLink, open_transport
 from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Batch, NewSequence, Parted, Sampled, Step
 from thaw_runtime.process.start_trace import StartTrace
@@ -88,7 +90,9 @@ class ToyEngine:
         self._stage, follows = stage_plan.stage, stage_plan.stage > 0
         self._staying = Staying(self._changed, Loaded() if stage_plan.role is StageRole.FULL else None)
         if stage_plan.n_stages > 1:
-            self._link = StageLink(open_transport(stage_plan), stage_plan.stage, stage_plan.n_stages)
+            lost_after_s = float(str(stage_plan.config.engine.args.get("lost_after_s", PATIENCE.lost_after_s)))
+            patience = replace(PATIENCE, beat_s=lost_after_s / 4, lost_after_s=lost_after_s)
+            self._link = StageLink(open_transport(stage_plan), stage_plan.stage, stage_plan.n_stages, patience)
             self._link.on_sampled = self._answers.put
             self._link.when_lost(self._answers.put)
         if follows:
@@ -98,6 +102,17 @@ class ToyEngine:
         self._thread = threading.Thread(target=work, name="toy-engine", daemon=True)
         self._thread.start()
         return EngineStarted(trace.events, self.memory(), stage_plan.config.engine.max_model_len)
+
+    def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
+        if "raise" in stage_plan.config.engine.args:
+            raise KeyError("a defect")
+        if "exit" in stage_plan.config.engine.args:
+            os._exit(int(str(stage_plan.config.engine.args["exit"])))
+        if "grow" in stage_plan.config.engine.args:
+            bytearray(int(str(stage_plan.config.engine.args["grow"])))
+        if refusal := stage_plan.config.engine.args.get("refuse"):
+            raise ModelUnsupported(str(refusal), hint="take another model")
+        return Checked("toy 1.0", stage_plan.config.engine.max_model_len)
 
     def submit(self, request: EngineRequest) -> None:
         with self._changed:
@@ -130,6 +145,10 @@ class ToyEngine:
         with self._changed:
             self._becoming = ended
             self._changed.notify_all()
+
+    def load_adapter(self, files: AdapterFiles, ended: Callable[[ErrorInfo | None], None]) -> None:
+        os.close(files.weights_fd)
+        ended(None)
 
     def drain(self, deadline_s: float) -> bool:
         with self._changed:

@@ -10,7 +10,11 @@ from thaw.ids import ActionName, Namespace
 
 KIND_LLM = "llm:vllm"
 KIND_PYTHON = "python:3.11"
+KIND_SEQUENCE = "sequence"
 KINDS = (KIND_PYTHON, KIND_LLM)
+POOL_MARK = "."
+"""The name of a pool (thaw/pools.py) begins with it, and no user's action has such a name."""
+POOL_VERSION = "0.0.1"
 DEFAULT_KINDS = {"python:default": KIND_PYTHON, "python:3": KIND_PYTHON, "llm:default": KIND_LLM}
 
 
@@ -27,15 +31,33 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredCode:
+    """Long code, which is kept beside its action (relay/state/code.py): UTF-8 in pieces, of which each has its SHA-256
+    here.  Other code has another ``id``.
+    """
+
+    id: str
+    digests: tuple[str, ...]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exec:
-    """``code`` is source text, or a zip file in base64 when ``binary`` is set; an ``llm:vllm`` action has a config
-    instead of code.
+    """``code`` is source text, or a zip file in base64 when ``binary`` is set.  Long code is named, in the same field:
+    a platform process that does not know stored code refuses such an action, and does not write it back without its
+    code.  An ``llm:vllm`` action has a config instead of code, and a ``sequence`` has the names of its components,
+    which run one after another.
     """
 
     kind: str
-    code: str = ""
+    code: str | StoredCode = ""
     binary: bool = False
     main: str = ""
+    components: tuple[ActionName, ...] = ()
+
+    @property
+    def stored(self) -> StoredCode | None:
+        return self.code if isinstance(self.code, StoredCode) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +74,36 @@ class Action:
     config: LlmConfig | None = None  # llm kinds
     keep_alive_s: float = 600.0
     max_instances: int = 8
+    min_instances: int = 0  # of a function; a model's are in its config
 
     @property
     def is_llm(self) -> bool:
         return self.exec.kind == KIND_LLM
+
+    @property
+    def adapter(self) -> str:
+        """The URI of its LoRA adapter; empty without one."""
+        return self.config.model.adapter if self.config is not None else ""
+
+    @property
+    def served_by(self) -> ActionName:
+        """Whose instances run it: its own, or those of its pool."""
+        pool = self.config.model.pool if self.config is not None else ""
+        return ActionName(f"{self.namespace}/{POOL_MARK}{pool}") if pool else self.name
+
+    @property
+    def served_version(self) -> str:
+        """The version of ``served_by``."""
+        return POOL_VERSION if self.config is not None and self.config.model.pool else self.version
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.exec.kind == KIND_SEQUENCE
+
+    @property
+    def is_conductor(self) -> bool:
+        """Its result names the action that runs next."""
+        return bool(self.annotations.get("conductor")) and not (self.is_llm or self.is_sequence)
 
     @property
     def idempotent(self) -> bool:

@@ -47,6 +47,8 @@ class Activation:
     limits: Mapping[str, int] = field(default_factory=dict)
     usage: Mapping[str, int] = field(default_factory=dict)  # tokens of an LLM request
     seed: int | None = None
-    cause: str = ""
+    cause: str = ""  # the activation of the sequence or of the trigger that invoked it
+    caused_by: str = ""  # "sequence" for a component of one
+    binding: str = ""  # the binding through which the action was called: "namespace/name"
     model_version: str = ""
     """The version of the model that answered (ModelFacts.version); empty for an ordinary function."""

@@ -2,24 +2,21 @@
 
 This module is pure: bytes in, values out.  The caller reads the bytes from a store (fetchd) or from a directory
 (``thaw model push``).  An attacker may have written a header, so every length is checked against the file before the
-code trusts it or allocates memory for it.  The format is described in docs/formats/checkpoint-index.md.
+code trusts it or allocates memory for it, and thaw/model_json.py bounds what is made of the text.  The format is in
+docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from thaw import wire
+from thaw import hash_tree, model_json, wire
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
 from thaw.model import (
-    CHUNK_BYTES,
+    INDEX_NAME,
     INDEX_VERSION,
     FileRange,
     ModelFacts,
@@ -29,12 +26,13 @@ from thaw.model import (
     TensorInfo,
 )
 
-MAX_HEADER_BYTES: Final = 100 * 1024 * 1024
-"""The limit of safetensors itself; headers of the largest published checkpoints stay under 1 MiB per file."""
+MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
+"""Headers of the largest published checkpoints stay under 1 MiB per file.  safetensors itself allows 100 MB."""
 LENGTH_BYTES: Final = 8
 
+CONFIG_NAME: Final = "config.json"
 SIDECAR_NAMES: Final = (
-    "config.json",
+    CONFIG_NAME,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -50,6 +48,9 @@ SIDECAR_NAMES: Final = (
 fetched, so no code is fetched.
 """
 WEIGHTS_NAME: Final = "model.safetensors"
+ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
+ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"
+"""The two files of a LoRA adapter (thaw/adapter.py)."""
 SHARDS_NAME: Final = "model.safetensors.index.json"
 FOREIGN_NAMES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.gguf", "tf_model.h5")
 
@@ -73,22 +74,29 @@ _DTYPE_BITS: Final = {
     "C64": 64,
     "F4": 4,
 }
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _SAFE_NAME: Final = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
 _LAYER: Final = re.compile(r"(?:\A|\.)(?:layers|h|blocks)\.(\d{1,4})\.")
 _ENTRY: Final = re.compile(r"(?:embed(?!_out)|wte|wpe|project_in)")  # GPT-NeoX calls its head embed_out
 _TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in)\.weight\Z")
 _HEAD: Final = re.compile(r"(?:lm_head|embed_out|output)\.")
-_MAX_DIMENSIONS: Final = 16
+_MAX_RANGES: Final = 16_384
+"""Of the parts of a model.  Tensors that lie in no order at all would make a plan of megabytes."""
 
 
 def is_fetchable(name: str) -> bool:
     """Whether ``name`` may be requested from a store: a plain file name of a known sidecar or a safetensors file."""
-    return _SAFE_NAME.match(name) is not None and (name in SIDECAR_NAMES or name.endswith(".safetensors"))
+    return _SAFE_NAME.match(name) is not None and (is_sidecar(name) or name.endswith(".safetensors"))
+
+
+def is_sidecar(name: str) -> bool:
+    """Whether ``name`` is fetched whole and before the weights."""
+    return name in SIDECAR_NAMES or name == ADAPTER_CONFIG_NAME
 
 
 def fetch_order(names: Iterable[str]) -> list[str]:
     """Sidecars come first (config.json before all others), then weights by name, which is the order of their layers."""
-    known = {name: i for i, name in enumerate(SIDECAR_NAMES)}
+    known = {name: i for i, name in enumerate((ADAPTER_CONFIG_NAME, *SIDECAR_NAMES))}
     return sorted(names, key=lambda n: (known.get(n, len(known)), n))
 
 
@@ -122,9 +130,9 @@ def parse_header(file: str, header: bytes, file_bytes: int) -> tuple[TensorInfo,
     """
     data_start = LENGTH_BYTES + len(header)
     try:
-        plain = json.loads(header.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as e:
-        raise ModelCorrupt(f"{file}: its header is not JSON: {e}") from None
+        plain = model_json.header(header)
+    except model_json.Unreadable as e:
+        raise ModelCorrupt(f"{file}: its header cannot be used: {e}") from None
     if not isinstance(plain, dict):
         raise ModelCorrupt(f"{file}: its header is not a JSON object")
     plain.pop("__metadata__", None)
@@ -133,38 +141,30 @@ def parse_header(file: str, header: bytes, file_bytes: int) -> tuple[TensorInfo,
     return tensors
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
 def _place(tensor: TensorInfo) -> tuple[int, int, str]:
     return tensor.offset, tensor.n_bytes, tensor.name
 
 
 def _tensor(file: str, name: str, entry: Any, data_start: int) -> TensorInfo:
-    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
-    shape: Any = fields.get("shape")
-    span: Any = fields.get("data_offsets")
-    if not (_are_sizes(shape) and _are_sizes(span) and len(shape) <= _MAX_DIMENSIONS and len(span) == 2):
+    if len(name) > model_json.MAX_NAME:
+        raise ModelCorrupt(f"{file}: tensor {name[:80]!r} has a name of {len(name)} characters")
+    dtype, shape, span = entry if isinstance(entry, model_json.Entry) else ("", None, None)
+    if not (model_json.are_sizes(shape) and model_json.are_sizes(span) and len(span) == 2):
         raise ModelCorrupt(f"{file}: tensor {name!r:.80} has no usable shape or data_offsets")
-    dtype = fields.get("dtype")
     if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
         raise ModelUnsupported(
             f"{file}: tensor {name!r:.80} has dtype {dtype!r:.40}",
             hint=f"dtypes that can be loaded: {', '.join(_DTYPE_BITS)}",
         )
     begin, end = span
-    needed, rest = divmod(math.prod(shape) * _DTYPE_BITS[dtype], 8)
-    if rest or end - begin != needed:
+    if not _has_size(dtype, shape, end - begin):
         raise ModelCorrupt(f"{file}: tensor {name!r:.80} of shape {shape} and dtype {dtype} claims {end - begin} bytes")
-    return TensorInfo(name, file, data_start + begin, needed, dtype, tuple(shape))
+    return TensorInfo(name, file, data_start + begin, end - begin, dtype, tuple(shape))
 
 
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**48 for v in value)
+def _has_size(dtype: str, shape: Sequence[int], n_bytes: int) -> bool:
+    """Whether a tensor has ``n_bytes``.  The sizes of ``shape`` have been checked."""
+    return model_json.product((_DTYPE_BITS[dtype], *shape), 8 * model_json.MAX_SIZE) == 8 * n_bytes
 
 
 def _check_tiling(file: str, tensors: Sequence[TensorInfo], data_start: int, file_bytes: int) -> None:
@@ -181,12 +181,14 @@ def _check_tiling(file: str, tensors: Sequence[TensorInfo], data_start: int, fil
         )
 
 
-def shard_names(data: bytes) -> list[str]:
+def shard_names(data: bytes | str) -> list[str]:
     """The files that ``model.safetensors.index.json`` names, in order.  Raises ModelCorrupt."""
     try:
-        names = sorted(set(json.loads(data)["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as e:
+        names = sorted(set(model_json.shards(data)["weight_map"].values()))
+    except (model_json.Unreadable, KeyError, AttributeError, TypeError) as e:
         raise ModelCorrupt(f"{SHARDS_NAME}: no weight_map: {e}") from None
+    if len(names) > model_json.MAX_FILES:
+        raise ModelCorrupt(f"{SHARDS_NAME}: it names {len(names)} files; at most {model_json.MAX_FILES} make sense")
     for name in names:
         check_name(name)
     if not names:
@@ -204,71 +206,24 @@ def check_name(name: object) -> str:
 # ── the index ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def root_sha256(files: Sequence[ModelFile]) -> str:
-    """The version of a verified model: a hash over one line per file, in order of name (see ModelIndex)."""
-    lines = "".join(f"{f.sha256} {f.n_bytes} {f.name}\n" for f in sorted(files, key=lambda f: f.name))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def describe_file(name: str, chunks: Iterable[bytes], xxh3: Callable[[bytes], str]) -> ModelFile:
-    """Hash a file that is read in pieces of exactly CHUNK_BYTES (the last may be shorter)."""
-    whole, digests, n_bytes = hashlib.sha256(), [], 0
+def describe_file(name: str, chunks: Iterable[bytes], digest: hash_tree.Digest) -> ModelFile:
+    """Digest a file that is read in pieces of exactly CHUNK_BYTES (the last may be shorter)."""
+    digests, n_bytes = [], 0
     for chunk in chunks:
-        whole.update(chunk)
-        digests.append(xxh3(chunk))
+        digests.append(digest(chunk))
         n_bytes += len(chunk)
-    return ModelFile(name, n_bytes, name in SIDECAR_NAMES, whole.hexdigest(), tuple(digests))
-
-
-def edges(tensor: TensorInfo) -> tuple[tuple[int, int], ...]:
-    """``(offset, n_bytes)`` of the tensor's part of its first chunk and, if the tensor ends in another chunk, of its
-    part of that last chunk.
-
-    Between the two lie only whole chunks, which have checksums of their own.  So every byte of a fetch that begins and
-    stops at tensors can be checked chunk by chunk, wherever the fetch cuts the file.
-    """
-    if tensor.n_bytes == 0:
-        return ()
-    end = tensor.offset + tensor.n_bytes
-    border = (tensor.offset // CHUNK_BYTES + 1) * CHUNK_BYTES
-    if end <= border:
-        return ((tensor.offset, tensor.n_bytes),)
-    last = (end - 1) // CHUNK_BYTES * CHUNK_BYTES
-    return (tensor.offset, border - tensor.offset), (last, end - last)
-
-
-class TensorSums:
-    """Computes the checksums of the edges of one file's tensors.  The chunks come in file order, and ``tensors`` is in
-    order of offset.
-    """
-
-    def __init__(self, tensors: Sequence[TensorInfo], xxh3: Callable[[bytes], str]) -> None:
-        self._tensors, self._xxh3 = tensors, xxh3
-        self._edges = [(offset, n_bytes, i) for i, t in enumerate(tensors) for offset, n_bytes in edges(t)]
-        self._edges.sort(reverse=True)  # the next edge is the last item
-        self._sums: list[list[str]] = [[] for _ in tensors]
-        self._at = 0
-
-    def update(self, chunk: bytes) -> None:
-        """Take the next CHUNK_BYTES of the file; the last chunk may be shorter."""
-        view = memoryview(chunk)
-        while self._edges and self._edges[-1][0] < self._at + len(chunk):
-            offset, n_bytes, i = self._edges.pop()
-            self._sums[i].append(self._xxh3(bytes(view[offset - self._at : offset - self._at + n_bytes])))
-        self._at += len(chunk)
-
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """The tensors with their checksums; call this after ``update`` has seen the whole file."""
-        return tuple(replace(t, xxh3=tuple(sums)) for t, sums in zip(self._tensors, self._sums, strict=True))
+    return ModelFile(name, n_bytes, is_sidecar(name), tuple(digests))
 
 
 def build_index(files: Sequence[ModelFile], tensors: Sequence[TensorInfo], *, etag: str = "") -> ModelIndex:
-    """Put files in fetch order and tensors in load order.  The index is verified when every file has its checksum."""
+    """Put files in fetch order and tensors in load order.  The index is verified when it has all digests."""
     order = {name: i for i, name in enumerate(fetch_order(f.name for f in files))}
     ordered = tuple(sorted(files, key=lambda f: order[f.name]))
     loaded = tuple(sorted(tensors, key=lambda t: (order[t.file], t.offset, t.n_bytes)))
-    verified = bool(ordered) and all(f.sha256 for f in ordered)
-    return ModelIndex(INDEX_VERSION, ordered, loaded, root_sha256(ordered) if verified else "", etag, verified)
+    verified = bool(ordered) and all(map(_has_all_chunks, ordered)) and all(map(_has_all_edges, loaded))
+    return ModelIndex(
+        INDEX_VERSION, ordered, loaded, hash_tree.root(ordered, loaded) if verified else "", etag, verified
+    )
 
 
 def write_index(index: ModelIndex) -> bytes:
@@ -276,47 +231,94 @@ def write_index(index: ModelIndex) -> bytes:
     return wire.dumps(index)
 
 
-def read_index(data: bytes) -> ModelIndex:
-    """Parse and check ``thaw-index.json``.  Raises ModelCorrupt, or ModelUnsupported for another version."""
+def read_index(data: bytes | str, wanted: str = "") -> ModelIndex:
+    """Parse and check ``thaw-index.json``, and compute its root.  ``wanted``: the root, or its first digits.
+
+    Raises ModelCorrupt, also when the root is not the one that is wanted, or ModelUnsupported for another format.
+    """
     try:
-        version = wire.loads(dict[str, Any], data).get("version")
-        if version != INDEX_VERSION:
+        plain = model_json.index(data)
+        version = plain.get("version") if isinstance(plain, dict) else None
+        if type(version) is int and version != INDEX_VERSION:
             raise ModelUnsupported(
-                f"thaw-index.json has version {version!r}; this side reads {INDEX_VERSION}",
+                f"{INDEX_NAME} has version {version!r:.20}; this side reads {INDEX_VERSION}",
                 hint="push the model again with this release",
             )
-        index = wire.loads(ModelIndex, data)
-    except (ProtocolError, RecursionError) as e:
-        raise ModelCorrupt(f"thaw-index.json cannot be read: {e}", hint="push the model again") from None
+        index = wire.from_plain(ModelIndex, plain)
+    except (ProtocolError, model_json.Unreadable) as e:
+        raise ModelCorrupt(f"{INDEX_NAME} cannot be read: {e}", hint="push the model again") from None
     _check_files(index)
     _check_tensors(index)
-    if not index.verified or root_sha256(index.files) != index.sha256:
-        raise ModelCorrupt("thaw-index.json: its root checksum is not that of its files", hint="push the model again")
+    root = hash_tree.root(index.files, index.tensors)
+    if not index.verified or root != index.sha256:
+        raise ModelCorrupt(f"{INDEX_NAME}: its root is not that of its hash tree", hint="push the model again")
+    if not root.startswith(wanted):
+        raise ModelCorrupt(
+            f"{INDEX_NAME}: the place holds another version: its hash tree has the root {root}, {wanted} is wanted",
+            hint="somebody has changed the model at the store: push it again",
+        )
     return index
 
 
 def _check_files(index: ModelIndex) -> None:
+    if len(index.files) > model_json.MAX_FILES:
+        raise ModelCorrupt(f"{INDEX_NAME}: it has {len(index.files)} files; at most {model_json.MAX_FILES} make sense")
     names = [check_name(f.name) for f in index.files]
     if len(set(names)) != len(names) or names != fetch_order(names):
-        raise ModelCorrupt("thaw-index.json: its files are not in fetch order")
+        raise ModelCorrupt(f"{INDEX_NAME}: its files are not in fetch order")
     for f in index.files:
-        if f.n_bytes < 0 or len(f.sha256) != 64 or len(f.chunks_xxh3) != -(-f.n_bytes // CHUNK_BYTES):
-            raise ModelCorrupt(f"thaw-index.json: {f.name} of {f.n_bytes} bytes has {len(f.chunks_xxh3)} chunks")
+        if not 0 <= f.n_bytes < model_json.MAX_SIZE or not _has_all_chunks(f) or f.sidecar != is_sidecar(f.name):
+            raise ModelCorrupt(f"{INDEX_NAME}: {f.name} of {f.n_bytes} bytes has {len(f.chunks_blake3)} chunks")
+    if sum(len(f.chunks_blake3) for f in index.files) > model_json.MAX_CHUNKS:
+        raise ModelCorrupt(f"{INDEX_NAME}: it has more than {model_json.MAX_CHUNKS} chunks")
+
+
+def _has_all_chunks(file: ModelFile) -> bool:
+    return len(file.chunks_blake3) == hash_tree.n_chunks(file.n_bytes) and all(map(_DIGEST, file.chunks_blake3))
+
+
+def _has_all_edges(tensor: TensorInfo) -> bool:
+    return len(tensor.edges_blake3) == len(hash_tree.edges(tensor)) and all(map(_DIGEST, tensor.edges_blake3))
 
 
 def _check_tensors(index: ModelIndex) -> None:
+    if len(index.tensors) > model_json.MAX_TENSORS:
+        raise ModelCorrupt(
+            f"{INDEX_NAME}: it has {len(index.tensors)} tensors; at most {model_json.MAX_TENSORS} make sense"
+        )
     sizes = {f.name: f.n_bytes for f in index.files}
     for t in index.tensors:
-        bits = _DTYPE_BITS.get(t.dtype)
-        if bits is None or math.prod(t.shape) * bits != t.n_bytes * 8:
-            raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} claims {t.n_bytes} bytes")
-        if t.offset < 0 or t.n_bytes < 0 or t.offset + t.n_bytes > sizes.get(t.file, -1):
-            raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} lies outside {t.file!r:.80}")
-        if t.xxh3 and len(t.xxh3) != len(edges(t)):
-            raise ModelCorrupt(f"thaw-index.json: tensor {t.name!r:.80} has {len(t.xxh3)} checksums")
-    for a, b in pairwise(sorted(index.tensors, key=lambda t: (t.file, t.offset, t.n_bytes))):
+        if len(t.name) > model_json.MAX_NAME or not model_json.are_sizes([t.offset, t.n_bytes]):
+            raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name[:80]!r} has an impossible name or place")
+        if not (t.dtype in _DTYPE_BITS and model_json.are_sizes(t.shape) and _has_size(t.dtype, t.shape, t.n_bytes)):
+            raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name!r:.80} claims {t.n_bytes} bytes")
+        if t.offset + t.n_bytes > sizes.get(t.file, -1):
+            raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name!r:.80} lies outside {t.file!r:.80}")
+        if not _has_all_edges(t):
+            raise ModelCorrupt(f"{INDEX_NAME}: tensor {t.name!r:.80} has {len(t.edges_blake3)} digests")
+    order = {f.name: i for i, f in enumerate(index.files)}
+    for a, b in pairwise(index.tensors):
+        if (order[a.file], a.offset, a.n_bytes) > (order[b.file], b.offset, b.n_bytes):
+            raise ModelCorrupt(f"{INDEX_NAME}: tensors {a.name!r:.80} and {b.name!r:.80} are not in load order")
         if a.file == b.file and a.offset + a.n_bytes > b.offset:
-            raise ModelCorrupt(f"thaw-index.json: tensors {a.name!r:.80} and {b.name!r:.80} overlap")
+            raise ModelCorrupt(f"{INDEX_NAME}: tensors {a.name!r:.80} and {b.name!r:.80} overlap")
+
+
+def config_file(index: ModelIndex) -> ModelFile:
+    """The file whose content decides about layers and architecture.  Raises ModelCorrupt when the index has none."""
+    for file in index.files:
+        if file.name in (CONFIG_NAME, ADAPTER_CONFIG_NAME):
+            return file
+    raise ModelCorrupt(f"{INDEX_NAME}: it has no {CONFIG_NAME}", hint="push the model again")
+
+
+def check_config(file: ModelFile, data: bytes, digest: hash_tree.Digest) -> None:
+    """Raises ModelCorrupt when config.json is not the one that the version binds."""
+    if not hash_tree.holds(file, data, digest):
+        raise ModelCorrupt(
+            f"{CONFIG_NAME} is not the one of this version",
+            hint="somebody has changed it at the store, or it is damaged: push the model again",
+        )
 
 
 # ── facts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -350,6 +352,7 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
     architectures = config.get("architectures")
     known = isinstance(architectures, list) and bool(architectures)
     whole = n_layers > 0 and all(i in by_layer for i in range(n_layers))
+    parts = parts_of(index.tensors, n_layers) if whole else None
     return ModelFacts(
         uri,
         index.n_bytes,
@@ -362,7 +365,7 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
         index.verified,
         {f.name: f.n_bytes for f in index.files},
         str(architectures[0]) if known and architectures is not None else "",
-        parts_of(index.tensors, n_layers) if whole else None,
+        parts if parts is not None and parts.n_ranges <= _MAX_RANGES else None,
     )
 
 

@@ -6,11 +6,12 @@ violation into a ConfigError that names the JSON path, the value and the fix.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +21,21 @@ from thaw.errors import ConfigError
 if TYPE_CHECKING:
     import jsonschema
 
+LORA_RANK: Final = 16
+"""``engine.max_lora_rank`` of a function with an adapter that does not set it; what most adapters have."""
 MOST_INSTANCES: Final = 1024
 """The schema's maximum of ``min_instances`` and ``max_instances`` of one action."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
+    """``uri``: of the model, or of the base model of ``adapter``.  ``pool``: what functions have in common that share
+    instances (thaw/pools.py); empty without an adapter."""
+
     uri: str
-    served_name: str = ""
+    served_name: str = field(default="", metadata={"default": "the action's name"})
+    adapter: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,9 @@ class EngineConfig:
     dtype: str = "auto"
     max_model_len: int = 2048
     args: Mapping[str, object] = field(default_factory=dict)
+    tool_parser: str = ""
+    max_lora_rank: int = field(default=0, metadata={"default": f"`{LORA_RANK}` with an adapter"})
+    """Of the adapters that its engine takes; 0: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,11 @@ class LlmConfig:
     limits: LimitsConfig = LimitsConfig()
 
     @property
+    def adapter_slots(self) -> int:
+        """How many adapters an instance has at once: every request that runs may want another one."""
+        return self.scaling.max_batch if self.engine.max_lora_rank else 0
+
+    @property
     def reserve_bytes(self) -> int:
         return self.resources.gpu_memory_mb * 1024 * 1024
 
@@ -88,13 +104,14 @@ def schema() -> dict[str, Any]:
     """The published schema, with the transports and the schemes of model URIs that installed packages add."""
     text = resources.files("thaw").joinpath("schema/function.json").read_text()
     loaded: dict[str, Any] = json.loads(text)
-    transport, uri = loaded["properties"]["transport"], loaded["properties"]["model"]["properties"]["uri"]
+    transport, model = loaded["properties"]["transport"], loaded["properties"]["model"]["properties"]
     for name in extensions.installed(extensions.TRANSPORTS):
         transport["enum"].append(name)
         transport["description"] += f", {name}"
     for scheme in extensions.installed(extensions.SOURCES):
-        uri["pattern"] = uri["pattern"].replace("^(", f"^({re.escape(scheme)}|")
-        uri["description"] += f", or {scheme}://…"
+        for uri in (model["uri"], model["base"], model["adapter"]):
+            uri["pattern"] = uri["pattern"].replace("^(", f"^({re.escape(scheme)}|")
+            uri["description"] += f", or {scheme}://…"
     return loaded
 
 
@@ -103,7 +120,7 @@ def parse_llm_config(plain: object) -> LlmConfig:
     errors = sorted(_validator().iter_errors(plain), key=lambda e: list(map(str, e.absolute_path)))
     if errors:
         raise _config_error(errors[0])
-    config = wire.from_plain(LlmConfig, plain)
+    config = wire.from_plain(LlmConfig, _with_uri(plain))
     forced = config.scaling.stages
     if config.scaling.keep is not None and forced is not None and config.scaling.keep > forced:
         raise ConfigError(
@@ -112,7 +129,53 @@ def parse_llm_config(plain: object) -> LlmConfig:
             "keeps more workers than there are stages",
             f"set it to at most {forced}",
         )
-    return config
+    least, most = config.scaling.min_instances, config.scaling.max_instances
+    if least > most:
+        raise ConfigError(
+            "$.scaling.min_instances", least, f"more than max_instances, which is {most}", f"set it to at most {most}"
+        )
+    return _adapted(config, plain)
+
+
+def _with_uri(plain: Any) -> Any:
+    """Write the base model of an adapter as ``uri``, as :class:`ModelConfig` has it."""
+    model = dict(plain["model"])
+    base = model.pop("base", None)
+    return plain if base is None else {**plain, "model": {**model, "uri": base}}
+
+
+def _adapted(config: LlmConfig, plain: Any) -> LlmConfig:
+    """Complete the config of a function with an adapter, which ``plain`` asks for.  Raises ConfigError."""
+    rank = config.engine.max_lora_rank
+    if not config.model.adapter:
+        if rank:
+            raise ConfigError("$.engine.max_lora_rank", rank, "there is no adapter", "name one as model.adapter")
+        return config
+    for name in ("stages", "max_stages", "keep"):
+        asked = plain.get("scaling", {}).get(name)
+        if (asked or 1) > 1:
+            raise ConfigError(
+                f"$.scaling.{name}",
+                asked,
+                "a model with adapters runs in one stage",
+                "leave it out, or merge the adapter into its base model",
+            )
+    one_stage = replace(config.scaling, max_stages=1, stages=1, keep=None)
+    config = replace(config, scaling=one_stage, engine=replace(config.engine, max_lora_rank=rank or LORA_RANK))
+    return replace(config, model=replace(config.model, pool=_pool(config)))
+
+
+def _pool(config: LlmConfig) -> str:
+    """A hash of everything but the adapter and the served name."""
+    plain = wire.to_plain(replace(config, model=ModelConfig(config.model.uri)))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def check_scaling(plain: object) -> None:
+    """Raises ConfigError for a part of ``scaling`` that violates the schema."""
+    errors = sorted(_validator().evolve(schema=schema()["properties"]["scaling"]).iter_errors(plain), key=str)
+    if errors:
+        raise _config_error(errors[0])
 
 
 def _validator() -> Any:
@@ -143,8 +206,23 @@ def _config_error(error: jsonschema.ValidationError) -> ConfigError:
         return ConfigError(
             f"{path}.{unknown}", error.instance[unknown], "unknown key", f"known keys: {', '.join(known)}"
         )
+    if error.validator == "oneOf":
+        return _which_model(path, error)
     if error.validator == "required" and isinstance(error.instance, dict):
         missing = next(k for k in node["required"] if k not in error.instance)
         described = node.get("properties", {}).get(missing, {}).get("description", "")
         return ConfigError(f"{path}.{missing}", None, "required but missing", f"add it: {described}")
     return ConfigError(path, error.instance, error.message.replace(repr(error.instance), "value", 1), fix)
+
+
+def _which_model(path: str, error: jsonschema.ValidationError) -> ConfigError:
+    """``model`` names a model as uri, or an adapter and its base, and these are not both there or both missing."""
+    model: Any = error.instance
+    if "uri" in model:
+        extra = "base" if "base" in model else "adapter"
+        return ConfigError(
+            f"{path}.{extra}", model[extra], "it cannot stand beside uri", "an adapter has model.base and model.adapter"
+        )
+    missing = "adapter" if "base" in model else "base" if "adapter" in model else "uri"
+    described = error.schema["properties"][missing]["description"] if isinstance(error.schema, dict) else ""
+    return ConfigError(f"{path}.{missing}", None, "required but missing", f"add it: {described}")

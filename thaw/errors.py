@@ -5,13 +5,16 @@
     ThawError
     ├── RequestError                     the platform cannot do what the caller asked for
     │   ├── BadRequest            400    malformed body, bad parameter
-    │   │   └── ConfigError       400    a function config: names the JSON path, the value and the fix
+    │   │   ├── ConfigError       400    a function config: names the JSON path, the value and the fix
+    │   │   ├── BadParameter      400    a request's parameter, by name: OpenAI's clients read it as ``param``
+    │   │   └── Unfit             400    no start of this function would succeed; it may be deployed anyway
     │   ├── Unauthorized          401
     │   ├── Forbidden             403
     │   ├── NotFound              404
     │   ├── Conflict              409
     │   ├── TooLarge              413
-    │   └── Throttled             429    carries retry_after_s
+    │   ├── Throttled             429    carries retry_after_s
+    │   └── StorageFull           507    the state server keeps no more for this namespace
     ├── DeveloperError            502    the function or its model cannot run; a retry changes nothing
     │   ├── ModelNotFound         502    no such bucket, object or directory
     │   ├── ModelCorrupt          502    truncated, a failed checksum, a header with false values
@@ -23,6 +26,7 @@
         ├── WorkerLost            500    the container died during the request; LLM requests continue elsewhere
         ├── InstanceGone          500    the instance left between routing and arrival; nothing ran: route again
         ├── InstanceBusy          500    all slots of the instance are taken; nothing ran: route again
+        │   └── AdapterMissing    424    it has lost the run's adapter; its invoker, which thought so, reads the status
         ├── StoreUnavailable      500    the model store answered 5xx or not at all; a retry may help
         ├── ModelChanged          500    the store has another version than the plan names: read it and plan again
         ├── Unavailable           503    no host, no state server
@@ -49,6 +53,8 @@ class ErrorInfo:
     printed: str = ""
     """The end of what a container wrote to stderr before its start failed: for the activation's logs, not for
     answers."""
+    printed_out: str = ""
+    """The same of stdout."""
 
 
 class ThawError(Exception):
@@ -60,14 +66,14 @@ class ThawError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.printed = ""
+        self.printed = self.printed_out = ""
 
     @property
     def code(self) -> str:
         return type(self).__name__
 
     def info(self) -> ErrorInfo:
-        return ErrorInfo(self.code, self.message, self.hint, self.printed)
+        return ErrorInfo(self.code, self.message, self.hint, self.printed, self.printed_out)
 
 
 class RequestError(ThawError):
@@ -78,12 +84,24 @@ class BadRequest(RequestError):
     pass
 
 
+class BadParameter(BadRequest):
+    """The message begins with the parameter's name and a colon."""
+
+    def __init__(self, param: str, problem: str, *, hint: str = "") -> None:
+        super().__init__(f"{param}: {problem}", hint=hint)
+        self.param = param
+
+
 class ConfigError(BadRequest):
     """A function config is wrong at ``path`` (``$.scaling.max_batch``)."""
 
     def __init__(self, path: str, value: object, problem: str, fix: str) -> None:
         super().__init__(f"{path}: {problem} (got {value!r})", hint=fix)
         self.path = path
+
+
+class Unfit(BadRequest):
+    """The model that a function names would not start."""
 
 
 class Unauthorized(RequestError):
@@ -112,6 +130,10 @@ class Throttled(RequestError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class StorageFull(RequestError):
+    http_status = 507
 
 
 class DeveloperError(ThawError):
@@ -158,6 +180,10 @@ class InstanceBusy(PlatformError):
     pass
 
 
+class AdapterMissing(InstanceBusy):
+    http_status = 424
+
+
 class StoreUnavailable(PlatformError):
     pass
 
@@ -194,9 +220,11 @@ def from_info(info: ErrorInfo) -> ThawError:
     cls = _tree(ThawError).get(info.code, PlatformError)
     error = cls.__new__(cls)
     ThawError.__init__(error, info.message, hint=info.hint)
-    error.printed = info.printed
+    error.printed, error.printed_out = info.printed, info.printed_out
     if isinstance(error, Throttled):
         error.retry_after_s = 1.0
     if isinstance(error, ConfigError):
         error.path = info.message.partition(":")[0]
+    if isinstance(error, BadParameter):
+        error.param = info.message.partition(":")[0]
     return error

@@ -38,6 +38,7 @@ _MEASURED: Final[Mapping[str, str]] = {
     "disk_wait_s": "waiting for the disk",
     "programs_s": "programs that it ran",
     "stem_cell_wait_s": "waiting for a stem cell to be made",
+    "image_pull_s": "pulling the image of its container, which the host did not have",
 }
 """Attributes of a phase's end that hold seconds, each counted once, and what each of them means."""
 

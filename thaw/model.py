@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Checksums are per chunk of a file; a chunk is also the unit of a ranged read."""
+"""Digests are per chunk of a file; a chunk is also the unit of a ranged read."""
 
 INDEX_NAME = "thaw-index.json"
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,15 @@ class ModelFile:
     name: str
     n_bytes: int
     sidecar: bool
-    sha256: str = ""  # empty while unverified
-    chunks_xxh3: tuple[str, ...] = ()  # 16 hex digits per 8 MiB chunk; empty while unverified
+    chunks_blake3: tuple[str, ...] = ()  # 64 hex digits per 8 MiB chunk; empty while unverified
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """``offset`` counts from the start of the *file* (not of safetensors' data part).
 
-    ``xxh3`` holds the checksums of the tensor's :func:`thaw.checkpoint.edges`.  With them, a fetch that cuts a chunk
-    can check its part of the chunk.
+    ``edges_blake3`` holds the digests of the tensor's :func:`thaw.hash_tree.edges`.  With them, a fetch that cuts a
+    chunk can check its part of the chunk.
     """
 
     name: str
@@ -37,14 +36,14 @@ class TensorInfo:
     n_bytes: int
     dtype: str
     shape: tuple[int, ...]
-    xxh3: tuple[str, ...] = ()  # 16 hex digits each; empty while unknown
+    edges_blake3: tuple[str, ...] = ()  # 64 hex digits each; empty while unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIndex:
     """A checkpoint's table of contents, with the tensors in load order.
 
-    ``sha256`` is the root: the SHA-256 over one line ``<file sha256> <n_bytes> <name>\\n`` per file, in order of name.
+    ``sha256`` is the root of the hash tree over all of it (:func:`thaw.hash_tree.root`), and so the model's version.
     For an unverified model (without an index in the store) it is empty, and ``etag`` distinguishes versions.
     """
 
@@ -85,6 +84,10 @@ class ModelParts:
     layers: tuple[tuple[FileRange, ...], ...]
     exit: tuple[FileRange, ...]  # final norm and head: the last stage
     tied: tuple[FileRange, ...] = ()
+
+    @property
+    def n_ranges(self) -> int:
+        return len(self.entry) + sum(map(len, self.layers)) + len(self.exit) + len(self.tied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """The URI of a model, taken apart in the one way in which everybody compares it.
 
-An operator allows models by prefixes (``s3://models``, ``https://host/path``, ``file:///srv/models``).  A prefix is
-compared part by part, after everything was decoded once: ``s3://models-evil`` is not below ``s3://models``.  What could
-mean one thing here and another thing to a store is refused: ``..`` in any spelling, a backslash, a name and password, a
-query, half an escape.
+An operator allows models by prefixes (``s3://models``, ``hf://org``, ``https://host/path``, ``file:///srv/models``).  A
+prefix is compared part by part, after everything was decoded once: ``s3://models-evil`` is not below ``s3://models``.
+What could mean one thing here and another thing to a store is refused: ``..`` in any spelling, a backslash, a name and
+password, a query, half an escape.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -22,18 +22,23 @@ _FORM: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(?:/(.*))?", re.S
 _BAD: Final = re.compile(r"[\x00-\x1f\x7f\\?#]|%(?![0-9A-Fa-f]{2})")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9._-]*?)\.?(?::([0-9]{1,5}))?")
-_PLACES: Final = {"s3": _BUCKET, "file": re.compile(r""), "http": _HOST, "https": _HOST}
+_PLACES: Final = {"s3": _BUCKET, "file": re.compile(r""), "http": _HOST, "https": _HOST, "hf": _BUCKET}
 _ANY_PLACE: Final = re.compile(r"[A-Za-z0-9._:\[\]-]*")
 """The place in a URI of a store that a package has added."""
+HUB: Final = "hf"
+"""The scheme of models on a hub: ``hf://org/name@revision`` (thaw/hub.py)."""
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+_HUB_REVISION: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*(?:/[A-Za-z0-9._+-]+)*")
+_HUB_MAIN: Final = "@main"
 _PORTS: Final = {"http": "80", "https": "443"}
 _LOCAL: Final = frozenset({"file"})
-_FORMS: Final = "s3://bucket/prefix, http(s)://host/path or file:///absolute/path"
+_FORMS: Final = "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUri:
-    """``place`` is a bucket, or a host with its port; empty for files.  ``path`` is decoded, without empty parts at its
-    end."""
+    """``place`` is a bucket, a host with its port, or an organisation of a hub; empty for files.  ``path`` is decoded,
+    without empty parts at its end; on a hub it is the name and, behind an @, the revision."""
 
     scheme: str
     place: str
@@ -45,6 +50,10 @@ class ModelUri:
         found = ModelUri.parse_prefix(text)
         if not found.place and found.scheme in ("s3", *_PORTS):
             raise _not_one(text, "it names no bucket or host")
+        if found.scheme == HUB and not (found.place and found.path):
+            raise _not_one(text, "a model on a hub has an organisation and a name")
+        if found.scheme == HUB and len(found.path) == 1:
+            return replace(found, path=(*found.path, _HUB_MAIN))
         return found
 
     @staticmethod
@@ -59,6 +68,8 @@ class ModelUri:
         parts = [_decoded(text, part) for part in path.split("/")]
         while parts and not parts[-1]:
             parts.pop()
+        if scheme == HUB:
+            parts = _hub_path(text, parts)
         return ModelUri(scheme, _place(text, scheme, place), tuple(parts))
 
     @property
@@ -117,6 +128,16 @@ def _decoded(text: str, part: str) -> str:
     if found in (".", "..") or re.search(r"[\x00-\x1f\x7f/\\]", found):
         raise _not_one(text, f"{part!r:.80} must not be a part of its path")
     return found
+
+
+def _hub_path(text: str, parts: list[str]) -> list[str]:
+    """The name and the revision are parts of their own, so a prefix without a revision holds for all of them."""
+    name, at, revision = "/".join(parts).partition("@")
+    if (name or at) and not _HUB_NAME.fullmatch(name):
+        raise _not_one(text, f"{name!r:.80} is not the name of a model on a hub")
+    if at and not _HUB_REVISION.fullmatch(revision):
+        raise _not_one(text, f"{revision!r:.80} is not a branch, a tag or a commit")
+    return [part for part in (name, at + revision) if part]
 
 
 def _place(text: str, scheme: str, place: str) -> str:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo
+
+RESOURCE_MARK: Final = "thaw.dev/modelfunction"
+"""The annotation of an action that a resource of a cluster made (thaw/kubernetes/resource.py)."""
+
+NO_CAPACITY: Final = "NoCapacity"
+"""The code of a trouble: no host takes another instance.  A start that failed has its error's own code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +28,13 @@ class ColdStart:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """``ready`` and ``starting`` count instances of the action's version; a group of stages is one.  ``trouble``: why
-    the last start failed, or why a wanted one does not begin; None as far as this gateway knows."""
+    """``config``: None for an action that a resource made and that has become something else than a model.  ``ready``
+    and ``starting`` count instances of the action's version, or those of the pool that serves it; a group of stages is
+    one.  ``trouble``: why the last start failed, or why a wanted one does not begin."""
 
     name: str
     version: str
-    config: LlmConfig
+    config: LlmConfig | None
     annotations: Mapping[str, object] = field(default_factory=dict)
     ready: int = 0
     starting: int = 0
@@ -36,7 +44,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """The models of one namespace.  ``token`` names this answer: given back, the next one waits for another."""
+    """Of one namespace.  ``mark`` names this answer: given back, the next one waits for another."""
 
-    token: str
+    mark: str
     actions: tuple[Standing, ...] = ()

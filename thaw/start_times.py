@@ -95,7 +95,7 @@ def _stage_took(stage: int, events: Sequence[TraceEvent]) -> StageTook | None:
     before = _exclusive({p: _clipped(_spans(mine, p), begin_ns, engine_ns) for p in _ORDER})
     container, load = _last(mine, Phase.CONTAINER_END), _last(mine, Phase.LOAD_END)
     idle_s = {
-        "container": _number(container, "stem_cell_wait_s"),
+        "container": _number(container, "stem_cell_wait_s") + _number(container, "image_pull_s"),
         "load": _number(load, "wait_s") + _number(load, "rehearsal_s"),
     }
     for part, seconds in before.items():

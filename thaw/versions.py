@@ -6,8 +6,9 @@ A push writes the files of a model to a place of their own and then moves one sm
     s3://models/x/thaw-version.json   {"version": 1, "sha256": "3f0c9a17be2d4451…"}         written last
 
 ``s3://models/x@3f0c9a17be2d4451`` is a *pin*: it means these bytes for ever.  ``s3://models/x`` means the newest ones
-at each start.  A pin ends with the first 16 hex digits of the root checksum of the model's index.  See
-docs/formats/checkpoint-index.md.
+at each start.  A pin ends with the first 16 hex digits of the root of the model's hash tree.  They are a name: whoever
+may write to the store and computes 2**32 hashes can make two models of one name.  A pin with all 64 digits means the
+same place and is a proof, as the pointer's are.  See docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from thaw import wire
+from thaw import hub, wire
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
 
 POINTER_NAME: Final = "thaw-version.json"
 _FORMAT: Final = 1
 _DIGITS: Final = 16
-_PIN: Final = re.compile(r"(?:@|%40)([0-9a-f]{16})/*\Z")
+_PIN: Final = re.compile(r"(?:@|%40)([0-9a-f]{64}|[0-9a-f]{16})/*\Z")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,14 +37,20 @@ def pin(uri: str, sha256: str) -> str:
 
 
 def pinned(uri: str) -> str:
-    """The digits of the version that ``uri`` pins; empty for a plain name."""
-    match = _PIN.search(uri)
+    """The digits of the version that ``uri`` pins; empty for a plain name, and for every model on a hub, which has
+    revisions of its own (thaw/hub.py) and is asked at each start whether it may still be read."""
+    match = None if hub.is_hub(uri) else _PIN.search(uri)
     return match[1] if match else ""
+
+
+def place(uri: str) -> str:
+    """Where the files of the version lie that ``uri`` pins."""
+    return pin(plain_name(uri), pinned(uri))
 
 
 def plain_name(uri: str) -> str:
     """``uri`` without its pin."""
-    return _PIN.sub("", uri)
+    return _PIN.sub("", uri) if pinned(uri) else uri
 
 
 def write_pointer(sha256: str) -> bytes:
@@ -57,7 +64,7 @@ before."""
 
 
 def read_pointer(uri: str, data: bytes) -> str:
-    """Return the root checksum that the pointer of the model ``uri`` names.
+    """Return the root that the pointer of the model ``uri`` names.
 
     Raises ModelCorrupt, or ModelUnsupported for another format.
     """

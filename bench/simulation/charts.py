@@ -27,11 +27,11 @@ SOURCES: Final = {"generated": "generated workloads", "files": "workload files"}
 _COLOURS: Final = dict(
     zip(
         SYSTEMS,
-        ("#8c8c8c", "#d99a2b", "#9a5b24", "#7db8e8", "#2b7bba", "#123f7a", "#1d8f4e", "#8e44ad"),
+        ("#8c8c8c", "#d99a2b", "#9a5b24", "#7db8e8", "#2b7bba", "#123f7a", "#1d8f4e"),
         strict=True,
     )
 )
-_MARKERS: Final = dict(zip(SYSTEMS, "osD^v<*>", strict=True))
+_MARKERS: Final = dict(zip(SYSTEMS, "osD^v<*", strict=True))
 _STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "thaw",
     "svg.fonttype": "none",

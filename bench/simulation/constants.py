@@ -125,6 +125,8 @@ A_TAIL_S: Final = 2.0  # what A's scheduler subtracts from every deadline
 STEM_FORK_S: Final = (
     0.2  # a start from a stem cell (what gateway/scheduler/view/history.py supposes before it has seen one)
 )
+SWITCH_STEPS: Final = 4  # decode steps without a token at a group's switch (bench/consolidate.py: stall_decode_steps)
+BUILD_ENGINE_S: Final = 0.3  # of a later stage that becomes a worker (docs/decisions/0031)
 HEARTBEAT_S: Final = 1.0  # the scheduler's default
 
 HASH: Final = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()

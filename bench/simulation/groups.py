@@ -1,5 +1,4 @@
-"""ParaServe and the planned Thaw: groups that the production Algorithm 1 and ledger place, and that are consolidated
-once they are ready.
+"""ParaServe: groups that the production Algorithm 1 and ledger place, and that are consolidated once they are ready.
 
 The predictor's tail follows the last byte.  Algorithm 1 knows only a bandwidth, so a server offers the bandwidth
 part / (part / b + tail).  Eq. 5 then gives max(runtime, fetch + tail), and the fetch is due earlier by the tail.
@@ -11,8 +10,7 @@ import math
 from functools import partial
 
 from bench.simulation.cluster import SimServer
-from bench.simulation.constants import A_TAIL_S, HOP_S, KV_RESERVE, SLOTS, STEM_FORK_S
-from bench.simulation.engine import Kind
+from bench.simulation.constants import A_TAIL_S, HOP_S, KV_RESERVE, SLOTS
 from bench.simulation.serving import Endpoint
 from bench.simulation.specs import Mechanism
 from bench.simulation.starting import Bytes, Worker
@@ -28,7 +26,7 @@ class Groups(System):
     _most_free: int | None = None  # bytes on the emptiest device, until some device changes
 
     def place(self, function: Function, n_workers: int) -> bool:
-        if not self.spec.evict and not self._room(function):
+        if not self._room(function):
             return False
         if n_workers == 1 and self.spec.cache and self._place_cached(function):
             return True
@@ -46,12 +44,12 @@ class Groups(System):
                 worker = self.hold(server, device, need, function.model.n_bytes)
                 unit = self.begin(function, [worker], 1, SLOTS)
                 ready = partial(self._ready, unit, worker, [1])
-                self.start(worker, Bytes(0.0), ready, stem_cell=self.spec.stem_cells)
+                self.start(worker, Bytes(0.0), ready)
                 return True
         return False
 
     def _place_group(self, function: Function, n_workers: int) -> bool:
-        if not self._room(function) and not (self.spec.evict and self._make_room(function)):
+        if not self._room(function):
             return False
         scheme = self._select(function, n_workers)
         if scheme is None and n_workers > 1:  # too few servers for one group: start the workers one by one instead
@@ -73,34 +71,6 @@ class Groups(System):
     def memory_changed(self) -> None:
         self._most_free = None
 
-    def _make_room(self, function: Function) -> bool:
-        """Release idle workers of one device, as production's ``evictions`` does.
-
-        Only as many workers are released as necessary, and the longest idle ones first.  This may be possible on
-        several devices.  Then the device is chosen whose last victim has been idle longest.
-        """
-        need = function.model.n_bytes + KV_RESERVE
-        idle: dict[tuple[int, int], list[Unit]] = {}
-        for unit in (u for f in self.functions.values() if not f.queue for u in f.ready):
-            if unit.endpoint is not None and unit.endpoint.inflight == 0 and len(unit.workers) == 1:
-                at = unit.workers[0]
-                idle.setdefault((at.server.index, at.device), []).append(unit)
-        best: tuple[float, tuple[int, int], list[Unit]] | None = None
-        for (server, device), units in idle.items():
-            units.sort(key=_idle_since)
-            free, victims = self.servers[server].devices[device].free, list[Unit]()
-            while free < need and len(victims) < len(units):
-                free += units[len(victims)].workers[0].reserve
-                victims.append(units[len(victims)])
-            if free >= need and (best is None or (_idle_since(victims[-1]), (server, device)) < best[:2]):
-                best = _idle_since(victims[-1]), (server, device), victims
-        for victim in best[2] if best else ():
-            self.used[Mechanism.EVICTION] += 1
-            self.engine.note(Kind.EXPIRY, victim.index)
-            victim.function.ready.remove(victim)
-            self.release(victim.workers)
-        return best is not None
-
     # Algorithm 1 ---------------------------------------------------------------------------------------------------
 
     def _select(self, function: Function, n_workers: int) -> Scheme | None:
@@ -118,9 +88,8 @@ class Groups(System):
         offers = [Server(s.index, s.spec.link, s.kind.pcie, s.offer(), self._times(function, s)) for s in self.servers]
 
         def bandwidth(server: Server, n_bytes: float, within_s: float) -> float:
-            tail = self._tail(self.servers[server.id], n_bytes)
-            b = self.servers[server.id].ledger.bandwidth(n_bytes, now + within_s - tail, now)
-            return n_bytes / (n_bytes / b + tail) if b > 0 else 0.0
+            b = self.servers[server.id].ledger.bandwidth(n_bytes, now + within_s - A_TAIL_S, now)
+            return n_bytes / (n_bytes / b + A_TAIL_S) if b > 0 else 0.0
 
         least = min(max(n_workers, spec.min_stages), spec.max_stages)
         return select(
@@ -134,12 +103,8 @@ class Groups(System):
         )
 
     def _times(self, function: Function, server: SimServer) -> Times:
-        kind = server.kind
-        t_cc, t_l = (STEM_FORK_S, 0.0) if self.spec.stem_cells else (kind.t_cc, kind.t_l)
-        return Times(t_cc + t_l, t_cc, kind.t_cu, t_l, function.model.t_p, function.model.t_d, HOP_S)
-
-    def _tail(self, server: SimServer, part: float) -> float:
-        return server.kind.tail + server.kind.tail_per_byte * part if self.spec.learned_tail else A_TAIL_S
+        kind, model = server.kind, function.model
+        return Times(kind.t_cc + kind.t_l, kind.t_cc, kind.t_cu, kind.t_l, model.t_p, model.t_d, HOP_S)
 
     # a group's life ------------------------------------------------------------------------------------------------
 
@@ -151,10 +116,10 @@ class Groups(System):
         unit = self.begin(function, workers, n_workers, SLOTS * scheme.s)
         waiting = [scheme.s]
         for worker in workers:
-            deadline = now + scheme.fetch_within_s - self._tail(worker.server, part)
+            deadline = now + scheme.fetch_within_s - A_TAIL_S
             worker.server.ledger.add(str(worker.index), part, deadline, now)
             ready = partial(self._worker_ready, unit, worker, waiting)
-            self.start(worker, Bytes(part, deadline), ready, stem_cell=self.spec.stem_cells)
+            self.start(worker, Bytes(part, deadline), ready)
 
     def _worker_ready(self, unit: Unit, worker: Worker, waiting: list[int]) -> None:
         worker.server.ledger.remove(str(worker.index), self.engine.now)
@@ -232,7 +197,3 @@ class Groups(System):
         if mine is not None:
             endpoint = Endpoint(self.engine, unit.function.model, SLOTS, hops=1, done=lambda _: self.completed(mine))
             self.serve(mine, endpoint, worker)
-
-
-def _idle_since(unit: Unit) -> float:
-    return unit.endpoint.idle_since if unit.endpoint is not None else math.inf

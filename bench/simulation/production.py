@@ -3,8 +3,7 @@ send.
 
 The simulator takes the place of the gateway (queue, routes), the invokers (records, releases) and fetchd (a link that
 keeps deadlines, models that stay resident in host memory), and carries out every decision.  Messages take no time.  A
-reply is queued after the message that caused it, so ``decide`` is never called while it runs.  No host of the simulator
-can consolidate, so the policy is told to leave that out.
+reply is queued after the message that caused it, so ``decide`` is never called while it runs.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from bench.simulation.naming import action, activation, function_of, host, name,
 from bench.simulation.serving import Endpoint
 from bench.simulation.specs import Mechanism, Objectives, SystemSpec
 from bench.simulation.starting import Bytes, Worker
+from bench.simulation.switching import Stage, Switching
 from bench.simulation.system import System, Unit, free_unit
 from bench.simulation.workload import Request
 from gateway.scheduler.ablations import Parts
 from gateway.scheduler.decisions import (
     CancelGroup,
+    ConsolidateInstance,
     Decision,
     DropDemand,
     FailDemand,
@@ -50,24 +51,13 @@ from thaw import partition
 from thaw.action import KIND_LLM
 from thaw.errors import InstanceBusy
 from thaw.host import Device, HostReport, Resident
-from thaw.ids import ActionName, GatewayId, InstanceId, Namespace
+from thaw.ids import ActionName, GatewayId, GroupId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import FileRange, ModelFacts, ModelParts
 from thaw.plan import PlanStage, StageRole
 
 _FILE = "model.safetensors"
 _GATEWAY, _NAMESPACE = GatewayId("gateway"), Namespace("guest")
-
-
-@dataclass(slots=True)
-class Instance:
-    """The instance of one stage."""
-
-    record: InstanceRecord
-    unit: Unit  # the unit of its whole group
-    worker: Worker
-    resident: bool
-    later: float  # bytes that it fetches in the background once its first part has arrived
 
 
 class Production(System):
@@ -77,15 +67,16 @@ class Production(System):
             "redis://simulated:0/0", discipline=spec.discipline, variant=spec.variant, relay_url="redis://simulated:0/1"
         )
         numbers = itertools.count(1)
-        parts = Parts(overlap=spec.equation == 5, succession=spec.succession, consolidation=False)
+        parts = Parts(overlap=spec.equation == 5, succession=spec.succession, consolidation=spec.consolidate)
         self.view = ClusterView(1, settings, lambda: f"{next(numbers):032x}", History(), parts)
         self.view.blocked = WatchedTurns(self._blocked)
         self._inbox: deque[Event] = deque()
         self._deciding = False
-        self._instances: dict[str, Instance] = {}
+        self._instances: dict[str, Stage] = {}
         self._on_server: list[dict[str, None]] = [{} for _ in self.servers]
-        self._heads: dict[int, str] = {}  # unit → its stage 0
-        self._by_group: dict[str, list[Instance]] = {}
+        self._heads: dict[int, str] = {}  # a unit's first worker → the instance that takes its requests
+        self._by_group: dict[str, list[Stage]] = {}
+        self._switching = Switching(self)
         self._stem_cells = [s.spec.n_gpus if spec.stem_cells else 0 for s in self.servers]  # one for each device
         self._requests: dict[str, Request] = {}  # the waiting requests
         self._reported: list[tuple[tuple[int, int, int], HostReport] | None] = [None] * len(self.servers)
@@ -116,6 +107,8 @@ class Production(System):
                 for instance in list(self._by_group.get(decision.group_id, ())):
                     if instance.record.host_id == decision.host_id:
                         self._leave(instance)
+            case ConsolidateInstance():
+                self._switching.ask(self._instances.get(decision.instance_id), decision)
             case Wake():
                 self.engine.at(decision.at_s, self.tell, Timer(decision.kind, decision.key))
             case LearnFrom():
@@ -217,7 +210,7 @@ class Production(System):
             self.tell(ActionSeen(action(function, self.spec.max_stages, self.spec.forced_stages)))
         if (unit := free_unit(function)) is not None:
             self.submit(unit, request)
-            self._say(unit)
+            self.say(unit)
             return
         request.cold = True
         function.queue.append(request)
@@ -248,7 +241,7 @@ class Production(System):
     def completed(self, unit: Unit) -> None:
         self.n_ended += 1
         self.dispatch(unit)
-        self._say(unit)
+        self.say(unit)
 
     def check_idle(self, unit: Unit) -> None:
         """Do nothing: here the scheduler decides when an idle unit is released."""
@@ -292,12 +285,13 @@ class Production(System):
             n_stages=len(plan.stages),
         )
         later = 0.0 if resident else float(partition.size(at.later_ranges))
-        instance = Instance(record, of.unit, of.worker, resident, later)
+        whole_part = float(partition.size(at.first_ranges) + partition.size(at.later_ranges))
+        instance = Stage(record, of.unit, of.worker, resident, later, whole_part - of.worker.part)
         self._instances[instance_id] = instance
         self._on_server[server.index][instance_id] = None
         self._by_group.setdefault(plan.group_id, []).append(instance)
         if stage == 0:
-            self._heads[of.unit.index] = instance_id
+            self._heads[of.worker.index] = instance_id
         self.tell(InstanceChanged(record))
         if stem_cell:
             self._take_stem_cell(server)
@@ -331,11 +325,13 @@ class Production(System):
             if instance_id not in self._instances:
                 return  # it is whole and no request waits for it, so the policy has released it to make room
         if waiting[0] == 0:
-            self._say(unit)
+            self.say(unit)
         if instance.later > 0:
             self.starter.fetch(worker, instance.later, partial(self._resident, instance))
         elif len(unit.workers) == 1:
             self._resident(instance)
+        else:
+            self._switching.arrived(instance)
 
     def _serve_group(self, unit: Unit, last: Worker) -> None:
         s, n_full = len(unit.workers), sum(w.full for w in unit.workers)
@@ -352,12 +348,23 @@ class Production(System):
         )
         self.serve(unit, endpoint, last)
 
-    def _resident(self, instance: Instance) -> None:
+    def _resident(self, instance: Stage) -> None:
         instance.worker.server.cache.put(instance.unit.function.index, instance.unit.function.model.n_bytes)
+        self._switching.arrived(instance)
 
-    def _say(self, unit: Unit) -> None:
+    def stages(self, group_id: GroupId) -> Sequence[Stage]:
+        return tuple(self._by_group.get(group_id, ()))
+
+    def becomes_worker(self, instance: Stage, record: InstanceRecord) -> None:
+        """The instance answers alone from now on, in its own group."""
+        self._by_group[instance.record.group_id].remove(instance)
+        self._by_group.setdefault(record.group_id, []).insert(0, instance)
+        self._heads[instance.worker.index] = record.instance_id
+        instance.record = record
+
+    def say(self, unit: Unit) -> None:
         """Send the invoker's report, which follows every change of the number of requests in the unit."""
-        instance = self._instances[self._heads[unit.index]]
+        instance = self._instances[self._heads[unit.workers[0].index]]
         inflight = unit.endpoint.inflight if unit.endpoint else 0
         idle_ms = None if inflight else int(self.engine.now * 1000)
         instance.record = replace(
@@ -379,7 +386,7 @@ class Production(System):
             self.used[mechanism] += 1
         self._leave(instance)
 
-    def _leave(self, instance: Instance) -> None:
+    def _leave(self, instance: Stage) -> None:
         """Remove an instance.  The stages of a group that ends leave one after another.
 
         Once the first of them has left, the group gets no more requests.
@@ -389,8 +396,7 @@ class Production(System):
             self.engine.note(Kind.EXPIRY, unit.index)
             unit.function.ready.remove(unit)
         del self._instances[record.instance_id], self._on_server[instance.worker.server.index][record.instance_id]
-        if record.stage == 0:
-            del self._heads[unit.index]
+        self._heads.pop(instance.worker.index, None)
         self._by_group[record.group_id].remove(instance)
         if not self._by_group[record.group_id]:
             del self._by_group[record.group_id]

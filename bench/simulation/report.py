@@ -84,7 +84,7 @@ def lead(runs: Sequence[Summary]) -> str:
         return ""
     leads = [found["thaw", seed] - found["paraserve-cache", seed] for seed in seeds]
     return (
-        f"Thaw (today) leads ParaServe with a cache in {sum(each > 0 for each in leads)} of {len(seeds)} seeds, by "
+        f"Thaw leads ParaServe with a cache in {sum(each > 0 for each in leads)} of {len(seeds)} seeds, by "
         f"{min(leads):.1f} to {max(leads):.1f} points."
     )
 
@@ -97,15 +97,14 @@ def behind(source: str, runs: Sequence[Summary]) -> str:
     worse = [(p, a, b) for p, a, b in both if a is not None and b is not None and a <= b]
     if not worse:
         return (
-            f"At all {len(both)} points of the {whose} Thaw (today) answers more requests in time than ParaServe with "
-            "a cache."
+            f"At all {len(both)} points of the {whose} Thaw answers more requests in time than ParaServe with a cache."
         )
     named = ", ".join(
         f"CV {cv:g} at {rps:g}/s{'' if scale == 1 else f' ×{scale:g}'} ({a:.1f} against {b:.1f})"
         for (cv, rps, scale), a, b in worse
     )
     return (
-        f"At {len(worse)} of {len(both)} points of the {whose} Thaw (today) is **not** better than ParaServe with a "
+        f"At {len(worse)} of {len(both)} points of the {whose} Thaw is **not** better than ParaServe with a "
         f"cache: {named}."
     )
 
@@ -132,7 +131,7 @@ def _late(runs: Sequence[Summary]) -> str:
 
 
 def _parts_worth(runs: Sequence[Summary]) -> str:
-    """A table of the points of attainment that Thaw (today) loses without each of its parts, for each source."""
+    """A table of the points of attainment that Thaw loses without each of its parts, for each source."""
     base = SYSTEMS["thaw"]
     changed = {n: spec for n, spec in ABLATIONS.items() if n.startswith(f"{base.name}:")}
     found = {source: _changes(source, runs, base, changed) for source in TITLES}
@@ -141,9 +140,9 @@ def _parts_worth(runs: Sequence[Summary]) -> str:
         return ""
     rows = [(spec.label, *(spread(found[s].get(name, ())) for s in sources)) for name, spec in changed.items()]
     intro = (
-        "## What each part is worth\n\nThaw (today) with one thing changed, at the same point: by how many points the "
+        "## What each part is worth\n\nThaw with one thing changed, at the same point: by how many points the "
         "share of requests in time changes. [The tables](simulation/tables.md#what-each-part-is-worth) have times and "
-        "costs too, and the same for the planned system."
+        "costs too."
     )
     return f"{intro}\n\n" + table(("change", *(charts.SOURCES[s] for s in sources)), rows)
 

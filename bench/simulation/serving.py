@@ -49,6 +49,12 @@ class Endpoint:
     def free(self) -> int:
         return 0 if self.closed else max(0, self.slots - self.inflight)
 
+    @property
+    def step_s(self) -> float:
+        """The time in which every request of the batch gets a token."""
+        per_stage = math.ceil(len(self._batch) / self.s)
+        return token_s(self.model, per_stage) * self.factor + self.hops * HOP_S
+
     def submit(self, request: Request) -> None:
         self.inflight += 1
         hop = HOP_S + HOP_BYTES * request.input_tokens / self._link
@@ -96,8 +102,7 @@ class Endpoint:
         if n == 0 or self._stalled:
             self._rate = 0.0
             return
-        per_stage = math.ceil(n / self.s)
-        self._rate = 1 / (token_s(self.model, per_stage) * self.factor + self.hops * HOP_S)
+        self._rate = 1 / self.step_s
         left = max(0.0, self._batch[0][0] - self._tokens)
         self._engine.after(left / self._rate, self._due, self._plan)
 

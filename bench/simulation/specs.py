@@ -55,8 +55,6 @@ class SystemSpec:
     consolidate: bool = False  # consolidate groups that serve
     succession: bool = False  # replace idle groups by one worker
     stem_cells: bool = False
-    evict: bool = False  # idle units make room for waiting requests (decide() does this by itself)
-    learned_tail: bool = False  # False: the constant in A's scheduler
     largest_group: int = LARGEST_GROUP
     not_simulated: frozenset[Mechanism] = frozenset()  # mechanisms of the published system that the simulated one lacks
 
@@ -76,7 +74,7 @@ class SystemSpec:
             Mechanism.ADMISSION: by_placing and self.admission,
             Mechanism.DEADLINE_ORDER: self.discipline == "edf",
             Mechanism.RETAINED: self.cache,
-            Mechanism.EVICTION: self.evict,
+            Mechanism.EVICTION: self.placing is Placing.PRODUCTION,
             Mechanism.SHARED_DEVICE: self.placing is not Placing.STARTUP,
         }
         return frozenset(mechanism for mechanism, it_has in has.items() if it_has)
@@ -90,29 +88,17 @@ _SERVERLESSLLM = SystemSpec(
     not_simulated=frozenset((Mechanism.MIGRATION, Mechanism.SSD_TIER)),
 )
 _PARASERVE = SystemSpec("paraserve", "ParaServe", Placing.SELECT, max_stages=4, consolidate=True)
-_PLANNED = replace(
-    _PARASERVE,
-    name="thaw-planned",
-    label="Thaw (planned: consolidation)",
-    cache=True,
-    variant="min_sharing",
-    discipline="edf",
-    stem_cells=True,
-    evict=True,
-    learned_tail=True,
-)
-_TODAY = SystemSpec(
+_THAW = SystemSpec(
     "thaw",
-    "Thaw (today)",
+    "Thaw",
     Placing.PRODUCTION,
     cache=True,
     max_stages=4,
     variant="min_sharing",
     discipline="edf",
+    consolidate=True,
     succession=True,
     stem_cells=True,
-    evict=True,
-    learned_tail=True,
 )
 SYSTEMS: Final = {
     s.name: s
@@ -123,8 +109,7 @@ SYSTEMS: Final = {
         replace(_PARASERVE, name="paraserve-single", label="ParaServe, one worker", max_stages=1),
         _PARASERVE,
         replace(_PARASERVE, name="paraserve-cache", label="ParaServe, cached", cache=True),
-        _TODAY,
-        _PLANNED,
+        _THAW,
     )
 }
 
@@ -134,43 +119,24 @@ def _changed(base: SystemSpec, name: str, label: str, **changes: object) -> Syst
 
 
 def _ablations() -> list[SystemSpec]:
-    found = []
-    for base in (_TODAY, _PLANNED):
-        found += [
-            base,
-            _changed(base, "no admission", "no admission: promises of a link are ignored", admission=False),
-            _changed(base, "Eq. 1", "Eq. 1 foretells starts, instead of Eq. 5", equation=1),
-            _changed(base, "apart", "phases do not overlap, and Eq. 1 foretells them", equation=1, phases=Phases.APART),
-            *_sizes(base),
-            _changed(base, "no scale-down", _KEEPS[base.placing], consolidate=False, succession=False),
-            _changed(base, "no stem cells", "no stem cells", stem_cells=False),
-            _changed(base, "no cache", "models are not kept in host memory", cache=False),
-            _changed(base, "paper", "`paper` instead of `min_sharing`", variant="paper"),
-            _changed(base, "equal", "equal shares of a link instead of EDF", discipline="equal"),
-        ]
-    neither = {"evict": False, "stem_cells": False}
+    base = _THAW
     return [
-        *found,
-        _changed(_PLANNED, "no eviction", "idle workers do not make room", evict=False),
-        _changed(_PLANNED, "no stem cells, no eviction", "neither stem cells nor eviction", **neither),
-    ]
-
-
-def _sizes(base: SystemSpec) -> list[SystemSpec]:
-    two = _changed(base, "at most 2", "two stages at most", max_stages=2)
-    if base.placing is Placing.SELECT:  # this placing cannot force a number of stages
-        return [_changed(base, "at most 1", "one stage at most", max_stages=1), two]
-    return [
+        base,
+        _changed(base, "no admission", "no admission: promises of a link are ignored", admission=False),
+        _changed(base, "Eq. 1", "Eq. 1 foretells starts, instead of Eq. 5", equation=1),
+        _changed(base, "apart", "phases do not overlap, and Eq. 1 foretells them", equation=1, phases=Phases.APART),
         _changed(base, "always 1", "every start has one stage", forced_stages=1),
-        two,
-        _changed(base, "always 4", "every start has four stages", forced_stages=4),
+        _changed(base, "at most 2", "two stages at most", max_stages=2),
+        _changed(base, "always 4", "every start has four stages, and stays a group", forced_stages=4),
+        _changed(base, "only idle", "a group becomes one worker only when it is idle", consolidate=False),
+        _changed(base, "no scale-down", "no scale-down: a group stays one", consolidate=False, succession=False),
+        _changed(base, "no stem cells", "no stem cells", stem_cells=False),
+        _changed(base, "no cache", "models are not kept in host memory", cache=False),
+        _changed(base, "paper", "`paper` instead of `min_sharing`", variant="paper"),
+        _changed(base, "equal", "equal shares of a link instead of EDF", discipline="equal"),
     ]
 
 
-_KEEPS: Final = {
-    Placing.PRODUCTION: "no scale-down: an idle group stays a group",
-    Placing.SELECT: "no scale-down: a group is not consolidated",
-}
 ABLATIONS: Final = {s.name: s for s in _ablations()}
 """Thaw, and variants of Thaw with one thing changed."""
 

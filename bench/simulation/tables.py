@@ -162,13 +162,12 @@ def _pct(value: float | None) -> str:
 def parts_worth(runs: Sequence[Summary]) -> str:
     """Thaw with one thing changed, compared with Thaw on the same workload."""
     shown = []
-    for base in (SYSTEMS["thaw"], SYSTEMS["thaw-planned"]):
-        mine = {n: s for n, s in ABLATIONS.items() if n == base.name or n.startswith(f"{base.name}:")}
-        for source, title in TITLES.items():
-            found = [r for r in runs if r.source == source and r.system in mine]
-            if found:
-                head = f"{base.label}, {title.lower()}, CV {CENTRE[0]:g}, {CENTRE[1]:g} requests/s, {of_seeds(found)}:"
-                shown.append(f"{head}\n\n{_worth(base, mine, found)}")
+    base = SYSTEMS["thaw"]
+    for source, title in TITLES.items():
+        found = [r for r in runs if r.source == source and r.system in ABLATIONS]
+        if found:
+            head = f"{base.label}, {title.lower()}, CV {CENTRE[0]:g}, {CENTRE[1]:g} requests/s, {of_seeds(found)}:"
+            shown.append(f"{head}\n\n{_worth(base, ABLATIONS, found)}")
     return "\n\n".join(shown)
 
 

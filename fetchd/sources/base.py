@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fetchd.settings import FetchdSettings
-from thaw.errors import ModelNotFound
+from thaw.errors import ModelNotFound, StoreUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,18 @@ class AccessRefused(Refused):
     the model is found either."""
 
 
+class Busy(StoreUnavailable):
+    """The store answers, and wants to be asked again only after ``after_s`` seconds."""
+
+    def __init__(self, message: str, after_s: float, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.after_s = after_s
+
+    @property
+    def code(self) -> str:
+        return StoreUnavailable.__name__
+
+
 class Target:
     """Memory that a read fills from front to back.  Its pieces need not lie side by side."""
 
@@ -53,6 +65,10 @@ class Target:
     @property
     def left(self) -> int:
         return self.n_bytes - self.done
+
+    @property
+    def pieces(self) -> Sequence[memoryview]:
+        return self._pieces
 
     def next(self, most: int) -> memoryview:
         """The next unfilled bytes, contiguous, at most ``most``."""
@@ -101,6 +117,23 @@ class Source(Protocol):
     host: str  # the machine that the bytes come from; empty: this one, so no network carries them
 
     def connect(self) -> Connection: ...
+
+
+@runtime_checkable
+class Revisions(Protocol):
+    """A source whose store keeps the versions of a model itself.  For others thaw/versions.py does it."""
+
+    revision: str  # the one of this source's URI; empty for a name that may move
+
+    def newest(self, connection: Connection) -> str:
+        """The URI of the revision that the model's name means now, asked on a connection of this source.  Raises
+        ModelNotFound when the store does not let us read it, and StoreUnavailable."""
+        ...
+
+    def look_through(self, connection: Connection) -> None:
+        """Read what the revision holds, before its objects are asked for: an error is about the model as a whole, not
+        about one object.  Raises what :meth:`newest` raises, and ModelCorrupt."""
+        ...
 
 
 SourceOpener = Callable[[str], Source]

@@ -9,6 +9,7 @@ from fetchd.settings import FetchdSettings
 from fetchd.sources.base import NotAUri, OpenSource, Source
 from fetchd.sources.file import open_file
 from fetchd.sources.http import open_http
+from fetchd.sources.hub import open_hub
 from thaw import extensions
 from thaw.errors import BadRequest, ModelNotFound
 from thaw.extensions import Registry
@@ -19,6 +20,7 @@ SOURCES: Final = Registry[OpenSource](
     extensions.SOURCES,
     {
         "file": open_file,
+        "hf": open_hub,
         "http": open_http,
         "https": open_http,
         "s3": "fetchd.sources.s3:open_s3",  # botocore takes long to import

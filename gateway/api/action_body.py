@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.api import bounded_json
+from gateway.api.code_upload import LongCode, longest_string
 from gateway.api.code_zip import check_packages, decoded_zip
+from gateway.serving.packages import qualified
 from gateway.serving.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
-from thaw.action import DEFAULT_KINDS, KIND_LLM, KINDS, Action, Exec, Limits
+from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import parse_llm_config
 from thaw.errors import BadRequest, PlatformError, TooLarge
@@ -29,7 +31,6 @@ LLM_LIMITS: Final = {
     "concurrency": (1, 10_000),
 }
 _VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
-_RESCALED: Final = frozenset({"min_instances", "max_instances"})
 _UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
 
 
@@ -56,10 +57,7 @@ def new_action(
 
 def changed_action(old: Action, body: Json, settings: GatewaySettings, *, version: str | None = None) -> Action:
     """Return ``old`` with the body's changes: annotations are merged, parameters replaced whole, the patch version
-    raised.  A body that says only how many instances there may be (``scaling``) raises no version: the code and the
-    model stay, and so does what runs."""
-    if "scaling" in body:
-        return _rescaled(old, body, settings)
+    raised."""
     action = old
     if "exec" in body or "config" in body:
         action = _with_code(action, body, settings)
@@ -72,6 +70,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
         annotations.pop(key, None)
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
     publish = bool(body.get("publish", old.publish))
+    _check_annotations(annotations, action)
     return replace(
         action,
         annotations=annotations,
@@ -81,28 +80,14 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     )
 
 
-def _rescaled(old: Action, body: Json, settings: GatewaySettings) -> Action:
-    """Raises BadRequest, ConfigError, TooLarge."""
-    given, others = body["scaling"], sorted(set(body) - {"scaling", "annotations"})
-    if not isinstance(given, dict) or not given or set(given) - _RESCALED or others:
+def _check_annotations(annotations: Json, action: Action) -> None:
+    """Refuse what would protect less than it says.  Raises BadRequest."""
+    if not isinstance(annotations.get("require-whisk-auth", False), bool | str | int | float):
+        raise malformed("the annotation require-whisk-auth must be true, false, a string or a number")
+    if action.limits.concurrency > 1 and not action.is_llm and annotations.get("provide-api-key") is True:
         raise malformed(
-            f"scaling takes {' and '.join(sorted(_RESCALED))}, and may come with annotations only; "
-            "put the rest into config"
+            "provide-api-key needs limits.concurrency 1: runs at once would find each other's keys in __OW_API_KEY"
         )
-    if old.config is None:
-        raise malformed("scaling is for models; this action has code")
-    plain = json.loads(old.exec.code)
-    plain["scaling"] = {**plain.get("scaling", {}), **given}
-    config = parse_llm_config(plain)
-    annotations = key_values("annotations", body.get("annotations", []), settings.parameters_bytes)
-    return replace(
-        old,
-        exec=replace(old.exec, code=json.dumps(plain)),
-        config=config,
-        max_instances=config.scaling.max_instances,
-        annotations={**old.annotations, **annotations},
-        updated_ms=wall_ms(),
-    )
 
 
 def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
@@ -139,7 +124,10 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str):
         raise malformed("exec must be an object with a kind")
     kind = DEFAULT_KINDS.get(plain["kind"], plain["kind"])
-    if kind in ("blackbox", "sequence"):
+    if kind == KIND_SEQUENCE:
+        components = _components(plain.get("components"), action)
+        return replace(action, exec=Exec(kind, components=components), config=None, min_instances=0)
+    if kind == "blackbox":
         raise NotHere(f"Actions of kind '{kind}' are absent in this version; use one of {', '.join(KINDS)}.")
     if kind not in KINDS:
         valid = ", ".join(f"'{k}'" for k in (*KINDS, *DEFAULT_KINDS))
@@ -147,27 +135,42 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
             f"The specified runtime '{kind}' is not supported by this platform. Valid values are: {valid}."
         )
     code = plain.get("code", "")
-    if not isinstance(code, str):
+    if not isinstance(code, str | LongCode):
         raise malformed("exec.code must be a string")
-    if len(code) > settings.code_bytes:
-        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
     if kind == KIND_LLM:
-        return _with_config(action, code, body)
+        return _with_config(action, code, body, settings)
     if not code:
         raise malformed("exec.code undefined")
     main = plain.get("main")
     if main is not None and not isinstance(main, str):
         raise malformed("exec.main must be a string")
-    data = decoded_zip(code)
+    return replace(action, exec=_exec(kind, code, main or "", settings), config=None)
+
+
+def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings) -> Exec:
+    data = code.zip if isinstance(code, LongCode) else decoded_zip(code)
     if data is not None:
         check_packages(data)
-    return replace(action, exec=Exec(kind, code, data is not None, main or ""), config=None)
+    if isinstance(code, LongCode):
+        return Exec(kind, code.stored, data is not None, main)
+    if len(code) > settings.code_bytes:
+        raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
+    return Exec(kind, code, data is not None, main)
 
 
-def _with_config(action: Action, code: str, body: Json) -> Action:
+def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:
+    if not isinstance(plain, list) or not all(isinstance(name, str) for name in plain):
+        raise malformed("exec.components must be a list of actions' names")
+    return tuple(qualified(name, action.namespace) for name in plain)
+
+
+def _with_config(action: Action, code: str | LongCode, body: Json, settings: GatewaySettings) -> Action:
     """Take the config from ``config``, an object in the body, or from the code, which is then the config's text."""
     plain = body.get("config")
     if plain is None:
+        if isinstance(code, LongCode):
+            most = longest_string(settings.parameters_bytes)
+            raise TooLarge(f"Request larger than allowed: a config of {code.stored.n_bytes} > {most} bytes.")
         plain = bounded_json.parse(code.encode() or b"null")
     config = parse_llm_config(plain)
     limits = Limits(
@@ -180,6 +183,7 @@ def _with_config(action: Action, code: str, body: Json) -> Action:
         limits=limits,
         keep_alive_s=config.scaling.keep_alive_s,
         max_instances=config.scaling.max_instances,
+        min_instances=0,
     )
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 from flask import Blueprint, Response, request
 
 from gateway.api import render
-from gateway.api.actions import page
-from gateway.api.http import MISSING, gateway, json_response, namespace, query_flag, query_int
+from gateway.api.held import client_watched, wait_s
+from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
+from gateway.api.listing import page
+from gateway.core import Gateway
+from gateway.front.visit import VISIT, Visit
+from gateway.serving.packages import MISSING
+from relay.state.record_lists import RecordParts
 from thaw import wire
 from thaw.activation import Activation
-from thaw.errors import BadRequest, NotFound
+from thaw.errors import BadRequest, NotFound, PlatformError
 from thaw.ids import ActivationId, GroupId, Namespace, is_activation_id
+from thaw.logs import Log
 from thaw.plan import Plan
 
 blueprint = Blueprint("activations", __name__, url_prefix="/api/v1/namespaces/<ns>/activations")
 _SETTLE_S = 1.0
-_SCANNED = 2_000  # records examined for a listing by name
 
 
 @blueprint.get("")
@@ -26,22 +34,63 @@ def list_activations(ns: str) -> Response:
     if count and docs:
         raise BadRequest("The parameters 'count' and 'docs' cannot both be true.")
     limit, skip = page()
-    core.recorder.settle(_SETTLE_S)
+    core.recorder.settle(_SETTLE_S, own)
     name = request.args.get("name", "")
-    if count and not name:
-        return json_response({"activations": core.records.count_activations(own, since_ms=since, upto_ms=upto)})
-    if name:
-        found = [r for r in _scan(own, since, upto) if name in (r.action, r.action.partition("/")[2])]
-        if count:
-            return json_response({"activations": len(found)})
-        found = found[skip : skip + limit]
-    else:
-        found = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto)
-    return json_response([render.activation(r) if docs else render.activation_summary(r) for r in found])
+    if count:
+        n = core.records.count_activations(own, since_ms=since, upto_ms=upto, name=name)
+        return json_response({"activations": n})
+    parts = core.records.activation_parts(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
+    if docs:
+        return _whole(core.log, parts)
+    found = [render.activation_summary(r) for part in parts for r in part]
+    _tell_unreadable(core.log, parts)
+    return json_response(found)
+
+
+def _whole(log: Log, parts: RecordParts) -> Response:
+    """Long records are read when the client has read those before."""
+    first = _joined(parts)
+    if not parts.has_more:
+        _tell_unreadable(log, parts)
+        return Response(b"[" + first + b"]", content_type="application/json")
+    visit: Visit | None = request.environ.get(VISIT)
+    if visit is not None:
+        visit.as_read = True
+    return Response(_pieces(log, b"[" + first, parts), content_type="application/json")
+
+
+def _tell_unreadable(log: Log, parts: RecordParts) -> None:
+    if parts.n_unreadable:
+        log.event("records_unreadable", n=parts.n_unreadable)
+
+
+def _pieces(log: Log, piece: bytes, parts: RecordParts) -> Iterator[bytes]:
+    """The client of a list that cannot be read to its end sees that the answer has none."""
+    separator = b"" if piece == b"[" else b", "
+    yield piece
+    while parts.has_more:
+        try:
+            piece = _joined(parts)
+        except PlatformError as e:
+            log.event("list_cut", error=e.message)
+            raise
+        if piece:  # else all of the part have expired
+            piece, separator = separator + piece, b", "
+            yield piece
+    _tell_unreadable(log, parts)
+    yield b"]"
+
+
+def _joined(parts: RecordParts) -> bytes:
+    return b", ".join(wire.encode(render.activation(record), (", ", ": ")) for record in parts.next())
 
 
 @blueprint.get("/<activation_id>")
 def get_activation(ns: str, activation_id: str) -> Response:
+    """With ``wait_s`` it is held until the activation has ended, which it may not have yet."""
+    core, own, longest_s = gateway(), namespace(ns), wait_s()
+    if longest_s and is_activation_id(activation_id):
+        _hold(core, own, ActivationId(activation_id), longest_s)
     return json_response(render.activation(_record(ns, activation_id)))
 
 
@@ -72,6 +121,24 @@ def get_trace(ns: str, activation_id: str) -> Response:
     )
 
 
+def _hold(core: Gateway, own: Namespace, activation_id: ActivationId, longest_s: float) -> None:
+    """A record of another namespace is none here: whoever asks for it must not learn that it is there."""
+
+    def look() -> tuple[float, Activation | None]:
+        began_s, record = time.monotonic(), core.records.activation(activation_id)
+        return began_s, record if record is not None and record.namespace == own else None
+
+    with client_watched() as hangup:
+        core.held.until_news(
+            own,
+            hangup,
+            longest_s,
+            lambda: core.endings.listening(own, activation_id),
+            look,
+            lambda record: record is not None,
+        )
+
+
 def _links(plan: Plan | None) -> dict[str, float]:
     """Bytes per second of the network links of the plan's hosts, where they are known.  Only an operator may list
     hosts, but everybody may learn what a start of their own had."""
@@ -86,12 +153,8 @@ def _record(ns: str, activation_id: str) -> Activation:
         raise BadRequest("The request content was malformed:\nan activation id is 32 lower-case hex digits.")
     record = core.records.activation(ActivationId(activation_id))
     if record is None:
-        core.recorder.settle(_SETTLE_S)
+        core.recorder.settle(_SETTLE_S, own)
         record = core.records.activation(ActivationId(activation_id))
     if record is None or record.namespace != own:
         raise NotFound(MISSING)
     return record
-
-
-def _scan(own: Namespace, since: int | None, upto: int | None) -> list[Activation]:
-    return gateway().records.activations(own, limit=_SCANNED, since_ms=since, upto_ms=upto)

@@ -25,9 +25,9 @@ def host() -> Response:
     shortest, longest = PYTHON_LIMITS["timeout"]
     limits = {
         "actions_per_minute": settings.per_minute,
-        "triggers_per_minute": 0,
+        "triggers_per_minute": settings.per_minute,
         "concurrent_actions": settings.concurrent,
-        "sequence_length": 0,
+        "sequence_length": settings.sequence_length,
         "min_action_duration": shortest,
         "max_action_duration": longest,
         "min_action_memory": PYTHON_LIMITS["memory"][0] * _MB,
@@ -74,7 +74,7 @@ def limits(ns: str) -> Response:
     values: dict[str, Any] = {
         "invocationsPerMinute": settings.per_minute,
         "concurrentInvocations": settings.held_per_namespace,
-        "firesPerMinute": 0,
+        "firesPerMinute": settings.per_minute,
         "maxPayloadSize": settings.payload_bytes,
         "maxLlmPayloadSize": settings.llm_payload_bytes,
         "maxCodeSize": settings.code_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from flask import Flask, Response, current_app, g, request
@@ -14,6 +14,7 @@ from gateway.api import bounded_json
 from gateway.core import Gateway
 from gateway.front.bounds import UNCHECKED_BODY_BYTES
 from gateway.front.visit import VISIT, Visit
+from gateway.serving.packages import MISSING, forbidden
 from relay.state.api_keys import Subject
 from thaw import lasting, wire
 from thaw.errors import (
@@ -27,32 +28,35 @@ from thaw.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    Unfit,
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 
 View = TypeVar("View", bound=Callable[..., Response])
 
 ACTIVATION_HEADER: Final = "X-Openwhisk-Activation-Id"
-MISSING: Final = "The requested resource does not exist."
 _ALLOWED_HEADERS: Final = (
     "Authorization, Origin, X-Requested-With, Content-Type, Accept, User-Agent, Last-Event-ID, X-Thaw-Resumable"
 )
-_INVOCATIONS: Final = ("invoke.invoke", "openai.chat", "openai.completions")
+_CORS: Final = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "GET, DELETE, POST, PUT, HEAD",
+    "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
+}
+_WEB: Final = "web.web"
+_INVOCATIONS: Final = (
+    "invoke.invoke",
+    *(f"openai.{name}" for name in ("chat", "completions", "tokenize", "detokenize")),
+    "responses.create",
+)
+OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
+"""Their errors are OpenAI's object."""
 _ALWAYS_ANSWERED: Final = ("/health", "/live", "/metrics")
-_LONGEST_WAIT_S: Final = 30.0
 _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
 _MOST: Final = 2**53 - 1
 """The largest number that every reader of JSON understands.  The state server takes no more than 64 bits."""
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-
-
-class BadField(BadRequest):
-    """An OpenAI body is wrong at ``param``."""
-
-    def __init__(self, param: str, message: str, *, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.openai_code = param, code
 
 
 def gateway() -> Gateway:
@@ -75,19 +79,32 @@ def caller() -> Subject:
 
 
 def _count(namespace: Namespace) -> None:
-    if request.endpoint in _INVOCATIONS:  # Throttle counts those at once; they are held, others are brief
+    if (
+        request.endpoint in _INVOCATIONS
+    ):  # their own throttle counts them; others are brief, or some of the few that are held (serving/held.py)
         gateway().calls.enter_again(namespace)
     else:
         gateway().calls.enter(namespace)
         g.counted = namespace
 
 
-def takes(limit: Callable[..., int]) -> Callable[[View], View]:
+def account(namespace: Namespace) -> None:
+    """Count this request, which needs no key, as one of ``namespace``, apart from those with its keys.  Raises
+    Throttled."""
+    visit: Visit | None = request.environ.get(VISIT)
+    if visit is not None:
+        visit.namespace = namespace
+    if visit is None or not visit.head_only:
+        gateway().web_calls.enter_again(namespace)
+
+
+def takes(limit: Callable[..., int], *, needs_key: bool = True) -> Callable[[View], View]:
     """A view that takes a body of up to ``limit(...)`` bytes, a function of the view's own arguments.  It may raise
-    what the view would raise before it reads the body."""
+    what the view would raise before it reads the body.  Without ``needs_key`` it also says whose memory the body takes
+    (account())."""
 
     def mark(view: View) -> View:
-        view.body_limit = limit  # type: ignore[attr-defined]
+        view.body_limit, view.needs_key = limit, needs_key  # type: ignore[attr-defined]
         return view
 
     return mark
@@ -99,7 +116,8 @@ def _max_bytes() -> int:
         raise request.routing_exception
     view = current_app.view_functions[request.endpoint or ""]
     limit: Callable[..., int] = getattr(view, "body_limit", lambda **_: UNCHECKED_BODY_BYTES)
-    caller()
+    if getattr(view, "needs_key", True):
+        caller()
     max_bytes = limit(**(request.view_args or {}))
     if request.content_length is not None and request.content_length > max_bytes:
         raise too_large(request.content_length, max_bytes)
@@ -121,18 +139,36 @@ def namespace(named: str) -> Namespace:
     """The caller's own, by its name or ``_``.  Raises Forbidden for another tenant's."""
     own = caller().namespace
     if named not in ("_", own):
-        raise Forbidden(f"The supplied authentication is not authorized to access '{named}'.")
+        raise forbidden(named)
     return own
 
 
 def action_name(named_namespace: str, name: str) -> ActionName:
-    """Raises NotFound for a name in a package: this version has none."""
-    own = namespace(named_namespace)
-    if "/" in name:
-        raise NotFound(MISSING, hint="packages are absent in this version: name actions without one")
+    """The whole name of an action in the caller's own namespace, ``name`` or ``package/name``.  Raises NotFound,
+    Forbidden, BadRequest."""
+    return _full_name(namespace(named_namespace), name)
+
+
+def any_action_name(named_namespace: str, name: str) -> ActionName:
+    """An action that may be in another tenant's shared package: Packages.target() says whether it is."""
+    own = caller().namespace
+    return _full_name(own if named_namespace == "_" else Namespace(named_namespace), name)
+
+
+def _full_name(namespace: Namespace, name: str) -> ActionName:
+    parts = name.split("/")
+    if len(parts) > 2:
+        raise NotFound(MISSING, hint="an action is named NAME or PACKAGE/NAME")
+    for part in parts:
+        entity_name(part)
+    return ActionName(f"{namespace}/{name}")
+
+
+def entity_name(name: str) -> str:
+    """Raises BadRequest."""
     if not is_entity_name(name):
         raise BadRequest("The request content was malformed:\nname is not a valid entity name.")
-    return ActionName(f"{own}/{name}")
+    return name
 
 
 def query_flag(name: str) -> bool:
@@ -154,17 +190,6 @@ def query_int(name: str, default: int | None = None, *, low: int = 0, high: int 
     return value
 
 
-def query_seconds(name: str) -> float:
-    """How long a call may wait for news; 0 when it is not given."""
-    try:
-        wait_s = float(request.args.get(name) or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= _LONGEST_WAIT_S:
-        raise BadRequest(f"{name} must be a number of seconds, at most {_LONGEST_WAIT_S:g}")
-    return wait_s
-
-
 def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
     """The request's JSON object.  Raises TooLarge, BadRequest."""
     plain = bounded_json.parse(_body(max_bytes, b"{}" if optional else b""))
@@ -174,14 +199,37 @@ def json_object(max_bytes: int, *, optional: bool = False) -> dict[str, Any]:
 
 
 def _body(max_bytes: int, blank: bytes) -> bytes:
-    """The request's body, which nothing else keeps, or ``blank``.  Raises TooLarge."""
+    """The request's body, or ``blank``.  Raises TooLarge."""
+    data = read_body(max_bytes)
+    return data if data.strip() else blank
+
+
+def read_body(max_bytes: int) -> bytes:
+    """The request's body, which nothing else keeps.  Raises TooLarge."""
     if request.content_length is not None and request.content_length > max_bytes:
         raise too_large(request.content_length, max_bytes)
     data = request.stream.read(max_bytes + 1)
     request.stream.close()
     if len(data) > max_bytes:
         raise too_large(len(data), max_bytes)
-    return data if data.strip() else blank
+    return data
+
+
+def body_reader(max_bytes: int) -> Callable[[int], bytes]:
+    """A function that reads the request's body in parts.  It raises TooLarge."""
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large(request.content_length, max_bytes)
+    n_read = 0
+
+    def read(n_bytes: int) -> bytes:
+        nonlocal n_read
+        data: bytes = request.stream.read(n_bytes)
+        n_read += len(data)
+        if n_read > max_bytes:
+            raise too_large(n_read, max_bytes)
+        return data
+
+    return read
 
 
 def openai_error(error: ThawError) -> dict[str, Any]:
@@ -202,15 +250,22 @@ def openai_error(error: ThawError) -> dict[str, Any]:
     return {"error": {**fields, "hint": error.hint} if status >= 500 and error.hint else fields}
 
 
+def own_cors(headers: Mapping[str, str]) -> None:
+    """This answer has these CORS headers instead of the API's, as far as it has none of its own."""
+    g.cors = headers
+
+
 def error_body(error: ThawError) -> dict[str, Any]:
-    if request.path.startswith("/v1/"):
+    if request.path.startswith(OPENAI_PATHS):
         return openai_error(error)
     message = error.message
     if isinstance(error, ConfigError) and error.hint:
         message = f"{message}: {error.hint}"
     body = {"error": message, "code": g.transaction_id}
     return (
-        {**body, "hint": error.hint} if isinstance(error, Unauthorized | Forbidden | Conflict) and error.hint else body
+        {**body, "hint": error.hint}
+        if isinstance(error, Unauthorized | Forbidden | Conflict | Unfit) and error.hint
+        else body
     )
 
 
@@ -229,14 +284,13 @@ def install(app: Flask) -> None:
         if visit is not None and visit.head_only:
             visit.max_bytes = _max_bytes()
             return Response()
-        return Response(status=200) if request.method == "OPTIONS" else None
+        return Response(status=200) if request.method == "OPTIONS" and request.endpoint != _WEB else None
 
     @app.after_request
     def finish(response: Response) -> Response:
         response.headers["X-Request-ID"] = g.transaction_id
-        response.headers["Access-Control-Allow-Origin"] = "*"
-        response.headers["Access-Control-Allow-Methods"] = "GET, DELETE, POST, PUT, HEAD"
-        response.headers["Access-Control-Allow-Headers"] = _ALLOWED_HEADERS
+        for name, value in g.get("cors", _CORS).items():
+            response.headers.setdefault(name, value)
         return response
 
     @app.teardown_request
@@ -247,6 +301,8 @@ def install(app: Flask) -> None:
     @app.errorhandler(ThawError)
     def on_error(error: ThawError) -> Response:
         headers = {}
+        if "activation_id" in g:
+            headers[ACTIVATION_HEADER] = g.activation_id
         if isinstance(error, Unauthorized):
             headers["WWW-Authenticate"] = "Basic"
         if isinstance(error, Throttled):

@@ -1,19 +1,20 @@
 """/v1: the API of OpenAI's SDKs.  The client is held until ``limits.timeout``; a stream is written as it comes.
 
 While a streaming client waits for a cold start it reads SSE comments (``: thaw queued``), written when something
-happens; SDKs skip them.
+happens, and once a second while bytes arrive; SDKs skip them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from flask import Blueprint, Response, request
 
+from gateway.api.bad_field import BadField
 from gateway.api.http import (
     ACTIVATION_HEADER,
-    BadField,
     caller,
     gateway,
     json_object,
@@ -21,11 +22,14 @@ from gateway.api.http import (
     openai_error,
     takes,
 )
-from gateway.api.openai_body import validate
-from gateway.api.streaming import Asked, begin, go_on, last_event
+from gateway.api.openai_body import check_text, validate
+from gateway.api.several_answers import stream, whole
+from gateway.api.streaming import START_HEADER, Asked, begin, go_on, how_started, last_event
 from gateway.core import Gateway
 from gateway.serving.action_cache import simple_name
 from gateway.serving.hangup import watched
+from gateway.serving.several import several
+from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import NotFound
 
@@ -42,41 +46,63 @@ class ModelMissing(NotFound):
 @blueprint.get("/v1/models")
 def models() -> Response:
     subject = caller()
-    found = [_model(a) for a in gateway().actions.list(subject.namespace) if a.is_llm]
-    return json_response({"object": "list", "data": found})
+    found = [a for a in gateway().actions.list(subject.namespace) if a.is_llm]
+    return json_response({"object": "list", "data": list(_listed(found))})
 
 
 @blueprint.get("/v1/models/<path:name>")
 def model(name: str) -> Response:
-    return json_response(_model(_find(caller().namespace, name)))
+    return json_response(_model(_find(caller().namespace, name), name))
 
 
-def _body_bytes() -> int:
+def body_bytes() -> int:
     return gateway().settings.llm_payload_bytes
 
 
 @blueprint.post("/v1/chat/completions")
-@takes(_body_bytes)
+@takes(body_bytes)
 def chat() -> Response:
     return _answer("chat")
 
 
 @blueprint.post("/v1/completions")
-@takes(_body_bytes)
+@takes(body_bytes)
 def completions() -> Response:
     return _answer("completions")
 
 
-def _model(action: Action) -> dict[str, Any]:
-    served = action.config.model.served_name if action.config else ""
-    name = simple_name(action.name)
+@blueprint.post("/tokenize")
+@takes(body_bytes)
+def tokenize() -> Response:
+    return _of_text("tokenize")
+
+
+@blueprint.post("/detokenize")
+@takes(body_bytes)
+def detokenize() -> Response:
+    return _of_text("detokenize")
+
+
+def _model(action: Action, name: str) -> dict[str, Any]:
+    """``name`` is what a client asks for it by; ``root`` names the action."""
+    root = simple_name(action.name)
     return {
         "id": name,
         "object": "model",
         "created": action.updated_ms // 1000,
         "owned_by": action.namespace,
-        "served_name": served or name,
+        "root": root,
+        "served_name": (action.config.model.served_name if action.config else "") or root,
     }
+
+
+def _listed(actions: Sequence[Action]) -> Iterator[dict[str, Any]]:
+    """Each model by its served name if that leads to it: an action's own name goes before a served one."""
+    taken = {simple_name(a.name) for a in actions}
+    for action in actions:
+        served = action.config.model.served_name if action.config else ""
+        yield _model(action, simple_name(action.name) if served in taken else served or simple_name(action.name))
+        taken.add(served)
 
 
 def _find(namespace: Any, name: str) -> Action:
@@ -86,18 +112,38 @@ def _find(namespace: Any, name: str) -> Action:
         raise ModelMissing(f"The model `{name}` does not exist.") from e
 
 
-def _answer(endpoint: str) -> Response:
-    core, subject = gateway(), caller()
-    body = json_object(_body_bytes())
+def asked_model(subject: Subject, body: Mapping[str, Any]) -> Action:
+    """Raises BadField, ModelMissing."""
     if not isinstance(body.get("model"), str):
         raise BadField("model", "model must be the name of a deployed action.")
-    action = _find(subject.namespace, body["model"])
+    return _find(subject.namespace, body["model"])
+
+
+def _answer(endpoint: str) -> Response:
+    core, subject = gateway(), caller()
+    body = json_object(body_bytes())
+    action = asked_model(subject, body)
     validate(endpoint, body)
     asked = Asked(action, subject, endpoint, body)
     if (had := last_event(core, asked)) is not None:
         return go_on(core, asked, had)
-    core.caps.check(action.name)
+    core.storage.check(action.namespace)
+    made = several(body)
+    core.caps.check(action.served_by, len(made.bodies))
+    if not made.is_one:
+        return stream(core, asked, made) if body.get("stream") else whole(core, asked, made)
     return begin(core, asked) if body.get("stream") else _whole(core, asked)
+
+
+def _of_text(endpoint: str) -> Response:
+    """vLLM's two.  The tokenizer is in the model's container, so they are activations, which may wait for a start."""
+    core, subject = gateway(), caller()
+    body = json_object(body_bytes())
+    check_text(endpoint, body)
+    action = _find(subject.namespace, body["model"])
+    core.storage.check(action.namespace)
+    core.caps.check(action.served_by)
+    return _whole(core, Asked(action, subject, endpoint, body))
 
 
 def _whole(core: Gateway, asked: Asked) -> Response:
@@ -113,4 +159,6 @@ def _whole(core: Gateway, asked: Asked) -> Response:
     else:
         response = json_response(outcome.result)
     response.headers[ACTIVATION_HEADER] = call.activation_id
+    if outcome.error is None:
+        response.headers[START_HEADER] = how_started(call)
     return response

@@ -11,7 +11,9 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from gateway.api.http import caller, caller_now, gateway, json_object, json_response, query_seconds
+from gateway.api.held import wait_s
+from gateway.api.http import caller, caller_now, gateway, json_object, json_response
+from gateway.api.work import held_work
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire
 from thaw.clock import wall_ms
@@ -19,9 +21,12 @@ from thaw.errors import BadRequest, Forbidden, ProtocolError
 from thaw.host import HostLeft
 from thaw.ids import HostId, Namespace, is_entity_name
 from thaw.model_uri import ModelUri
+from thaw.pools import is_pool
+from thaw.quotas import LEAST, MOST_WEIGHT, NAMES
 
 blueprint = Blueprint("operator", __name__, url_prefix="/api/v1/thaw")
 _MOST_BYTES = 64 * 1024
+_MOST = 2**53 - 1
 
 
 @blueprint.before_request
@@ -43,12 +48,18 @@ def hosts() -> Response:
     return json_response({"hosts": found, "now_wall_ms": wall_ms()})
 
 
+@blueprint.get("/work")
+def work() -> Response:
+    """What runs, starts and waits, of all namespaces."""
+    return held_work(None)
+
+
 @blueprint.get("/hosts/<host_id>/drain")
 def drained(host_id: str) -> Response:
     """Tell what the host still holds.  With ``known``, an earlier answer, the call waits up to ``wait_s`` until that is
     no longer true."""
     known = _known(request.args.get("known"))
-    left = gateway().host_drains.wait(HostId(host_id), known, query_seconds("wait_s"))
+    left = gateway().host_drains.wait(HostId(host_id), known, wait_s())
     return json_response({"host": host_id, **wire.to_plain(left)})
 
 
@@ -96,8 +107,8 @@ def revoke_key(key_id: str) -> Response:
     gateway ends it there at once, too."""
     core = gateway()
     found = core.keys.revoke(key_id)
+    core.auth.forget()
     for one in found:
-        core.auth.forget(one.digest)
         core.log.event("key_revoked", key_id=one.key_id, namespace=one.key.namespace, by=caller().namespace)
     return json_response(_listed(key_id, found[0].key))
 
@@ -107,7 +118,7 @@ def usage() -> Response:
     """What each namespace has: live keys, actions, records of the last week, and instances that exist now."""
     core = gateway()
     n_keys = Counter(one.key.namespace for one in core.keys.list())
-    n_actions = Counter(a.namespace for a in core.records.all_actions())
+    n_actions = Counter(a.namespace for a in core.records.all_actions() if not is_pool(a))
     n_instances = Counter(Namespace(i.action.partition("/")[0]) for i in core.registry.instances() if i.action)
     found = [
         {
@@ -120,6 +131,24 @@ def usage() -> Response:
         for name in sorted({*n_keys, *n_actions, *n_instances})
     ]
     return json_response({"namespaces": found})
+
+
+@blueprint.get("/models")
+def model_uses() -> Response:
+    """Which model each function names, and which version each instance and each start has."""
+    core = gateway()
+    actions = [
+        {"action": a.name, "version": a.version, "uri": uri}
+        for a in core.records.all_actions()
+        if a.config is not None and not is_pool(a)
+        for uri in (a.config.model.uri, a.config.model.adapter)
+        if uri
+    ]
+    running = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
+    running |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}
+    return json_response(
+        {"actions": actions, "running": [{"action": a, "modelVersion": v} for a, v in sorted(running)]}
+    )
 
 
 @blueprint.route("/namespaces/<ns>/models", methods=["GET", "PUT", "DELETE"])
@@ -135,6 +164,44 @@ def models(ns: str) -> Response:
         own = change(namespace, _prefixes(json_object(_MOST_BYTES)))
         core.log.event("models_allowed", namespace=namespace, prefixes=list(own), by=caller().namespace)
     return json_response({"namespace": namespace, "for_all": list(core.models.policy.default), "own": list(own)})
+
+
+@blueprint.route("/namespaces/<ns>/quotas", methods=["GET", "PUT"])
+def quotas(ns: str) -> Response:
+    """What the namespace may have, and its weight: the defaults (THAW_QUOTA_...), its own values, which win, and what
+    it has of each now.  PUT sets those that it names; null means the default again."""
+    core, namespace = gateway(), named_namespace(ns)
+    if request.method == "PUT":
+        changes = _quota_changes(json_object(_MOST_BYTES))
+        core.quotas.stored.change(namespace, changes)
+        core.log.event("quotas_set", namespace=namespace, quotas=changes, by=caller().namespace)
+    own = core.quotas.changed(namespace)
+    return json_response(
+        {
+            "namespace": namespace,
+            "default": wire.to_plain(core.quotas.default),
+            "own": {name: value for name, value in wire.to_plain(own).items() if value is not None},
+            "used": wire.to_plain(core.storage.usage(namespace)),
+        }
+    )
+
+
+def _quota_changes(body: dict[str, Any]) -> dict[str, Any]:
+    """Raises BadRequest."""
+    if not body or not body.keys() <= set(NAMES):
+        raise BadRequest(f"A quota is one of {', '.join(NAMES)}.")
+    for name, value in body.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        least = LEAST.get(name, 0)
+        if value is None or (is_number and (0 < value <= MOST_WEIGHT if name == "weight" else _is_count(value, least))):
+            continue
+        what = f"a number above 0, at most {MOST_WEIGHT:g}" if name == "weight" else f"a whole number, {least} or more"
+        raise BadRequest(f"{name} must be {what}, or null for the default, not {value!r:.80}.")
+    return {name: float(value) if name == "weight" and value is not None else value for name, value in body.items()}
+
+
+def _is_count(value: float, least: int) -> bool:
+    return isinstance(value, int) and least <= value <= _MOST
 
 
 def _prefixes(body: dict[str, Any]) -> list[str]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.serving.action_cache import simple_name
+from gateway.serving.preflight import Verdict
 from gateway.serving.routes import Serving
 from thaw import wire
-from thaw.action import Action
+from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import Activation
 
 Json = dict[str, Any]
@@ -21,6 +22,8 @@ def pairs(values: Mapping[str, object]) -> list[Json]:
 def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | None = None) -> Json:
     """The whole entity; ``config`` and, where it is known, what serves it are Thaw's additions for LLM kinds."""
     exec_: Json = {"kind": entity.exec.kind, "binary": entity.exec.binary}
+    if entity.is_sequence:
+        exec_["components"] = [f"/{name}" for name in entity.exec.components]
     if code:
         exec_["code"] = entity.exec.code
     if entity.exec.main:
@@ -41,13 +44,29 @@ def _instance(serving: Serving) -> Json:
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 
 
+def preflight(verdict: Verdict) -> Json:
+    """Thaw's addition.  ``checked``: the engine has looked.  A refusal is here where the deploy was forced, or where
+    nothing is deployed."""
+    refusal, found = verdict.refusal, verdict.found
+    rendered: Json = {"checked": not verdict.unchecked}
+    if verdict.unchecked:
+        rendered["reason"] = verdict.unchecked
+    if refusal is not None:
+        rendered["refusal"] = {"code": refusal.code, "message": refusal.message, "hint": refusal.hint}
+    if found is not None:
+        rendered |= {"model": found.uri, "modelVersion": found.model_version, "notes": list(found.notes)}
+    if found is not None and found.engine:
+        rendered |= {"engine": found.engine, "maxModelLen": found.max_model_len}
+    return rendered
+
+
 def action_summary(entity: Action) -> Json:
     return {**_common(entity), "exec": {"binary": entity.exec.binary}}
 
 
 def _common(entity: Action) -> Json:
     return {
-        "namespace": entity.namespace,
+        "namespace": entity.name.rpartition("/")[0],
         "name": simple_name(entity.name),
         "version": entity.version,
         "publish": entity.publish,
@@ -101,7 +120,10 @@ def _annotations(record: Activation) -> Json:
         "timeout": record.timed_out,
         "waitTime": record.wait_ms,
         "initTime": record.init_ms,
-        "startMode": record.start_mode,
+        "topmost": True if record.kind == KIND_SEQUENCE and not record.caused_by else None,
+        "causedBy": record.caused_by or None,
+        "binding": record.binding or None,
+        "startMode": record.start_mode or None,
         "host": record.host or None,
         "groupId": record.group_id or None,
         "modelVersion": record.model_version or None,

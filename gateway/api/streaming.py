@@ -6,17 +6,17 @@ resumable runs beside its request (serving/streams.py) and outlasts it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from flask import Response, request
 
 from gateway import metrics
-from gateway.api.http import ACTIVATION_HEADER, BadField, json_response, openai_error
+from gateway.api.bad_field import BadField
+from gateway.api.http import ACTIVATION_HEADER, json_response, openai_error
 from gateway.api.openai_body import choose_seed
 from gateway.core import Gateway
 from gateway.serving.call import Call
@@ -37,8 +37,9 @@ from thaw.ids import ActivationId, random_hex_id
 from thaw.trace import Phase
 
 RESUMABLE_HEADER: Final = "X-Thaw-Resumable"
-_LAST_EVENT_HEADER: Final = "Last-Event-ID"
-_SSE: Final = {
+START_HEADER: Final = "X-Thaw-Start"
+LAST_EVENT_HEADER: Final = "Last-Event-ID"
+SSE: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
@@ -51,6 +52,15 @@ _COMMENTS: Final = {
 _SKEW_S: Final = 1
 """Ids have whole seconds, and the clocks of two gateways differ a little."""
 Step = str | RunToken | RunFinished
+
+
+class Answer(Protocol):
+    """The texts of a streamed answer.  A token may have none."""
+
+    def token(self, token: RunToken) -> str: ...
+    def comment(self, sentence: str) -> str: ...
+    def over(self, finished: RunFinished) -> str: ...
+    def failed(self, error: dict[str, Any]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +80,25 @@ class Asked:
         return call
 
 
+def how_started(call: Call) -> str:
+    """``warm``, or ``cold`` with the seconds to the first token, for a call that has one."""
+    if not call.cold:
+        return "warm"
+    begun = next((e for e in call.events if e.name is Phase.FIRST_TOKEN), None)
+    return "cold" if begun is None else f"cold; ttft={(begun.mono_ns - call.events[0].mono_ns) / 1e9:.3f}"
+
+
 def last_event(core: Gateway, asked: Asked) -> EventId | None:
     """The event after which the client goes on.  Raises BadField, UnknownEvent.
 
     An id is of use for as long as its stream may be kept, so that nobody can have an activation computed again later,
     without a limit and after its record.
     """
-    text = request.headers.get(_LAST_EVENT_HEADER)
+    text = request.headers.get(LAST_EVENT_HEADER)
     if text is None:
         return None
     if not asked.body.get("stream"):
-        raise BadField(_LAST_EVENT_HEADER, f"{_LAST_EVENT_HEADER} is only allowed when stream is true.")
+        raise BadField(LAST_EVENT_HEADER, f"{LAST_EVENT_HEADER} is only allowed when stream is true.")
     had = core.event_ids.read(text, asked.subject.namespace)
     if wall_ms() / 1000 > had.started_s + asked.action.limits.timeout / 1000 + core.settings.reconnect_s + _SKEW_S:
         raise UnknownEvent
@@ -91,24 +109,34 @@ def begin(core: Gateway, asked: Asked) -> Response:
     """Answer a request whose client has nothing yet."""
     resumable = request.headers.get(RESUMABLE_HEADER) == "1" and core.settings.reconnect_s > 0
     with ExitStack() as entered:
-        hangup = _watched(core, entered)
+        hangup = watching(core, entered)
         call = asked.call(Hangup() if resumable else hangup)
         body = fingerprint(call.action, call.endpoint, call.payload)
         chunks = Chunks(call, _prefix(core, call, call.received_ms // 1000, body.digest))
         if not resumable:
-            entered.enter_context(core.throttle.counted(asked.subject.namespace))
-            steps = _recorded(core, call, entered.pop_all().close)
-            return _response(call, _Texts(chunks, steps, steps.close))
+            return written(call, chunks, counted(core, call, entered))
         core.throttle.enter(asked.subject.namespace)  # the count is the stream's from here on
         reader = core.streams.begin(call, hangup, _cut(), body_bytes=body.n_bytes)
         return _read(core, reader, reader.steps(), chunks, entered.pop_all().close, resumable=lambda: chunks.has_id)
+
+
+def counted(core: Gateway, call: Call, entered: ExitStack) -> Generator[Step, None, None]:
+    """The steps of a run that counts in its namespace's throttle.  ``entered`` is closed at their end.  Raises
+    Throttled."""
+    entered.enter_context(core.throttle.counted(call.subject.namespace))
+    return recorded(core, call, entered.pop_all().close)
+
+
+def written(call: Call, answer: Answer, steps: Generator[Step, None, None]) -> Response:
+    """Answer with a stream that ends with its client."""
+    return _response(call, _Texts(answer, steps, steps.close))
 
 
 def go_on(core: Gateway, asked: Asked, had: EventId) -> Response:
     """Answer a client that has the events up to ``had``."""
     resumable = request.headers.get(RESUMABLE_HEADER) != "0"
     with ExitStack() as entered:
-        hangup = _watched(core, entered)
+        hangup = watching(core, entered)
         way, reader = core.reconnects.go_on(had, asked.call(Hangup(), had.activation_id), hangup, _cut())
         metrics.RECONNECTS.labels(way).inc()
         call = reader.stream.call
@@ -120,7 +148,7 @@ def go_on(core: Gateway, asked: Asked, had: EventId) -> Response:
 class _Texts:
     """The texts of one SSE answer.  ``on_close`` runs once, when its connection is over or it never began."""
 
-    def __init__(self, chunks: Chunks, steps: Iterator[Step], on_close: Callable[[], None]) -> None:
+    def __init__(self, chunks: Answer, steps: Iterator[Step], on_close: Callable[[], None]) -> None:
         self._chunks, self._steps, self.close = chunks, steps, on_close
         self._texts = self._of_steps()
         self.is_whole = self.has_failed = False
@@ -143,7 +171,7 @@ class _Texts:
             return
         except ThawError as e:
             self.has_failed = True
-            yield f"data: {json.dumps(openai_error(e))}\n\n"
+            yield self._chunks.failed(openai_error(e))
 
     def _of_steps(self) -> Iterator[str]:
         for step in self._steps:
@@ -152,7 +180,7 @@ class _Texts:
             elif isinstance(step, str):
                 text = self._chunks.comment(step)
             else:
-                text = self._chunks.finished(step) + "data: [DONE]\n\n"
+                text = self._chunks.over(step)
             if text:
                 yield text
 
@@ -164,13 +192,14 @@ def _response(call: Call, texts: _Texts) -> Response:
     except ThawError as e:
         response = json_response(openai_error(e), e.http_status)
     else:
-        response = Response(texts.after(first), headers=_SSE)
+        response = Response(texts.after(first), headers=SSE)
         response.call_on_close(texts.close)
+        response.headers[START_HEADER] = "cold" if first.startswith(":") else how_started(call)
     response.headers[ACTIVATION_HEADER] = call.activation_id
     return response
 
 
-def _recorded(core: Gateway, call: Call, leave: Callable[[], None]) -> Generator[Step, None, None]:
+def recorded(core: Gateway, call: Call, leave: Callable[[], None]) -> Generator[Step, None, None]:
     """The steps of a run on this thread.  However it ends (done, failed, client gone) one record is submitted, before
     its client reads the end."""
     tokens: list[RunToken] = []
@@ -225,7 +254,8 @@ def _prefix(core: Gateway, call: Call, started_s: int, digest: bytes) -> str:
     return core.event_ids.prefix(call.subject.namespace, call.activation_id, started_s, digest)
 
 
-def _watched(core: Gateway, entered: ExitStack) -> Hangup:
+def watching(core: Gateway, entered: ExitStack) -> Hangup:
+    """Notice a client that hangs up, until ``entered`` is closed."""
     hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
     entered.callback(unwatch)
     return hangup

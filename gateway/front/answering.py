@@ -51,20 +51,43 @@ def answer(cfg: Any, app: Wsgi, connection: Connection, visit: Visit, out: Out, 
     environ |= {"wsgi.multithread": True, "gunicorn.socket": connection.sock, VISIT: visit}
     if not keep or not request.complete:
         response.force_close()
-    return _write(response, app(environ, response.start_response), visit, out)
+    parts = app(environ, response.start_response)
+    if visit.max_bytes is not None:
+        _close(parts)
+        return True  # the client may send its body
+    out.begin(leaves=visit.as_read or response.response_length is not None)
+    return Answering(response, parts, out, as_read=visit.as_read).go_on()
 
 
-def _write(response: Any, parts: Iterable[bytes], visit: Visit, out: Out) -> bool:
-    try:
-        if visit.max_bytes is not None:
-            return True  # the client may send its body
-        out.begin(leaves=response.response_length is not None)
-        for part in parts:
-            response.write(part)
-        response.close()
-        out.flush()
-    finally:
-        close = getattr(parts, "close", None)
-        if close is not None:
-            close()
-    return not response.should_close()
+class Answering:
+    """An answer that is being written: at once, or part by part as its client reads."""
+
+    def __init__(self, response: Any, parts: Iterable[bytes], out: Out, *, as_read: bool) -> None:
+        self._response, self._parts, self._out, self._as_read = response, parts, out, as_read
+        self._left = iter(parts)
+
+    def go_on(self) -> bool:
+        """Return whether the connection takes another request.  The answer is not at its end if ``out.more`` is set.
+        Raises OSError when the client is gone."""
+        at_end = True
+        try:
+            for part in self._left:
+                self._response.write(part)
+                if self._as_read and self._out.left is not None:
+                    self._out.more, at_end = self, False
+                    return False
+            self._response.close()
+            self._out.flush()
+        finally:
+            if at_end:
+                self.close()
+        return not self._response.should_close()
+
+    def close(self) -> None:
+        _close(self._parts)
+
+
+def _close(parts: Iterable[bytes]) -> None:
+    close = getattr(parts, "close", None)
+    if close is not None:
+        close()

@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.front.request import RequestReader
 from gateway.front.visit import Visit
@@ -49,7 +49,6 @@ class Connection:
         "due_s",
         "is_closed",
         "keep",
-        "n_answer",
         "namespace",
         "out",
         "request",
@@ -78,8 +77,6 @@ class Connection:
         """The memory that the request's body has."""
         self.wants = 0
         """How much more memory the body needs."""
-        self.n_answer = 0
-        """The bytes of an answer that the client did not take at once."""
         self.namespace: Namespace | None = None
         """Whose key the last request on this connection had that had a valid one."""
         self.turns: Turns | None = None
@@ -87,7 +84,7 @@ class Connection:
         self.keep = False
         """The connection stays when its answer is written."""
         self.began_s = self.since_s = 0.0
-        """When the body, the answer or the end began, and when the state did."""
+        """When the body or the end began, and when the state did."""
         self.deadline_s = self.due_s = float("inf")
         self.watched = 0
         """The events that the selector waits for."""
@@ -109,9 +106,9 @@ class Connection:
         if self.out.left is not None:
             reset_at_close(self.sock)
         self.request = None
-        self.out.left = None
         self.rest = b""
         self.sock.close()
+        self.out.drop()
 
 
 def address_of(client: object) -> str:
@@ -140,6 +137,12 @@ def plain_answer(status: int, message: str) -> bytes:
     return head.encode() + body
 
 
+class More(Protocol):
+    def go_on(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class Out:
     """What gunicorn's Response takes for its socket.  Its first write is the head, which waits for the body."""
 
@@ -150,10 +153,23 @@ class Out:
         self._begun = self._leaves = False
         self.left: memoryview | None = None
         """What the client has not taken of a whole answer."""
+        self.more: More | None = None
+        """What makes the rest of the answer, when the client has taken that."""
+        self.began_s = 0.0
+        """When there was something first that the client did not take at once; 0: there has been nothing."""
+        self.n_read = 0
+        """The bytes that the client has taken since then."""
 
     def begin(self, *, leaves: bool) -> None:
         """``leaves``: the worker's selector writes what the client does not take at once."""
-        self._begun, self._leaves, self._head, self.left = False, leaves, b"", None
+        self._begun, self._leaves, self._head, self.left, self.more = False, leaves, b"", None, None
+        self.began_s, self.n_read = 0.0, 0
+
+    def drop(self) -> None:
+        """Nobody will read the rest."""
+        more, self.left, self.more = self.more, None, None
+        if more is not None:
+            more.close()
 
     def sendall(self, data: bytes) -> None:
         """Raises OSError when the client is gone or, in a stream, reads nothing."""
@@ -207,9 +223,11 @@ class Out:
         if self._sock is None:
             return 0
         try:
-            return self._sock.send(data)
+            sent = self._sock.send(data)
         except BlockingIOError:
             return 0
+        self.n_read += sent
+        return sent
 
 
 def reset_at_close(sock: socket.socket) -> None:

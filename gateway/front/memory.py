@@ -1,5 +1,5 @@
-"""The memory for long bodies, and for answers that carry code, which namespaces share; and the line in which bodies
-wait for it.
+"""The memory for long bodies, and for actions of which answers are made, which namespaces share; and the line in which
+bodies wait for it.
 
 A namespace gets at most as much as is free (the dynamic threshold of Choudhury and Hahne, 1998): alone it gets half,
 and however many fill what they can get, the next one still gets something.

@@ -66,6 +66,11 @@ class RequestReader:
         found = _AUTHORIZATION.search(self.head)
         return found[1].decode("latin-1") if found else ""
 
+    @property
+    def is_web(self) -> bool:
+        """Whether a web action is called, which the state server may have to be asked for."""
+        return b"/api/v1/web/" in self.head.partition(b"\r\n")[0]
+
     def feed(self, data: bytes) -> bool:
         """Return whether the request is complete.  Raises BrokenRequest."""
         self.n_read += len(data)

@@ -25,5 +25,7 @@ class Visit:
     """The worker has the request answered with this error."""
     namespace: Namespace | None = None
     """The application's answer: whose key it is.  None while no key was accepted."""
+    as_read: bool = False
+    """The application's word on its answer: make the next part of it when the client has read the part before."""
     max_bytes: int | None = None
     """The application's answer to ``head_only``: how much of the body it would read."""

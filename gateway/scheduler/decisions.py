@@ -93,6 +93,7 @@ class InspectModelOn:
     command_id: CommandId
     known_uri: str = ""
     known_version: str = ""
+    namespaces: tuple[str, ...] = ()  # those with an action of the model
 
 
 @dataclass(frozen=True, slots=True)

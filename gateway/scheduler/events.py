@@ -18,10 +18,11 @@ from thaw.action import KIND_PYTHON, Action
 from thaw.config import MOST_INSTANCES
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.host import HostReport
-from thaw.ids import ActionName, GatewayId, GroupId
+from thaw.ids import ActionName, GatewayId, GroupId, Namespace
 from thaw.instance import InstanceRecord
 from thaw.model import ModelFacts
 from thaw.plan import Plan
+from thaw.quotas import OwnQuotas
 
 MIB = 1024 * 1024
 
@@ -77,6 +78,7 @@ def _plain_facts(action: Action) -> ActionFacts:
             max(1, action.limits.concurrency),
             action.max_instances,
             action.keep_alive_s,
+            0 if action.is_sequence else action.min_instances,
             timeout_s=action.limits.timeout / 1000,
         )
     scaling = config.scaling
@@ -111,6 +113,14 @@ class ActionSeen:
 @dataclass(frozen=True, slots=True)
 class ActionDeleted:
     action: ActionName
+
+
+@dataclass(frozen=True, slots=True)
+class QuotasSeen:
+    """An operator's own values for a namespace."""
+
+    namespace: Namespace
+    own: OwnQuotas
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,7 @@ class Rebuilt:
     models: tuple[ModelFacts, ...]
     actions: tuple[ActionFacts, ...]
     credentials: tuple[GroupId, ...] = ()
+    quotas: tuple[QuotasSeen, ...] = ()
 
 
 Demand = DemandAdded | DemandRemoved
@@ -168,6 +179,7 @@ OtherEvent = (
     | ConsolidationFailed
     | ActionSeen
     | ActionDeleted
+    | QuotasSeen
     | HostsSeen
     | HostSeen
     | GatewaysLost

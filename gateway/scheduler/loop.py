@@ -199,7 +199,7 @@ class Scheduler:
     def _note(self, item: object, arrival: Arrival) -> None:
         match item:
             case DemandAdded():
-                self._effects.seen(item.activation_id, arrival)
+                self._effects.seen(item.activation_id, arrival, item.adapter)
             case DemandRemoved():
                 self._effects.gone(item.activation_id)
             case StartRefused():
@@ -208,6 +208,7 @@ class Scheduler:
     def _reload(self, arrival: Arrival) -> None:
         history = load_history(self._client, self._log)
         rebuilt = self._reading.rebuilt()
+        self._effects.reloaded(rebuilt.demand)
         self._timers = [t for t in self._timers if not isinstance(t[2], (Timer, Reload))]
         heapq.heapify(self._timers)
         self._view = ClusterView(self._epoch, self._settings, random_hex_id, history)

@@ -65,6 +65,9 @@ class SchedulerSettings:
         "and schedulers need the same; thaw namespace allow-models adds some for one namespace",
         "s3://models",
     )
+    quota_starts: int = setting(
+        "THAW_QUOTA_STARTS", "starts of a namespace in progress; gateways and schedulers need the same", 1_000
+    )
     stem_cell_floor: int = setting("THAW_STEM_CELL_FLOOR", "stem cells a host keeps of a kind without an action", 0)
     stem_cell_idle_s: float = setting(
         "THAW_STEM_CELL_IDLE_S", "a kind without an action for this long goes down to the floor, seconds", 600.0

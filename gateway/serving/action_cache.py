@@ -7,8 +7,9 @@ import threading
 import redis
 
 from relay.protocol.messages import ActionChanged
-from relay.state import bus
+from relay.state import bus, redis_link, starts
 from relay.state.records import Records, without_code
+from thaw import pools
 from thaw.action import Action
 from thaw.errors import NotFound
 from thaw.ids import ActionName, Namespace
@@ -42,7 +43,7 @@ class Actions:
             return self._llm(alias or ActionName(f"{namespace}/{model.removeprefix(f'{namespace}/')}"))
         except NotFound:
             pass
-        for action in self._records.actions(namespace):
+        for action in self.list(namespace):
             if action.config is not None and action.config.model.served_name == model:
                 with self._lock:
                     self._by_model[(namespace, model)] = action.name
@@ -50,21 +51,38 @@ class Actions:
         raise NotFound(f"The model `{model}` does not exist.", hint="GET /v1/models lists yours")
 
     def list(self, namespace: Namespace) -> list[Action]:
-        """Newest first, without their code, from the state server."""
-        return self._records.actions(namespace)
+        """Newest first, without their code, from the state server; without pools, which nobody deployed."""
+        return [a for a in self._records.actions(namespace) if not pools.is_pool(a)]
 
-    def put(self, action: Action, *, last: str | None) -> None:
-        """Raises Conflict when ``last`` is not the last version of its name any more."""
-        self._records.put_action(action, last=last)
-        self.forget(action.name)
-        bus.publish(self._redis, ActionChanged(action.name))
+    def put(self, action: Action, *, last: str | None, old: Action | None = None, row: str = "") -> None:
+        """See :meth:`Records.put_action`.  Raises Conflict."""
+        self._records.put_action(action, last=last, old=old, row=row)
+        self._changed(action.name)
+        if action.served_by != action.name:
+            self._changed(action.served_by)
+        if old is not None and old.served_by != action.served_by:
+            self._tell_end_of_pool(old)
 
     def delete(self, name: ActionName) -> Action:
         """Raises NotFound."""
         action = self._records.delete_action(namespace_of(name), name)
-        self.forget(name)
-        bus.publish(self._redis, ActionChanged(name, deleted=True))
+        self._changed(name, deleted=True)
+        self._tell_end_of_pool(action)
         return action
+
+    def _tell_end_of_pool(self, gone: Action) -> None:
+        """Once ``gone`` has left its pool, if nobody else has it."""
+        pool = gone.served_by
+        if pool != gone.name and not self._records.action_bytes(gone.namespace, pool):
+            self._changed(pool, deleted=True)
+
+    def _changed(self, name: ActionName, *, deleted: bool = False) -> None:
+        self.forget(name)
+        with redis_link.translated("say that an action changed"):
+            pipe = self._redis.pipeline(transaction=True)
+            starts.forget(pipe, name, deleted=deleted)
+            bus.append(pipe, ActionChanged(name, deleted=deleted))
+            pipe.execute()
 
     def forget(self, name: ActionName | None = None) -> None:
         with self._lock:
@@ -74,7 +92,7 @@ class Actions:
 
     def _llm(self, name: ActionName) -> Action:
         action = self.get(name)
-        if not action.is_llm:
+        if not action.is_llm or pools.is_pool(action):
             raise NotFound(f"{name} is not an LLM")
         return action
 

@@ -1,16 +1,27 @@
 """202s: entries of the pending stream, each run like a held request and ended in exactly one record.
 
+::
+
+    pending stream ──read──▶ line (thousands) ──▶ ahead (hundreds: their demand is announced) ──▶ a thread runs it
+                             └────── namespaces take turns in both (gateway/fair.py) ──────┘
+
 The stream's consumer group gives an entry to one gateway; another claims a dead gateway's entries (heartbeat).
 Records.end keeps the record single, whatever is repeated; mark_started keeps user code from running twice.
+
+The line is so long that a namespace with a few entries is not behind all those of another one in the stream.  Of most
+entries it holds no argument, which is read again when their turn has come.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.fair import FairQueue, may_have_more
 from gateway.serving.action_cache import Actions
 from gateway.serving.call import Call
 from gateway.serving.demand import Demand
@@ -25,12 +36,27 @@ from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import DeveloperError, NotFound, PlatformError, Unavailable
-from thaw.ids import ActivationId, GatewayId
+from thaw.ids import ActivationId, GatewayId, Namespace
 from thaw.logs import Log
 
 READ_AHEAD: Final = 500
-"""Entries taken beyond those that run: their demand is announced, so that instances start for all of them."""
+"""Entries beyond those that run whose demand is announced, so that instances start for all of them."""
+LINE: Final = 50_000
+"""Entries that one gateway takes, of some 600 bytes each."""
 _RETRY_S: Final = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """An entry in line.  ``ahead`` announced its demand."""
+
+    entry: Entry
+    is_whole: bool  # else its argument was left out
+    ahead: Call | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.entry.pending.namespace
 
 
 class _RunsElsewhere(PlatformError):
@@ -56,7 +82,9 @@ class AsyncRunner:
         recorder: Recorder,
         threads: int,
         log: Log,
+        weight_of: Callable[[Namespace], float] = lambda _: 1.0,
     ) -> None:
+        """``weight_of``: a namespace's share of the turns, of those that wait."""
         self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
         self._actions = actions
         self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder
@@ -65,6 +93,9 @@ class AsyncRunner:
         self._reader = PendingReader(url, gateway, self._take, self._room, log)
         self._lock = threading.Condition()
         self._held: set[ActivationId] = set()
+        self._line = FairQueue[Namespace, _Waiting](weight_of)
+        self._ahead = FairQueue[Namespace, _Waiting](weight_of)
+        self._running: Counter[Namespace] = Counter()
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -83,9 +114,10 @@ class AsyncRunner:
         for consumer in self._claims.consumers():
             if self._registry.is_gateway_alive(consumer):
                 continue
-            for entry in self._claims.claim(consumer):
-                self._log.event("entry_claimed", activation_id=entry.pending.activation_id, gateway=consumer)
-                self._take(entry)
+            while self._has_room() and (claimed := self._claims.claim(consumer)):
+                for entry in claimed:
+                    self._log.event("entry_claimed", activation_id=entry.pending.activation_id, gateway=consumer)
+                    self._take(entry)
 
     def holds(self, activation_id: ActivationId) -> bool:
         with self._lock:
@@ -93,12 +125,11 @@ class AsyncRunner:
 
     def _room(self) -> int:
         with self._lock:
-            self._lock.wait_for(lambda: len(self._held) < self._limit or self._stop.is_set())
-            return 0 if self._stop.is_set() else self._limit - len(self._held)
+            self._lock.wait_for(self._has_room)
+            return 0 if self._stop.is_set() else LINE - len(self._held)
 
-    @property
-    def _limit(self) -> int:
-        return self._threads + READ_AHEAD
+    def _has_room(self) -> bool:
+        return len(self._held) < LINE or self._stop.is_set()
 
     def _take(self, entry: Entry) -> None:
         if entry.owner == self._gateway:
@@ -108,21 +139,64 @@ class AsyncRunner:
             if activation_id in self._held:
                 return
             self._held.add(activation_id)
-            queued = len(self._held) > self._threads
-        ahead = None
+            is_whole = len(self._held) <= self._threads + READ_AHEAD
         try:
             if self._hand_to_owner(entry):
                 self._forget(activation_id)
                 return
-            if queued:
-                ahead = self._call(entry.pending)
-                self._demand.add(ahead)
-        except (PlatformError, NotFound) as e:  # the thread of the run meets the same error and deals with it
+        except PlatformError as e:  # the thread of the run meets the same error and deals with it
             self._log.event("entry_unprepared", activation_id=activation_id, error=e.message)
+        if not is_whole:
+            entry = replace(entry, pending=replace(entry.pending, payload=None))
+        waiting = _Waiting(entry, is_whole)
+        with self._lock:
+            self._line.put(waiting.namespace, waiting)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what has its turn, as far as there are threads, and announce what comes next."""
+        while not self._stop.is_set():
+            with self._lock:
+                following = self._begin()
+                announced = None if following is not None else self._next_ahead()
+            if following is not None:
+                try:
+                    self._pool.submit(self._run, following)
+                except RuntimeError:  # the pool is shut: this gateway stops, another claims the entry
+                    self._forget(following.entry.pending.activation_id)
+            elif announced is not None:
+                self._announce(announced)
+                with self._lock:
+                    self._ahead.put(announced.namespace, announced)
+            else:
+                return
+
+    def _begin(self) -> _Waiting | None:
+        following = self._ahead.take(self._may_run) or self._line.take(self._may_run)
+        if following is not None:
+            self._running[following.namespace] += 1
+        return following
+
+    def _may_run(self, namespace: Namespace) -> bool:
+        return may_have_more(self._running[namespace], self._threads - self._running.total())
+
+    def _next_ahead(self) -> _Waiting | None:
+        return self._line.take() if len(self._ahead) < READ_AHEAD else None
+
+    def _announce(self, waiting: _Waiting) -> None:
+        pending = waiting.entry.pending
         try:
-            self._pool.submit(self._run, entry, ahead)
-        except RuntimeError:  # the pool is shut: this gateway stops, another claims the entry
-            self._forget(activation_id)
+            waiting.ahead = self._announced(pending)
+        except (PlatformError, NotFound) as e:  # the thread of the run meets the same error and deals with it
+            self._log.event("entry_unprepared", activation_id=pending.activation_id, error=e.message)
+
+    def _announced(self, pending: Pending) -> Call | None:
+        """A call whose demand is known before its thread is there.  What is composed of calls needs no instance."""
+        call = self._call(pending)
+        if call.action.is_sequence or call.action.is_conductor:
+            return None
+        self._demand.add(call, ahead=True)
+        return call
 
     def _hand_to_owner(self, entry: Entry) -> bool:
         owner = GatewayId(entry.owner)
@@ -131,11 +205,16 @@ class AsyncRunner:
         self._claims.hand_to(owner, entry.entry_id)
         return True
 
-    def _run(self, entry: Entry, ahead: Call | None) -> None:
-        """``ahead`` announced the entry's demand while the entry waited for this thread."""
+    def _run(self, waiting: _Waiting) -> None:
+        entry, ahead = waiting.entry, waiting.ahead
         try:
             while not self._stop.is_set():
                 try:
+                    if not waiting.is_whole:
+                        found = self._claims.entry(entry.entry_id)
+                        if found is None:
+                            return  # it has ended
+                        entry, waiting.is_whole = found, True
                     if self._run_once(entry, ahead):
                         return
                 except PlatformError as e:
@@ -148,7 +227,8 @@ class AsyncRunner:
         finally:
             if ahead is not None:
                 self._demand.withdraw(ahead)
-            self._forget(entry.pending.activation_id)
+            self._forget(entry.pending.activation_id, waiting.namespace)
+            self._go_on()
 
     def _run_once(self, entry: Entry, ahead: Call | None) -> bool:
         """Return False when nothing ran because the state server was away: the entry is tried again.  Raises
@@ -189,7 +269,10 @@ class AsyncRunner:
 
     def _call(self, pending: Pending) -> Call:
         """The call as it was accepted.  Raises Unavailable, NotFound (deleted since)."""
-        call = _make_call(pending, self._actions.get(pending.action))
+        action = self._actions.get(pending.action)
+        if pending.parameters:
+            action = replace(action, parameters=pending.parameters)
+        call = _make_call(pending, action)
         if not call.action.idempotent:
             call.claim = lambda: self._may_start(pending.activation_id)
         return call
@@ -203,16 +286,21 @@ class AsyncRunner:
             raise _RunsElsewhere(starter)
         return False
 
-    def _forget(self, activation_id: ActivationId) -> None:
+    def _forget(self, activation_id: ActivationId, ran_for: Namespace | None = None) -> None:
+        """``ran_for``: the namespace whose thread is free now."""
         with self._lock:
             self._held.discard(activation_id)
+            if ran_for is not None:
+                self._running[ran_for] -= 1
+                if not self._running[ran_for]:
+                    del self._running[ran_for]
             self._lock.notify_all()
 
 
 def _make_call(pending: Pending, action: Action) -> Call:
-    subject = Subject(pending.namespace, pending.subject)
+    subject = Subject(pending.namespace, pending.subject, digest=pending.key_digest, until_ms=pending.key_until_ms)
     call = Call(pending.activation_id, action, subject, pending.payload, Hangup(), pending.endpoint, pending.seed)
-    call.received_ms = pending.accepted_ms
+    call.received_ms, call.cause, call.binding = pending.accepted_ms, pending.cause, pending.binding
     return call
 
 

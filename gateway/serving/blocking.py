@@ -20,6 +20,7 @@ from gateway.serving.execute import Steps, to_end
 from gateway.serving.invoker_pool import Reply
 from gateway.serving.recorder import Recorder
 from gateway.serving.runs import Outcome
+from gateway.serving.throttle import Place
 from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from thaw.errors import PlatformError
@@ -46,14 +47,15 @@ class BlockingRuns:
         gateway: GatewayId,
         threads: int,
     ) -> None:
+        """``threads``: for all runs whose requests hold a thread, and all that have left theirs (throttle.py)."""
         self._steps, self._recorder, self._gateway = steps, recorder, gateway
         self._records, self._registry = records, registry
         self._pool = ThreadPoolExecutor(threads, "blocking")
 
-    def run(self, call: Call, wait_s: float, counted: ExitStack) -> Outcome | None:
+    def run(self, call: Call, wait_s: float, counted: ExitStack, place: Place) -> Outcome | None:
         """Return the outcome, or None when the call became a 202.  Raises Unavailable when it could not become one.
         ``counted`` holds the caller's counts of the call; a run that goes on here takes them over and closes them at
-        its end."""
+        its end.  One of them is ``place``, which a run that outlasts its request gives back before."""
         run = _Run(call, self._steps(call))
         until_s = time.monotonic() + wait_s
         outcome = self._run_here(run, until_s)
@@ -63,7 +65,10 @@ class BlockingRuns:
         try:
             return future.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
-            return self._hand_over(run)
+            try:
+                return self._hand_over(run)
+            finally:
+                place.leave_thread()
 
     def stop(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -133,4 +138,9 @@ def pending_of(call: Call) -> Pending:
         call.received_ms,
         call.seed or 0,
         call.endpoint,
+        call.cause,
+        call.binding,
+        call.subject.digest,
+        call.subject.until_ms,
+        call.action.parameters if call.action.is_conductor else {},
     )

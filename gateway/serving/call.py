@@ -34,6 +34,10 @@ class Call:
     endpoint: str = ""
     seed: int | None = None
     claim: Callable[[], bool] | None = None
+    cause: str = ""  # the activation of the sequence or trigger that invoked it
+    caused_by: str = ""  # "sequence"
+    binding: str = ""  # through which it was named
+    lines: list[str] = field(default_factory=list)  # that the platform writes into its logs
     received_s: float = field(default_factory=time.monotonic)
     received_ms: int = field(default_factory=wall_ms)
     announced_s: float | None = None  # when demand was put; None: not in the registry
@@ -44,8 +48,10 @@ class Call:
     dispatched_ms: int | None = None
     emitted: list[int] = field(default_factory=list)
     answer_bytes: int = 0  # that the answer's tokens take in memory
+    prompts_bytes: list[int] = field(default_factory=list)  # that the prompts' logprobs take; one for all parts
     losses: int = 0
     model_version: str = ""  # that the answer's tokens come from
+    adapter: str = ""  # the same, with its version; empty until the first token
 
     def note_instance(self, record: InstanceRecord) -> None:
         """The call goes to this instance now, with the tokens that others have emitted."""

@@ -27,12 +27,13 @@ class Demand:
         self._lock = threading.Lock()
         self._left: dict[ActivationId, ActionName] = {}  # withdrawals, and what settle() wanted, that failed
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Call, *, ahead: bool = False) -> None:
         """Tell the scheduler that a request has no route.  If it was told before the request waited, it is told again:
-        a failed start may have ended the first demand.  Raises Unavailable."""
+        a failed start may have ended the first demand.  ``ahead``: it will wait later.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
-        self._put(call.activation_id, call.action.name, call.received_ms)
+        action = call.action
+        self._put(call.activation_id, action.served_by, call.received_ms, ahead=ahead, adapter=action.adapter)
 
     def withdraw(self, call: Call) -> None:
         """An activation may run a second time while its first run ends: its client reconnected, and its answer is
@@ -41,20 +42,20 @@ class Demand:
             return
         call.announced_s = None
         try:
-            self._agree(call.activation_id, call.action.name)
+            self._agree(call.activation_id, call.action.served_by)
         except PlatformError as e:
             with self._lock:
-                self._left[call.activation_id] = call.action.name
+                self._left[call.activation_id] = call.action.served_by
             self._log.event("demand_not_removed", activation_id=call.activation_id, error=e.message)
 
     def settle(self, call: Call) -> None:
         """Put or withdraw the demand of a call that runs already, as the room has it waiting for another slot or not.
         It keeps its age.  Never raises: what fails is done by the next retry()."""
         try:
-            self._agree(call.activation_id, call.action.name)
+            self._agree(call.activation_id, call.action.served_by)
         except PlatformError as e:
             with self._lock:
-                self._left[call.activation_id] = call.action.name
+                self._left[call.activation_id] = call.action.served_by
             self._log.event("demand_not_settled", activation_id=call.activation_id, error=e.message)
 
     def retry(self) -> None:
@@ -90,10 +91,20 @@ class Demand:
             if (self._room.waiting(action, activation_id) is None) == (ticket is None):
                 return
 
-    def _put(self, activation_id: ActivationId, action: ActionName, received_ms: int) -> None:
+    def _put(
+        self,
+        activation_id: ActivationId,
+        action: ActionName,
+        received_ms: int,
+        *,
+        ahead: bool = False,
+        adapter: str = "",
+    ) -> None:
         """Put the demand with its age: a request that lost its worker before its first token goes to the head of the
         scheduler's queue."""
         waited_ms = max(0, wall_ms() - received_ms)
         self._registry.add_demand(
-            DemandAdded(activation_id, action, namespace_of(action), self._gateway, received_ms, waited_ms)
+            DemandAdded(
+                activation_id, action, namespace_of(action), self._gateway, received_ms, waited_ms, ahead, adapter
+            )
         )

@@ -14,7 +14,7 @@ yielded, too, before it is waited for: the driver of the run may leave the waiti
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
 from gateway.serving.call import Call
@@ -25,6 +25,7 @@ from gateway.serving.routes import Route
 from gateway.serving.sending import send_run
 from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import Ticket, WaitingRoom
+from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
 from thaw.logs import Log
@@ -46,8 +47,11 @@ class Dispatcher:
         versions: Versions,
         log: Log,
         llm_result_bytes: int = 64 << 20,
+        on_cold_start: Callable[[Call], None] = lambda _: None,
     ) -> None:
-        """``llm_result_bytes``: what the tokens of one answer may take in memory."""
+        """``llm_result_bytes``: what the tokens of one answer may take in memory.  ``on_cold_start`` is called with a
+        call that waited for a start when it has its first token."""
+        self.on_cold_start = on_cold_start
         self.llm_result_bytes = llm_result_bytes
         self.room, self._demand, self._pool, self._versions, self._log = room, demand, pool, versions, log
         self.migrations = Migrations(room, demand, pool, versions, log)
@@ -112,33 +116,42 @@ class Dispatcher:
         return PlatformError("There was an internal server error.")
 
     def _route(self, call: Call, refusals: int) -> Generator[str, None, Route]:
-        ticket = _ticket(call)
-        self.room.enter(ticket)
-        try:
-            if ticket.route is None:
-                self._check_version(ticket)
-                self._begin_wait(call)
-                yield "queued"
-                yield from self._wait(call, ticket, refusals)
-            route = ticket.route
-            assert route is not None  # noqa: S101  _wait returns with a route or raises
-        except BaseException:
+        while True:
+            ticket, serves = _ticket(call), call.action
+            self.room.enter(ticket)
+            try:
+                if ticket.route is None:
+                    self._check_version(ticket)
+                    self._begin_wait(call)
+                    yield "queued"
+                    serves = yield from self._wait(call, ticket, refusals)
+            except BaseException:
+                self.room.leave(ticket)
+                raise
+            if ticket.route is not None and serves is call.action:
+                self._note_route(call, ticket.route)
+                return ticket.route
             self.room.leave(ticket)
-            raise
-        self._note_route(call, route)
-        return route
+            self._demand.withdraw(call)
+            call.action = serves
 
     def _begin_wait(self, call: Call) -> None:
-        call.queued = True
-        call.trace(Phase.QUEUED_BEGIN)
+        if not call.queued:
+            call.queued = True
+            call.trace(Phase.QUEUED_BEGIN)
         self._demand.add(call)
 
-    def _wait(self, call: Call, ticket: Ticket, refusals: int) -> Generator[str, None, None]:
+    def _wait(self, call: Call, ticket: Ticket, refusals: int) -> Generator[str, None, Action]:
+        """Return the call's action with a route on the ticket, or another action that serves the call now."""
         with call.hangup.waking(ticket.event.set):
             while ticket.route is None:
                 self._check_version(ticket)
                 if ticket.error is not None:
                     raise ticket.error
+                if ticket.looks and not ticket.exact:
+                    ticket.looks = False
+                    if (now := self._versions.of_waiting(call.action)) is not call.action:
+                        return now
                 call.hangup.check()
                 remaining_s = call.wait_deadline_s - time.monotonic()
                 if remaining_s <= 0:
@@ -147,12 +160,13 @@ class Dispatcher:
                 pause_s = _REFUSED_S[min(max(refusals, 1), len(_REFUSED_S)) - 1] if asks else remaining_s
                 if not ticket.event.wait(min(pause_s, remaining_s)):
                     if asks:
-                        self.room.retry(call.action.name)
+                        self.room.retry(call.action.served_by)
                     continue
                 ticket.event.clear()
                 while ticket.notices:
                     yield ticket.notices.popleft()
         call.hangup.check()
+        return call.action
 
     def _check_version(self, ticket: Ticket) -> None:
         if ticket.exact:
@@ -180,11 +194,13 @@ def _ticket(call: Call) -> Ticket:
     began = call.instance if call.emitted else None
     return Ticket(
         call.activation_id,
-        call.action.name,
-        call.action.version if began is None else began.action_version,
+        call.action.served_by,
+        call.action.served_version if began is None else began.action_version,
         call.received_s,
         exact=began is not None,
         model_version=call.model_version if call.emitted else "",
+        called=call.action.name,
+        looks=True,  # it may have changed since the request came
     )
 
 

@@ -37,7 +37,7 @@ class Expectation:
         """Return seconds.  Never raises: without a state server nothing is known of starts."""
         now_s = self._now_s()
         age_s = 0.0 if queue.oldest_s is None else now_s - queue.oldest_s
-        starts = [s for p in self._starting(action, queue) if (s := _left_s(p, age_s)) is not None]
+        starts = [s for p in self._starting(action, queue) if (s := left_s(p, age_s)) is not None]
         pace = _pace(queue.handed_s, now_s)
         if pace is not None:
             return max(queue.n_waiting / pace, min(starts, default=0.0) if not queue.serving else 0.0)
@@ -57,7 +57,7 @@ class Expectation:
             return self._plans
 
 
-def _left_s(plan: Plan, oldest_age_s: float) -> float | None:
+def left_s(plan: Plan, oldest_age_s: float) -> float | None:
     """Return the seconds until the first token of the request that the plan was made for.  This is the oldest request
     that waits, or, if that one is younger than the plan, a request of another gateway."""
     if plan.predicted_ttft_s is None:

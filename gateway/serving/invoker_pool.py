@@ -16,9 +16,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from gateway.serving.hangup import Hangup
+from gateway.serving.run_keys import RunKeys
 from relay.clients.http11 import Connection
 from relay.protocol import messages
-from relay.protocol.messages import LogsFound, LogsWanted
+from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted
 from thaw import wire
 from thaw.errors import (
     DeveloperError,
@@ -37,9 +38,10 @@ IDLE_S: Final = 20.0
 _CONNECT_S: Final = 5.0
 _TIMEOUT_SLACK_S: Final = 0.5
 """A socket's timeout may be late by this much: setting it is a system call, and it is not made for every token."""
-_MAX_FRAME_BYTES: Final = 8 * 1024 * 1024
 _MAX_LOGS_BYTES: Final = 1 << 30
 """The limit of an invoker's own answer.  The invoker limits the lines of each run (limits.logs)."""
+_MAX_OUTPUT_BYTES: Final = 16 << 20
+"""More than an invoker's longest answer, of 20 containers with 64 KiB each."""
 
 
 class Unreachable(PlatformError):
@@ -50,7 +52,7 @@ class InvokerPool:
     """``result_bytes``: the longest answer that is taken from a container (a function's; a stream has its frames)."""
 
     def __init__(self, token: str, result_bytes: int = 1 << 20) -> None:
-        self.result_bytes = result_bytes
+        self.result_bytes, self.run_keys = result_bytes, RunKeys(token)
         self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, Connection]]] = {}
@@ -78,6 +80,13 @@ class InvokerPool:
         reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
         reply.read_head()
         return wire.from_plain(LogsFound, reply.read_json(max_bytes=_MAX_LOGS_BYTES))
+
+    def output(self, address: str, wanted: OutputWanted, *, timeout_s: float) -> OutputFound:
+        """Return what containers that ended there wrote last.  Raises as post() and read_head() do."""
+        deadline_s = time.monotonic() + timeout_s
+        reply = self.post(address, "/output", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
+        reply.read_head()
+        return wire.from_plain(OutputFound, reply.read_json(max_bytes=_MAX_OUTPUT_BYTES))
 
     def give_back(self, address: str, connection: Connection) -> None:
         with self._lock:
@@ -125,7 +134,7 @@ class Reply:
         self._ended = False
         self._timeout_set_s = float("-inf")
         self._plain: Any = None
-        self.status = 0
+        self.status = self.n_bytes = 0
 
     def send(self, path: str, headers: str, body: bytes) -> None:
         with self._guarded():
@@ -152,7 +161,7 @@ class Reply:
         """The next frame of a stream (relay.protocol.messages)."""
         with self._guarded():
             (n_bytes,) = struct.unpack("<I", self._exactly(4))
-            if n_bytes > _MAX_FRAME_BYTES:
+            if n_bytes > messages.MAX_RUN_MESSAGE_BYTES:
                 raise ProtocolError(f"a frame of {n_bytes} bytes in a run's stream")
             return messages.from_plain(wire.loads(object, self._exactly(n_bytes)))
 
@@ -169,7 +178,7 @@ class Reply:
                         f"The action produced a response that exceeded the allowed length: {n_bytes} > {allowed} bytes."
                     )
             self._end(keep=True)
-            self._plain = _parsed(data)
+            self._plain, self.n_bytes = _parsed(data), len(data)
         return self._plain
 
     def extend(self, deadline_s: float) -> None:

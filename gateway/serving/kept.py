@@ -16,13 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from relay.protocol.messages import RunFinished, RunToken
+from relay.protocol.messages import RunFinished, RunPrompt, RunToken
 from thaw.errors import ThawError
 from thaw.ids import ActivationId
 
 _TOKEN_BYTES: Final = 200
 _LOGPROB_BYTES: Final = 150
-"""What a token takes in memory beside its characters, and what each alternative of its logprob takes."""
+_CALL_BYTES: Final = 200
+"""What a token takes in memory beside its characters, and what each alternative of its logprob and each part of a call
+takes."""
+_RANKED_BYTES: Final = 400
+"""What a token that could stand in a prompt takes, as a message and in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,13 @@ class Shelf:
 
 
 def token_bytes(token: RunToken) -> int:
+    shown = len(token.text) + sum(_CALL_BYTES + len(part.arguments) for part in token.calls)
     if token.logprob is None:
-        return _TOKEN_BYTES + len(token.text)
-    return _TOKEN_BYTES + len(token.text) + _LOGPROB_BYTES * (1 + len(token.logprob.top))
+        return _TOKEN_BYTES + shown
+    return _TOKEN_BYTES + shown + _LOGPROB_BYTES * (1 + len(token.logprob.top))
+
+
+def prompt_bytes(prompt: RunPrompt) -> int:
+    """What the logprobs of a prompt take in memory.  The rest of it is no larger than the request."""
+    n_echoed = sum(1 + len(one.top) for one in prompt.logprobs if one is not None)
+    return _LOGPROB_BYTES * n_echoed + _RANKED_BYTES * sum(map(len, prompt.ranked))

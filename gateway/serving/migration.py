@@ -260,7 +260,7 @@ class Migrations:
             move.ask_again_s = None
         elif move.ask_again_s is None or time.monotonic() >= move.ask_again_s:
             if move.ask_again_s is not None:
-                self._room.retry(move.call.action.name)
+                self._room.retry(move.call.action.served_by)
             pause_s = _ASK_AGAIN_S[min(move.n_refusals, len(_ASK_AGAIN_S) - 1)]
             move.ask_again_s, move.n_refusals = time.monotonic() + pause_s, move.n_refusals + 1
 

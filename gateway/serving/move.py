@@ -81,7 +81,7 @@ class Move:
         versions.check(self.ticket.action, self.ticket.version)
 
     def _new_ticket(self) -> Ticket:
-        action, version = self.call.action.name, self._source.action_version
+        action, version = self.call.action.served_by, self._source.action_version
         wake = _Nudge(self._wake)
         return Ticket(
             self.call.activation_id,
@@ -92,6 +92,7 @@ class Move:
             exact=True,
             moves=True,
             model_version=self.call.model_version,
+            called=self.call.action.name,
         )
 
     @property

@@ -27,9 +27,10 @@ def outcome_of(error: ThawError) -> Outcome:
 
 def start_mode(call: Call) -> str:
     """Return the start mode of the instance that the call ran on.  A call that reached no instance waited for a cold
-    start."""
+    start; what is composed of calls has none."""
     if call.instance is None:
-        return str(StartMode.COLD)
+        is_composed = call.action.is_sequence or call.action.is_conductor
+        return "" if is_composed else str(StartMode.COLD)
     return str(call.instance.start_mode if call.cold else StartMode.WARM)
 
 
@@ -55,7 +56,7 @@ def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> A
         end_ms=max(start_ms, wall_ms()),
         status=outcome.status,
         result=outcome.result,
-        logs=logs,
+        logs=(*call.lines, *logs),
         wait_ms=start_ms - call.received_ms,
         init_ms=init_ms,
         start_mode=start_mode(call),
@@ -66,5 +67,8 @@ def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> A
         limits=wire.to_plain(call.action.limits),
         usage=usage,
         seed=call.seed,
+        cause=call.cause,
+        caused_by=call.caused_by,
+        binding=call.binding,
         model_version=call.model_version if instance is not None else "",
     )

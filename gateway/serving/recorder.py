@@ -7,25 +7,28 @@ before its entry is acknowledged (async_runner.py).  Reads at this gateway wait 
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from gateway.fair import FairQueue, may_have_more
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone
 from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.outcome import activation_of
 from gateway.serving.runs import Outcome
-from relay.protocol.messages import LogsWanted, RunRef
+from relay.protocol.data_port_messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records
+from relay.state.storage import expected_bytes
 from thaw import wire
 from thaw.activation import ActivationStatus
-from thaw.errors import PlatformError, ThawError
+from thaw.errors import PlatformError, ThawError, WorkerLost
+from thaw.ids import Namespace
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.trace import Phase
@@ -34,8 +37,9 @@ _BATCH: Final = 512
 """The most records written together, under load; a single one waits for no others.  The number is so large that a host
 whose logs are late with every batch (_LOGS_S) does not cause a backlog of all records."""
 _BACKLOG: Final = 20_000
-"""Records held while the state server is away; those beyond it are dropped, and the log says so.  The records of 202s
-are promised, and each was accepted by a state server that answered: they are held beyond it, too."""
+"""Records held while the state server is away; those beyond it are dropped, and the log says so.  One namespace has at
+most seven times as many as are left to others.  The records of 202s are promised, and each was accepted by a state
+server that answered: they are held beyond it, too."""
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = 60.0
 _LOGS_S: Final = 3.0
@@ -45,19 +49,47 @@ _HOSTS_AT_ONCE: Final = 16
 _NO_LOGS: Final = ("The logs of this activation could not be collected.",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
     call: Call
     outcome: Outcome
     pending_entry: bytes | None = None
+    n_expected: int = 0  # bytes that count as long as they wait
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.call.subject.namespace
+
+    @property
+    def n_bytes(self) -> int:
+        return expected_bytes(self.outcome.n_bytes or self.call.answer_bytes)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of one namespace, since nothing of it waited."""
+
+    n_put: int = 0
+    n_done: int = 0
 
 
 class Recorder:
-    def __init__(self, records: Records, pool: InvokerPool, log: Log) -> None:
-        self._records, self._pool, self._log = records, pool, log
-        self._queue: queue.Queue[_Item | None] = queue.Queue()
-        self._unwritten = 0
-        self._settled = threading.Condition()
+    def __init__(
+        self,
+        records: Records,
+        pool: InvokerPool,
+        log: Log,
+        weight_of: Callable[[Namespace], float] = lambda _: 1.0,
+        expect: Callable[[Namespace, int], None] = lambda _namespace, _n_bytes: None,
+    ) -> None:
+        """``weight_of``: a namespace's share of the turns, of those whose records wait to be written.  ``expect`` is
+        told how many more bytes wait, or fewer."""
+        self._records, self._pool, self._log, self._expect = records, pool, log, expect
+        self._queue = FairQueue[Namespace, _Item](weight_of)
+        self._droppable: Counter[Namespace] = Counter()  # of those in the queue
+        self._progress: dict[Namespace, _Progress] = {}  # of those that have something in the queue or being written
+        self._lock = threading.Lock()
+        self._filled, self._settled = threading.Condition(self._lock), threading.Condition(self._lock)
         self._stop = threading.Event()
         self._asking = ThreadPoolExecutor(_HOSTS_AT_ONCE, "recorder-logs")
         self._thread = LastingThread(self._run, "recorder")
@@ -69,17 +101,23 @@ class Recorder:
         """Write what is queued, within the time given."""
         self.settle(timeout_s)
         self._stop.set()
-        self._queue.put(None)
+        with self._filled:
+            self._filled.notify()
 
     def submit(self, call: Call, outcome: Outcome, pending_entry: bytes | None = None) -> None:
         """Queue the record.  It is written even if the state server restarts meanwhile."""
         _complete(call, outcome)
         self._put(_Item(call, outcome, pending_entry))
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait until everything submitted is written, so that a client finds the record of the answer it has."""
+    def settle(self, timeout_s: float, namespace: Namespace | None = None) -> bool:
+        """Wait until what the namespace has submitted so far is written, so that a client finds the record of the
+        answer it has; without a namespace, until nothing waits.  False means that the time was too short."""
         with self._settled:
-            self._settled.wait_for(lambda: self._unwritten == 0, timeout_s)
+            if namespace is None:
+                return self._settled.wait_for(lambda: not self._progress, timeout_s)
+            progress = self._progress.get(namespace, _Progress())
+            n_before = progress.n_put
+            return self._settled.wait_for(lambda: progress.n_done >= n_before, timeout_s)
 
     def end_pending(self, call: Call, outcome: Outcome, pending_entry: bytes) -> None:
         """Write the record of a 202 before returning.  Raises Unavailable, PlatformError."""
@@ -87,12 +125,20 @@ class Recorder:
         self._write([_Item(call, outcome, pending_entry)])
 
     def _put(self, item: _Item) -> None:
-        if item.pending_entry is None and self._queue.qsize() >= _BACKLOG:
+        namespace = item.namespace
+        with self._lock:
+            is_kept = item.pending_entry is not None or may_have_more(
+                self._droppable[namespace], _BACKLOG - self._droppable.total()
+            )
+            if is_kept:
+                self._progress.setdefault(namespace, _Progress()).n_put += 1
+                self._droppable[namespace] += item.pending_entry is None
+                item.n_expected = item.n_bytes
+                self._expect(namespace, item.n_expected)
+                self._queue.put(namespace, item)
+                self._filled.notify()
+        if not is_kept:
             self._log.event("record_dropped", activation_id=item.call.activation_id)
-            return
-        with self._settled:
-            self._unwritten += 1
-        self._queue.put(item)
 
     def _write(self, items: Sequence[_Item]) -> None:
         logs = self._logs(items)
@@ -100,19 +146,30 @@ class Recorder:
             Ended(activation_of(i.call, i.outcome, lines), i.call.events, i.pending_entry)
             for i, lines in zip(items, logs, strict=True)
         ]
+        of = {item.call.activation_id: item for item in items}
+
+        def told(one: Ended) -> None:
+            self._no_longer_expected(of[one.record.activation_id])
+
         try:
-            self._records.end_all(ended)
+            self._records.end_all(ended, told)
         except RecursionError:
-            self._records.end_all([_writable(one) for one in ended])
+            self._records.end_all([_writable(one) for one in ended], told)
+
+    def _no_longer_expected(self, item: _Item) -> None:
+        n_bytes, item.n_expected = item.n_expected, 0
+        if n_bytes:
+            self._expect(item.namespace, -n_bytes)
 
     def _logs(self, items: Sequence[_Item]) -> list[tuple[str, ...]]:
         """Return the lines that ordinary functions printed.  An LLM container's lines are the host's own, but for
-        those of a start that failed, which come with its error."""
+        those of a start that failed, which come with its error, and the last ones of a container that ended."""
         lines = [_of_failed_start(item.outcome) for item in items]
         calls = [item.call for item in items]
         asked: dict[str, list[tuple[int, RunRef]]] = {}
         for i, call in enumerate(calls):
-            if not call.action.is_llm and call.instance is not None and call.dispatched_ms is not None:
+            has_lines = not call.action.is_llm or isinstance(items[i].outcome.error, WorkerLost)
+            if has_lines and call.instance is not None and call.dispatched_ms is not None:
                 ref = RunRef(call.instance.instance_id, call.activation_id)
                 asked.setdefault(call.instance.address, []).append((i, ref))
         # mostly there is one host, and this thread asks it; several are asked at once, so none waits for another
@@ -135,26 +192,23 @@ class Recorder:
         return [None] * len(refs)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            batch = [item, *self._more()]
+        while batch := self._next():
             try:
                 self._write_until(batch, time.monotonic() + _KEPT_S)
             finally:
-                self._done(len(batch))
+                self._done(batch)
         self._asking.shutdown(wait=False)
 
-    def _more(self) -> list[_Item]:
-        """Return the other records that wait now."""
+    def _next(self) -> list[_Item]:
+        """Wait for records; return those that wait now, by the turns of their namespaces, and none at the end."""
         found: list[_Item] = []
-        while len(found) < _BATCH - 1:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if item is None:  # the loop must see the end
-                self._queue.put(None)
-                break
-            found.append(item)
+        with self._filled:
+            self._filled.wait_for(lambda: len(self._queue) or self._stop.is_set())
+            while len(found) < _BATCH and (item := self._queue.take()) is not None:
+                self._droppable[item.namespace] -= item.pending_entry is None
+                if not self._droppable[item.namespace]:
+                    del self._droppable[item.namespace]
+                found.append(item)
         return found
 
     def _write_until(self, batch: Sequence[_Item], deadline_s: float) -> None:
@@ -185,19 +239,27 @@ class Recorder:
             self._log.event("record_lost", activation_ids=ids, error=error.message)
         for item in batch:
             if item not in lost:
-                self._put(item)
+                self._put(_Item(item.call, item.outcome, item.pending_entry))  # _done() counts the one of before
 
-    def _done(self, n: int) -> None:
+    def _done(self, batch: Sequence[_Item]) -> None:
+        for item in batch:
+            self._no_longer_expected(item)
         with self._settled:
-            self._unwritten -= n
-            if self._unwritten == 0:
-                self._settled.notify_all()
+            for item in batch:
+                progress = self._progress[item.namespace]
+                progress.n_done += 1
+                if progress.n_done == progress.n_put:
+                    del self._progress[item.namespace]
+            self._settled.notify_all()
 
 
 def _of_failed_start(outcome: Outcome) -> tuple[str, ...]:
-    printed = "" if outcome.error is None else outcome.error.printed
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if printed else ""
-    return tuple(f"{stamp} stderr: {line}" for line in printed.splitlines())
+    error = outcome.error
+    if error is None or not (error.printed or error.printed_out):
+        return ()
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    streams = (("stdout", error.printed_out), ("stderr", error.printed))
+    return tuple(f"{stamp} {stream}: {line}" for stream, printed in streams for line in printed.splitlines())
 
 
 def _writable(ended: Ended) -> Ended:

@@ -8,16 +8,16 @@ from the tokens already emitted.  When a worker leaves, its answer moves elsewhe
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.invoker_pool import Reply
-from gateway.serving.kept import token_bytes
+from gateway.serving.kept import prompt_bytes, token_bytes
 from gateway.serving.moving import Moving
 from gateway.serving.routes import Route
-from relay.protocol.messages import RunFailed, RunFinished, RunToken
+from relay.protocol.messages import RunFailed, RunFinished, RunPrompt, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import DeveloperError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
 from thaw.trace import Phase
@@ -34,6 +34,8 @@ class Outcome:
     finished: RunFinished | None = None
     timed_out: bool = False
     error: ThawError | None = None
+    n_bytes: int = 0
+    """Of a function's result as it came; 0: it is not known."""
 
 
 def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:
@@ -78,6 +80,8 @@ def _tokens(
             if isinstance(message, RunFailed):
                 raise from_info(message.error)
             if _is_next(call, message):
+                if call.cold and message.index == 0:
+                    dispatcher.on_cold_start(call)
                 _bound(call, message, dispatcher.llm_result_bytes)
                 yield message
                 if route.leaves or moves:
@@ -93,6 +97,8 @@ def _tokens(
         if not whole:
             reply.abort()
         dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+    if message.prompt is not None:
+        _bound_prompt(call, message.prompt, dispatcher.llm_result_bytes)
     yield message
 
 
@@ -106,6 +112,7 @@ def _is_next(call: Call, token: object) -> bool:
         return False
     if expected == 0:
         call.trace(Phase.FIRST_TOKEN)
+        call.adapter = token.adapter
     call.emitted.append(token.token_id)
     return True
 
@@ -121,6 +128,17 @@ def _bound(call: Call, token: RunToken, allowed: int) -> None:
         )
 
 
+def _bound_prompt(call: Call, prompt: RunPrompt, allowed: int) -> None:
+    """The choices of one request are kept together, and a list of prompts is computed fast.  Raises DeveloperError."""
+    call.prompts_bytes.append(prompt_bytes(prompt))
+    if call.answer_bytes + sum(call.prompts_bytes) > allowed:
+        raise DeveloperError(
+            "The action produced a response that exceeded the allowed length: the logprobs of the prompts take more "
+            f"than {allowed} bytes.",
+            hint="ask for fewer logprobs, or send fewer prompts at once",
+        )
+
+
 def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply, None, Outcome]:
     """Return an ordinary function's answer, by OpenWhisk's contract of ``/run``.  Yields what Dispatcher.reach()
     yields.  Raises ThawError."""
@@ -129,7 +147,7 @@ def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply,
         lost = False
         try:
             body = reply.read_json()
-            return _function_outcome(reply.status, body)
+            return replace(_function_outcome(reply.status, body), n_bytes=reply.n_bytes)
         except WorkerLost as e:
             lost = True
             dispatcher.note_loss(call, e)

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.invoker_pool import InvokerPool, Reply
+from gateway.serving.run_keys import RunKeys
+from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, encoded
 from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire
+from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.instance import InstanceRecord
 
@@ -32,21 +35,44 @@ def send_run(
     return pool.post(
         record.address,
         f"/instances/{record.instance_id}/run",
-        run_body(call, deadline_s, call.emitted if tokens is None else tokens, prefill_only=prefill_only),
+        run_body(
+            call,
+            deadline_s,
+            call.emitted if tokens is None else tokens,
+            prefill_only=prefill_only,
+            run_keys=pool.run_keys,
+        ),
         stream=call.action.is_llm,
         deadline_s=given_up_s,
         hangup=hangup or call.hangup,
-        headers=f"{ACTIVATION_HEADER}: {call.activation_id}\r\n",
+        headers=_headers(call, deadline_s),
     )
 
 
-def run_body(call: Call, deadline_s: float, tokens: Sequence[int], *, prefill_only: bool = False) -> bytes:
+def _headers(call: Call, deadline_s: float) -> str:
+    headers = f"{ACTIVATION_HEADER}: {call.activation_id}\r\n"
+    if adapter := call.action.adapter:
+        left_ms = max(0, round((deadline_s - time.monotonic()) * 1000))
+        headers += f"{ADAPTER_HEADER}: {encoded(adapter)}\r\n{LEFT_HEADER}: {left_ms}\r\n"
+    return headers
+
+
+def run_body(
+    call: Call,
+    deadline_s: float,
+    tokens: Sequence[int],
+    *,
+    prefill_only: bool = False,
+    run_keys: RunKeys | None = None,
+) -> bytes:
     """``/run``'s body: OpenWhisk's keys; for an LLM the value is an LlmRun, with the tokens that were already
-    emitted."""
+    emitted.  A function with the annotation ``provide-api-key`` gets a key from ``run_keys``."""
     value = call.payload
     if call.action.is_llm:
-        resume = LlmResume(tuple(tokens), call.model_version) if tokens else None
-        value = wire.to_plain(LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only))
+        resume = LlmResume(tuple(tokens), call.model_version, call.adapter) if tokens else None
+        run = LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, call.action.adapter)
+        value = wire.to_plain(run)
+    deadline_ms = wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))
     plain = {
         "value": value,
         "namespace": call.subject.namespace,
@@ -54,6 +80,13 @@ def run_body(call: Call, deadline_s: float, tokens: Sequence[int], *, prefill_on
         "action_version": call.action.version,
         "activation_id": call.activation_id,
         "transaction_id": call.activation_id,
-        "deadline": str(wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))),
+        "deadline": str(deadline_ms),
     }
+    if run_keys is not None and _wants_key(call.action):
+        plain["api_key"] = run_keys.make(call, deadline_ms)
     return wire.encode(plain)
+
+
+def _wants_key(action: Action) -> bool:
+    """Runs at once share their process's variables, so they get none (an action written before this was refused)."""
+    return not action.is_llm and action.limits.concurrency == 1 and action.annotations.get("provide-api-key") is True

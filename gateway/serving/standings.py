@@ -1,7 +1,12 @@
 """Tells a namespace's tenant how its models stand, and when that changes: what an operator of a cluster shows.
 
-It lives on the event stream, which every gateway reads, so all gateways say the same of what happened since they
-started.  Why a start failed is remembered until an instance is ready or the action changes.
+::
+
+    actions, how their starts went ──read when one of them changes──┐
+                                                                    ├──▶ standings
+    what runs and starts (work.py) ──────one look for all───────────┘
+
+All of it is in the state server, so every gateway says the same.
 """
 
 from __future__ import annotations
@@ -10,137 +15,193 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
-from gateway.serving.action_cache import namespace_of, simple_name
-from relay.protocol.messages import ColdStarted, StartFailed
+import redis
+
+from gateway.serving.action_cache import namespace_of
+from gateway.serving.held import Looks
+from gateway.serving.work import WorkBook
 from relay.state.registry import Registry
+from relay.state.starts import LastStarts, last_starts
 from thaw import wire
 from thaw.action import Action
-from thaw.errors import ErrorInfo, Unavailable
+from thaw.bell import Bell
+from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.standing import ColdStart, Standing, Standings
+from thaw.standing import NO_CAPACITY, RESOURCE_MARK, Standing, Standings
+from thaw.work import Work
 
-_MIB = 1 << 20
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A namespace's models as they are kept, and how their starts went."""
+
+    began_s: float
+    actions: tuple[Action, ...]
+    starts: Mapping[ActionName, LastStarts]
+
+    @property
+    def serving(self) -> set[ActionName]:
+        """Whose instances count."""
+        return set(self.starts)
+
+
+class _Watched:
+    """A namespace whose standings somebody waits for.  All is under the lock of StandingsOf, but the bell."""
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.n_waiting = 0
+        self.rows: _Rows | None = None
+        self.outdated_s = time.monotonic()  # when a row has changed last
+        self.seen: dict[InstanceId, tuple[object, ...]] = {}
+
+    def is_news(self, record: InstanceRecord) -> bool:
+        """Whether the report says more than that an instance has become idle, and of a model."""
+        if self.rows is not None and record.action not in self.rows.serving:
+            return False
+        before = self.seen.pop(record.instance_id, None)
+        if record.state is InstanceState.GONE:
+            return True
+        now = (record.state, record.takes_requests, record.action_version)
+        self.seen[record.instance_id] = now
+        return now != before
 
 
 class StandingsOf:
     """``actions`` lists a namespace's actions, from the state server."""
 
-    def __init__(self, registry: Registry, actions: Callable[[Namespace], list[Action]]) -> None:
-        self._registry, self._actions = registry, actions
-        self._changed = threading.Condition()
-        self._n_changes: Counter[Namespace] = Counter()
-        self._n_reloads = 0
-        self._instances: dict[InstanceId, InstanceRecord] = {}
-        self._trouble: dict[ActionName, ErrorInfo] = {}
-        self._cold: dict[ActionName, ColdStart] = {}
+    def __init__(
+        self, client: redis.Redis, registry: Registry, work: WorkBook, actions: Callable[[Namespace], list[Action]]
+    ) -> None:
+        self._client, self._registry, self._work, self._actions = client, registry, work, actions
+        self._looks = Looks[_Rows]()
+        self._lock = threading.Lock()
+        self._watched: dict[Namespace, _Watched] = {}
 
     # what events do --------------------------------------------------------------------------------------------------
 
     def instance_changed(self, record: InstanceRecord) -> None:
-        """Called with every report; those that change no state (an instance became idle) wake nobody."""
-        with self._changed:
-            known = self._instances.get(record.instance_id)
-            if record.state is InstanceState.GONE:
-                self._instances.pop(record.instance_id, None)
-                was_serving = known is not None and known.state is not InstanceState.STARTING
-                if record.error is not None and not was_serving:
-                    self._trouble[record.action] = replace(record.error, printed="")
-            else:
-                self._instances[record.instance_id] = record
-                if record.state is InstanceState.READY and record.takes_requests:
-                    self._trouble.pop(record.action, None)
-            if known is None or known.state is not record.state:
-                self._note(record.action)
+        """Called with every report."""
+        with self._lock:
+            watched = self._watched.get(namespace_of(record.action))
+            if watched is None or not watched.is_news(record):
+                return
+            if record.error is not None or record.state is InstanceState.READY:
+                watched.outdated_s = time.monotonic()  # how a start went
+        watched.bell.ring()
 
-    def start_failed(self, failed: StartFailed) -> None:
-        with self._changed:
-            self._trouble[failed.action] = replace(failed.error, printed="")
-            self._note(failed.action)
+    def action_changed(self, action: ActionName) -> None:
+        """An action, or what is kept of its starts."""
+        with self._lock:
+            watched = self._watched.get(namespace_of(action))
+            if watched is None:
+                return
+            watched.outdated_s = time.monotonic()
+        watched.bell.ring()
 
-    def cold_started(self, started: ColdStarted) -> None:
-        with self._changed:
-            self._cold[started.action] = ColdStart(started.at_wall_ms, started.ttft_ms, started.start_mode)
-            self._note(started.action)
-
-    def action_changed(self, action: ActionName, *, deleted: bool) -> None:
-        with self._changed:
-            self._trouble.pop(action, None)
-            if deleted:
-                self._cold.pop(action, None)
-            self._note(action)
-
-    def reload(self, records: Collection[InstanceRecord]) -> None:
-        """Take over the registry's truth after a (re)connection: anything may have changed."""
-        with self._changed:
-            self._instances = {r.instance_id: r for r in records}
-            self._n_reloads += 1
-            self._changed.notify_all()
+    def reload(self) -> None:
+        """Events were missed: anything may have changed."""
+        with self._lock:
+            everything = list(self._watched.values())
+            for watched in everything:
+                watched.outdated_s = time.monotonic()
+                watched.seen.clear()
+        for watched in everything:
+            watched.bell.ring()
 
     # what a tenant asks ----------------------------------------------------------------------------------------------
 
-    def wait(self, namespace: Namespace, known: str, wait_s: float) -> Standings:
-        """Return how the namespace's models stand as soon as that has another token than ``known``, or after
-        ``wait_s``.  Raises Unavailable."""
-        until_s = time.monotonic() + wait_s
-        while True:
-            with self._changed:
-                before = self._seen(namespace)
-            found = self._now(namespace)
-            if found.token != known:
-                return found
-            with self._changed:
-                left_s = max(0.0, until_s - time.monotonic())
-                if not self._changed.wait_for(lambda seen=before: self._seen(namespace) != seen, left_s):  # type: ignore[misc]
-                    return self._now(namespace)  # what no event tells of, as the room on hosts
+    @contextmanager
+    def listening(self, namespace: Namespace) -> Iterator[Bell]:
+        """The bell rings when the namespace's standings may have changed."""
+        with self._lock:
+            watched = self._watched.setdefault(namespace, _Watched())
+            watched.n_waiting += 1
+        try:
+            yield watched.bell
+        finally:
+            with self._lock:
+                watched.n_waiting -= 1
+                if not watched.n_waiting:
+                    del self._watched[namespace]
 
-    def _now(self, namespace: Namespace) -> Standings:
-        actions = sorted((a for a in self._actions(namespace) if a.is_llm), key=lambda a: a.name)
-        found = tuple(self._standing(action) for action in actions)
-        token = hashlib.sha256(b"\n".join(map(wire.dumps, found))).hexdigest()[:32]
-        return Standings(token, found)
+    def look(self, namespace: Namespace, since_s: float) -> tuple[float, Standings]:
+        """Return how the namespace's models stand, with all writes that were answered before ``since_s``, and since
+        when that was so.  Raises Unavailable."""
+        current_s, rows = self._rows(namespace, since_s)
+        began_s, (_, work) = self._work.look(namespace)
+        found = self._standings(rows, work)
+        mark = hashlib.sha256(b"\n".join(map(wire.dumps, found))).hexdigest()[:32]
+        return min(current_s, began_s), Standings(mark, found)
 
-    def _standing(self, action: Action) -> Standing:
-        assert action.config is not None  # noqa: S101  it is a model's
-        with self._changed:
-            own = [r for r in self._instances.values() if r.action == action.name]
-            trouble, cold_start = self._trouble.get(action.name), self._cold.get(action.name)
-        heads = Counter(r.state for r in own if r.takes_requests and r.action_version == action.version)
-        ready, starting = heads[InstanceState.READY], heads[InstanceState.STARTING]
-        if trouble is None and ready + starting < action.config.scaling.min_instances:
-            trouble = self._without_room(action.config.reserve_bytes)
-        return Standing(
-            simple_name(action.name),
-            action.version,
-            action.config,
-            action.annotations,
-            ready,
-            starting,
-            trouble,
-            cold_start,
-        )
+    def _rows(self, namespace: Namespace, since_s: float) -> tuple[float, _Rows]:
+        """The rows, and a time at which they were still so."""
+        with self._lock:
+            watched = self._watched.get(namespace)
+            kept = None if watched is None else watched.rows
+            if watched is not None and kept is not None and kept.began_s > max(watched.outdated_s, since_s):
+                return time.monotonic(), kept
+        began_s, rows = self._looks.recent(namespace, lambda: self._read(namespace), since_s)
+        with self._lock:
+            watched = self._watched.get(namespace)
+            before = None if watched is None else watched.rows
+            if watched is None or (before is not None and before.began_s >= rows.began_s):
+                return began_s, rows
+            watched.rows = rows
+        if before is not None and before.serving != rows.serving:
+            watched.bell.ring()  # what happened to instances of the new ones rang for nobody
+        return began_s, rows
 
-    def _without_room(self, reserve_bytes: int) -> ErrorInfo | None:
-        """Why no host can take another whole worker now, or None.  A pipeline needs less of each host, and then its
-        start is seen."""
+    def _read(self, namespace: Namespace) -> _Rows:
+        began_s = time.monotonic()
+        found = [a for a in self._actions(namespace) if a.is_llm or RESOURCE_MARK in a.annotations]
+        actions = tuple(sorted(found, key=lambda a: a.name))
+        return _Rows(began_s, actions, last_starts(self._client, namespace, {a.served_by for a in actions}))
+
+    def _standings(self, rows: _Rows, work: Work) -> tuple[Standing, ...]:
+        heads = Counter((w.action, w.version, w.state) for w in work.workers if w.stage == 0)
+        room: int | None = None  # asked for once, and only where something is missing
+        found = []
+        for action in rows.actions:
+            own, version = action.served_by, action.served_version
+            ready, starting = (heads[own, version, s] for s in (InstanceState.READY, InstanceState.STARTING))
+            starts = rows.starts[own]
+            failure = starts.failure
+            trouble = None if failure is None or failure.version not in ("", version) else failure.error
+            least = 0 if action.config is None else action.config.scaling.min_instances
+            if trouble is None and action.config is not None and ready + starting < least:
+                room = self._most_room() if room is None else room
+                trouble = _without_room(action.config.reserve_bytes, room)
+            name, config = action.name.partition("/")[2], action.config  # with its package
+            standing = Standing(
+                name, action.version, config, action.annotations, ready, starting, trouble, starts.answered
+            )
+            found.append(standing)
+        return tuple(found)
+
+    def _most_room(self) -> int:
+        """The bytes that one device has free at most; less than zero: no host takes work."""
         hosts = [h for h in self._registry.live_hosts() if not h.draining]
-        free = max((d.free_bytes for h in hosts for d in h.devices), default=0)
-        if not hosts:
-            return Unavailable("There is no host that takes work.", hint="thaw host list").info()
-        if free >= reserve_bytes:
-            return None
-        return Unavailable(
-            f"An instance needs {reserve_bytes // _MIB} MiB of device memory; the most that one of {len(hosts)} "
-            f"host(s) has free is {free // _MIB} MiB.",
-            hint="add a host, or lower resources.gpu_memory_mb or scaling.min_instances",
-        ).info()
+        return max((d.free_bytes for h in hosts for d in h.devices), default=0) if hosts else -1
 
-    def _seen(self, namespace: Namespace) -> tuple[int, int]:
-        return self._n_reloads, self._n_changes[namespace]
 
-    def _note(self, action: ActionName) -> None:
-        self._n_changes[namespace_of(action)] += 1
-        self._changed.notify_all()
+def _without_room(reserve_bytes: int, room: int) -> ErrorInfo | None:
+    """Why no host can take another whole worker now, or None.  A pipeline needs less of each host, and then its start
+    is seen.  How much is free is the platform's, and no tenant's to know."""
+    if room < 0:
+        return ErrorInfo(NO_CAPACITY, "There is no host that takes work.", "add a host")
+    if room >= reserve_bytes:
+        return None
+    return ErrorInfo(
+        NO_CAPACITY,
+        f"An instance needs {reserve_bytes // _MIB} MiB of device memory, and no device has that much free.",
+        "add a host, or lower resources.gpu_memory_mb or scaling.min_instances",
+    )

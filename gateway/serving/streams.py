@@ -49,6 +49,7 @@ class Stream:
     changed: threading.Condition
     reader: Reader | None = None
     counted: bool = True
+    away: bool = False  # it has given the place of its request's thread back
     running: bool = True
     replacing: bool = False  # a reader waits for its predecessor to leave
     moved: bool = False  # another gateway runs it and writes its record
@@ -119,7 +120,8 @@ class Streams:
         bounds: Bounds,
         threads: int,
     ) -> None:
-        """``ended`` submits the record."""
+        """``ended`` submits the record.  ``threads``: for all runs whose requests hold a thread, and all that have left
+        theirs (throttle.py)."""
         self._dispatcher, self._ended, self._throttle = dispatcher, ended, throttle
         self._lock = threading.Lock()
         self._shelf, self._unread_bytes = Shelf(bounds), bounds.stream_bytes
@@ -200,6 +202,9 @@ class Streams:
             stream.counted = True
             if stream.replacing:  # each that waits holds a thread, so there is one
                 raise Conflict("Another client goes on with this answer.")
+            if stream.away:
+                self._throttle.return_to_thread(namespace)
+                stream.away = False
             replaced, stream.reader = stream.reader, Reader(stream, hangup, cut)
             reader, stream.replacing = stream.reader, replaced is not None
             self._shelf.attach(stream.kept)
@@ -220,6 +225,7 @@ class Streams:
             stream.reader = None
             dropped = self._shelf.leave(stream.kept, time.monotonic(), resumable=resumable)
             self._count_out(stream)
+            stream.away = stream.counted and self._throttle.leave_thread(stream.call.subject.namespace)
             self._due.notify_all()
             cut = self._forget(dropped)
         _end(cut)
@@ -341,7 +347,8 @@ class Streams:
     def _count_out(self, stream: Stream) -> None:
         if stream.counted and not stream.running and stream.reader is None:
             stream.counted = False
-            self._throttle.leave(stream.call.subject.namespace)
+            self._throttle.leave(stream.call.subject.namespace, away=stream.away)
+            stream.away = False
 
 
 def _end(streams: Sequence[Stream]) -> None:

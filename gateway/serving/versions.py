@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thaw.action import Action
-from thaw.errors import NotFound, PlatformError, WorkerLost
+from thaw.errors import Conflict, NotFound, PlatformError, WorkerLost
 from thaw.ids import ActionName
 
 
@@ -18,6 +18,22 @@ class Versions:
 
     def __init__(self, action: Callable[[ActionName], Action]) -> None:
         self._action = action
+
+    def of_waiting(self, action: Action) -> Action:
+        """The action that a request of ``action`` waits for now: another one when an update has given it other
+        instances, or another adapter.  Raises NotFound, and Conflict when it has become something that takes no such
+        request."""
+        try:
+            now = self._action(action.name)
+        except NotFound:
+            raise deleted_while_waiting() from None
+        except PlatformError:
+            return action
+        if (now.served_by, now.adapter) == (action.served_by, action.adapter):
+            return action
+        if now.is_llm != action.is_llm:
+            raise Conflict("The action became one of another kind while the request waited for it.")
+        return now
 
     def check(self, name: ActionName, version: str) -> None:
         """Raises WorkerLost when no further instance of this version will be started.  While the state server is away
@@ -34,3 +50,7 @@ class Versions:
                 f"Version {version} of {name} began this answer, and the action {became}: no worker can go on with it.",
                 hint="send the request again",
             )
+
+
+def deleted_while_waiting() -> NotFound:
+    return NotFound("The action was deleted while the request waited for it.")

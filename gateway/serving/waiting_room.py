@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from gateway.serving.routes import Route, RouteTable, Serving
@@ -31,7 +32,10 @@ class Ticket:
     ``exact``: only ``version`` can go on with an answer that it began.  ``moves``: a run that has a slot and is asking
     for one on another host; no request waits longer for it, and it does not count as one that waits.
     ``model_version``: the version of the model that began the request's answer, which only that version can go on
-    with; empty for a request without an answer so far.
+    with; empty for a request without an answer so far.  ``ahead``: nobody calls yet.  It stands behind all requests, so
+    that it takes no turn of theirs, and wakes with each instance that is ready, though it gets none of its slots.
+    ``action`` serves the request, and ``called`` is the one that it asked for, if that is another one.  ``looks``: its
+    request is to look whether ``action`` still serves it.
     """
 
     activation_id: ActivationId
@@ -45,6 +49,17 @@ class Ticket:
     exact: bool = False
     moves: bool = False
     model_version: str = ""
+    ahead: bool = False
+    called: ActionName | None = None
+    looks: bool = False
+
+    def is_of(self, action: ActionName) -> bool:
+        """Whether its client asked for ``action``."""
+        return (self.called or self.action) == action
+
+    def look(self) -> None:
+        self.looks = True
+        self.event.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,7 @@ class WaitingRoom:
         self._table = RouteTable()
         self._queues: dict[ActionName, deque[Ticket]] = {}
         self._moving: Counter[ActionName] = Counter()  # of those in the queue, runs that move
+        self._said: Mapping[ActionName, str] = {}  # of starts that last
         self._handed: dict[ActionName, deque[float]] = {}  # of actions with a queue
 
     # what requests do ----------------------------------------------------------------------------------------------
@@ -76,6 +92,8 @@ class WaitingRoom:
                 queue = self._queues.setdefault(ticket.action, deque())
                 queue.insert(_place(queue, ticket), ticket)
                 self._moving[ticket.action] += ticket.moves
+                if (said := self._said.get(ticket.action)) is not None:
+                    ticket.notices.append(said)
 
     def leave(self, ticket: Ticket) -> None:
         """Give the place up.  A route that was handed over meanwhile goes to the next request."""
@@ -130,9 +148,24 @@ class WaitingRoom:
         with self._lock:
             if self._table.apply(record, time.monotonic()) or record.state is not InstanceState.STARTING:
                 self._serve(record.action)
+                for ticket in takewhile(lambda t: t.ahead, reversed(self._queues.get(record.action, ()))):
+                    ticket.event.set()
             else:
                 of_group = f" (stage {record.stage + 1} of {record.n_stages})" if record.n_stages > 1 else ""
                 self._notify(record.action, f"starting on {record.host_id}{of_group}")
+
+    def say(self, said: Mapping[ActionName, str]) -> None:
+        """Tell the clients that wait how far the starts of their models are.  A client that comes later reads the last
+        sentence at once, until ``say`` leaves its action out."""
+        with self._lock:
+            for action, sentence in said.items():
+                if self._said.get(action) != sentence:
+                    self._notify(action, sentence)
+            self._said = dict(said)
+
+    def is_waited_for(self, action: ActionName) -> bool:
+        with self._lock:
+            return action in self._queues
 
     def reload(self, records: Collection[InstanceRecord]) -> list[Ticket]:
         """Take over the registry's truth after a (re)connection.  Returns the requests that still wait."""
@@ -141,8 +174,7 @@ class WaitingRoom:
                 self._serve(action)
             waiting = [t for queue in self._queues.values() for t in queue]
             for ticket in waiting:
-                if ticket.exact:  # it may have missed that its action changed
-                    ticket.event.set()
+                ticket.look()  # it may have missed that its action changed
             return waiting
 
     def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
@@ -151,22 +183,26 @@ class WaitingRoom:
 
     def fail(self, action: ActionName, activation_ids: Collection[ActivationId], error: ThawError) -> None:
         with self._lock:
-            for ticket in [t for t in self._queues.get(action, ()) if t.activation_id in activation_ids]:
-                self._unqueue(ticket)
-                ticket.error = error
-                ticket.event.set()
+            self._fail([t for t in self._queues.get(action, ()) if t.activation_id in activation_ids], error)
 
     def fail_all(self, action: ActionName, error: ThawError) -> None:
+        """Fail whoever asked for the action, whatever serves it."""
         with self._lock:
-            waiting = [t.activation_id for t in self._queues.get(action, ())]
-        self.fail(action, waiting, error)
+            self._fail([t for queue in self._queues.values() for t in queue if t.is_of(action)], error)
+
+    def _fail(self, tickets: Sequence[Ticket], error: ThawError) -> None:
+        for ticket in tickets:
+            self._unqueue(ticket)
+            ticket.error = error
+            ticket.event.set()
 
     def action_changed(self, action: ActionName) -> None:
-        """Have whoever can use only one version of the action look whether that is still the version it has."""
+        """Have whoever asked for the action, or is served by it, look what serves the request now, and in which
+        version."""
         with self._lock:
-            for ticket in self._queues.get(action, ()):
-                if ticket.exact:
-                    ticket.event.set()
+            for ticket in (t for queue in self._queues.values() for t in queue):
+                if ticket.action == action or ticket.is_of(action):
+                    ticket.look()
 
     def retire(self, action: ActionName) -> None:
         """The action was deleted: its instances are no routes for a later action of its name."""
@@ -254,8 +290,9 @@ def _begun_with_another(began: str, other: str) -> WorkerLost:
 
 
 def _place(queue: Sequence[Ticket], ticket: Ticket) -> int:
-    """Return the place behind all older requests.  The search begins at the end, where nearly every request belongs."""
+    """Return the place behind all older requests, and before those that are ahead of their calls.  The search begins at
+    the end, where nearly every request belongs."""
     at = len(queue)
-    while at > 0 and queue[at - 1].since_s > ticket.since_s:
+    while at > 0 and (queue[at - 1].ahead, queue[at - 1].since_s) > (ticket.ahead, ticket.since_s):
         at -= 1
     return at

@@ -21,8 +21,8 @@ class ContainerCall:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._expired = False
 
-    def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
-        """The answer's status and JSON object; may be called once.
+    def ask(self, method: str, path: str, body: bytes = b"", headers: str = "") -> tuple[int, dict[str, Any]]:
+        """The answer's status and JSON object; may be called once.  ``headers`` are whole lines.
 
         Raises TimeoutError at the deadline of the whole exchange, OSError when the connection breaks, ProtocolError
         for an answer that is no object or too large.
@@ -31,7 +31,7 @@ class ContainerCall:
         timer.daemon = True
         timer.start()
         try:
-            return self._exchange(method, path, body)
+            return self._exchange(method, path, body, headers)
         except OSError as e:
             if self._expired:
                 raise TimeoutError from e
@@ -49,12 +49,12 @@ class ContainerCall:
         self._expired = True
         self.abort()
 
-    def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    def _exchange(self, method: str, path: str, body: bytes, headers: str) -> tuple[int, dict[str, Any]]:
         self._sock.settimeout(self._deadline_s)
         self._sock.connect(self._path)
         connection = Connection(self._sock)
         try:
-            connection.send(method, path, "Content-Type: application/json\r\n", body)
+            connection.send(method, path, headers or "Content-Type: application/json\r\n", body)
             connection.read_head()
             data = connection.read(MOST_BYTES + 1)
         finally:

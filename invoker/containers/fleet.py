@@ -9,6 +9,7 @@ from typing import Final
 
 from invoker import metrics
 from invoker.containers.instance import Effect, Event, State
+from invoker.containers.last_output import LastOutput, printed_by
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
@@ -42,8 +43,17 @@ _EARLY_EXITS_KEPT: Final = 64
 
 
 class Fleet:
-    def __init__(self, driver: Driver, fetch: FetchClient, publisher: Publisher, ledger: Ledger, log: Log) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        fetch: FetchClient,
+        publisher: Publisher,
+        ledger: Ledger,
+        last_output: LastOutput,
+        log: Log,
+    ) -> None:
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
+        self.last_output = last_output
         self.epoch = 0
         self.on_buried: Callable[[], None] = lambda: None
         self.pool_users = PoolUsers()
@@ -236,7 +246,7 @@ class Fleet:
                 live.blame(WorkerLost(f"the container ended ({_how(end)})", hint=_hint(live)))
             live.out_of_memory = end.out_of_memory
             effect = live.apply(Event.EXITED)
-        live.exited.set()
+        live.note_exit()
         if effect is Effect.BURY:
             self._bury(live)
 
@@ -254,6 +264,7 @@ class Fleet:
         live.drop_connections()
         self.close_fetches(live)
         if live.handle is not None:
+            self.last_output.keep(record, printed_by(live.handle), record.error.message if record.error else "")
             self.driver.remove(live.handle)
         with self._lock:
             self._instances.pop(record.instance_id, None)

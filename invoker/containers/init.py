@@ -6,7 +6,7 @@ The call may take minutes (an engine loads), so another thread can give it up at
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from invoker.containers.call import ContainerCall
@@ -17,8 +17,15 @@ from thaw.action import Action
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, WorkerLost, from_info
 from thaw.ids import HostId
 from thaw.plan import Plan, PlanStage, PlanTransport, TransportKind
+from thaw.spliced import spliced
 
 WEIGHTS_SUFFIX: Final = ".safetensors"
+
+
+def init_body(value: Any, mark: str = "", code: Iterable[bytes] = ()) -> bytes:
+    """``code``: pieces of UTF-8 that the string ``mark`` in the value stands for.  Raises what reading them raises."""
+    plain = {"value": value}
+    return b"".join(spliced(plain, mark, code)) if mark else json.dumps(plain).encode()
 
 
 class InitCall:
@@ -26,11 +33,11 @@ class InitCall:
         self._call = ContainerCall(path, deadline_s)
         self.answered = False  # if True, an error that ``post`` raises is the container's own answer
 
-    def post(self, value: Any) -> Any:
+    def post(self, body: bytes) -> Any:
         """Return the reply's JSON.  Raises the container's error, InitFailed when it does not answer in time or cannot
         be read, WorkerLost when it closes the connection."""
         try:
-            status, plain = self._call.ask("POST", "/init", json.dumps({"value": value}).encode())
+            status, plain = self._call.ask("POST", "/init", body)
         except TimeoutError as e:
             raise InitFailed("the container did not finish its start in time", hint="raise THAW_START_TIMEOUT_S") from e
         except OSError as e:
@@ -92,19 +99,20 @@ def _shape(stage: PlanStage) -> StageShape:
     return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges), stage.role)
 
 
-def python_init(function: Action) -> dict[str, object]:
-    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes."""
-    code = function.exec
+def python_init(function: Action, code: str, api_host: str) -> dict[str, object]:
+    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes.  ``api_host``: the API's URL, or
+    empty."""
     env = {
         "__OW_ACTION_NAME": f"/{function.name}",
         "__OW_NAMESPACE": function.namespace,
         "__OW_ACTION_VERSION": function.version,
+        **({"__OW_API_HOST": api_host} if api_host else {}),
     }
     return {
         "name": function.name.rpartition("/")[2],
-        "main": code.main or "main",
-        "code": code.code,
-        "binary": code.binary,
+        "main": function.exec.main or "main",
+        "code": code,
+        "binary": function.exec.binary,
         "env": env,
         "concurrency": slots_of(function),
     }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from invoker.containers import instance
+from invoker.containers.adapter_slots import AdapterSlots
 from invoker.containers.instance import Effect, Event, State
 from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle
@@ -41,6 +42,7 @@ class Live:
         self.unwanted = 0  # runs in flight whose callers hung up
         self.exited = threading.Event()  # its process has ended by itself, and it is known how
         self.out_of_memory = False
+        self.adapters: AdapterSlots | None = None  # once a run has wanted one
         self.gone = threading.Event()
         self.idle = threading.Event()
         self.idle.set()
@@ -90,6 +92,12 @@ class Live:
             begins = not self.record.is_consolidating
             self.amend(is_consolidating=True)
             return begins
+
+    def note_exit(self) -> None:
+        """Its process has ended, and it is known how."""
+        self.exited.set()
+        if self.adapters is not None:
+            self.adapters.close()
 
     def labels(self) -> dict[str, str]:
         """What its driver keeps for an invoker that takes over."""

@@ -25,8 +25,8 @@ _COMES_UP_S: Final = 15.0
 class PatientFetchClient(FetchClient):
     """Calls that begin something wait for fetchd.  Calls that end something do not: there is nothing to end then."""
 
-    def inspect(self, uri: str, *, deadline_s: float = 60.0) -> ModelFacts:
-        return self._once_it_listens(partial(super().inspect, uri, deadline_s=deadline_s))
+    def inspect(self, uri: str, namespaces: tuple[str, ...] = (), *, deadline_s: float = 60.0) -> ModelFacts:
+        return self._once_it_listens(partial(super().inspect, uri, namespaces, deadline_s=deadline_s))
 
     def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
         return self._once_it_listens(partial(super().start, request, deadline_s=deadline_s))

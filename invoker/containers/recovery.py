@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from invoker.containers.consolidate import Consolidating, as_worker, health_of
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
+from invoker.containers.last_output import printed_by
 from invoker.containers.live import Live
 from invoker.drivers.base import Owned
 from relay.state.records import Records
@@ -47,12 +49,27 @@ def recover(
         adopted.add(live.record.instance_id)
         in_use.add(live.descriptor_socket_id)
         log.event("instance_adopted", instance_id=live.record.instance_id)
-    fleet.driver.end(left)
+    _end(fleet, left, log)
     _close_descriptor_sockets(fleet, in_use, log)
     lost = WorkerLost("the host's invoker was restarted and the container is no more").info()
     for instance_id, record in known.items():
         if instance_id not in adopted:
             fleet.publisher.put(replace(record, state=InstanceState.GONE, error=lost, inflight=0))
+
+
+def _end(fleet: Fleet, left: Sequence[Owned], log: Log) -> None:
+    """End containers that are not adopted, and keep what they printed, which goes with them."""
+    printed = {o.handle.container_id: printed_by(o.handle) for o in left if o.labels.get("role") == "instance"}
+    for owned in fleet.driver.end(left):
+        text = printed.get(owned.handle.container_id)
+        if not text:
+            continue
+        try:
+            record = wire.loads(InstanceRecord, owned.labels["record"])
+        except (ProtocolError, KeyError) as e:
+            log.event("last_output_lost", container_id=owned.handle.container_id, error=str(e))
+            continue
+        fleet.last_output.keep(record, text, "its host's invoker was restarted")
 
 
 def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Records, address: str) -> Live | None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from invoker import metrics
 from invoker.containers.fleet import Fleet
-from invoker.containers.init import InitCall, group_link, keep_alive_s_of, llm_init, python_init, slots_in
+from invoker.containers.init import InitCall, group_link, init_body, keep_alive_s_of, llm_init, python_init, slots_in
 from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
@@ -37,7 +37,7 @@ from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import InitFailed, NotFound, PlatformError, ThawError, Unavailable, WorkerLost
-from thaw.ids import HostId, InstanceId, Namespace
+from thaw.ids import HostId, InstanceId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 from thaw.plan import Plan, PlanStage
@@ -47,6 +47,7 @@ CONTAINER_ANSWERS_S: Final = 60.0
 EXIT_SEEN_S: Final = 5.0
 FETCH_END_S: Final = 10.0
 """The longest wait for fetchd's report once the engine has taken every byte: the report is then on its way."""
+_HINT_LINES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class Starting:
             stage.fetch_deadline_ms,
             stage.pace_bytes_per_s,
             later_ranges=stage.later_ranges,
+            namespace=plan.action.partition("/")[0],
         )
         with self._fleet.pool_users.asking(self._live.record.instance_id):
             self._segment_id = self._fleet.fetch.start(request).segment_id
@@ -270,7 +272,7 @@ class Starting:
         try:
             with self._evidence.waiting_for("the stem cell", cell_pid) if cell_pid else nullcontext():
                 handle = driver.start(handle, spec)
-        except PlatformError:
+        except Exception:  # a bug, too: nothing else knows the container yet
             driver.remove(handle)
             raise
         self._evidence.begun()
@@ -278,7 +280,8 @@ class Starting:
         if fork:
             driver.limit(handle, self._stage.share, self._memory_bytes())
         handle = self._connect(handle)
-        self._spent = self._evidence.answered(handle.pid)
+        pulled = {"image_pull_s": round(handle.image_pull_s, 3)} if handle.image_pull_s > 0 else {}
+        self._spent = {**pulled, **self._evidence.answered(handle.pid)}
         return handle.socket_path
 
     def _connect(self, handle: Handle) -> Handle:
@@ -331,21 +334,23 @@ class Starting:
             if link is not None:
                 link = replace(link, address=self._fleet.driver.relay_address(link.address))
             value = wire.to_plain(llm_init(self._plan, self._stage, function, self._deps.settings, link))
-            reply = wire.from_plain(InitReply, self._post_init(path, value))
+            reply = wire.from_plain(InitReply, self._post_init(path, init_body(value)))
             with self._lock:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
-            self._post_init(path, python_init(function))
+            mark, code = random_hex_id(), self._deps.records.code.pieces(function)
+            init = python_init(function, mark, self._deps.settings.api_host)
+            self._post_init(path, init_body(init, mark, code))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))
         self._live.amend(init_ms=init_ms)
 
-    def _post_init(self, path: str, value: Any) -> Any:
+    def _post_init(self, path: str, body: bytes) -> Any:
         call = InitCall(path, self._deps.settings.start_timeout_s)
         self._init_call = call
         try:
-            return call.post(value)
+            return call.post(body)
         except WorkerLost as e:
             if call.answered:
                 raise
@@ -360,7 +365,8 @@ class Starting:
         """A function's stderr says why it did not load.  An engine prints more than a hint can hold."""
         live = self._live
         if live.kind == KIND_PYTHON and isinstance(error, InitFailed):
-            return (live.handle and last_lines(live.handle)) or error.hint
+            said = error.printed.strip().splitlines()[-_HINT_LINES:]
+            return "\n".join(said) or (live.handle and last_lines(live.handle)) or error.hint
         return error.hint or ("thaw activation logs has what the engine printed" if live.kind == KIND_LLM else "")
 
     # the end -------------------------------------------------------------------------------------------------------

@@ -188,8 +188,8 @@ A_TRACEBACK: Final = (200, 32_768)
 """Lines and bytes that hold the traceback of a failed start."""
 
 
-def last_lines(handle: Handle, n_lines: int = 5, n_bytes: int = 4096) -> str:
-    """The end of a container's stderr, for the error of a failed start."""
+def last_lines(handle: Handle, n_lines: int = 5, n_bytes: int = 4096, *, of_last_run: bool = False) -> str:
+    """The end of a container's stderr.  ``of_last_run``: without the lines of runs that have ended."""
     try:
         with handle.stderr.open("rb") as file:
             file.seek(0, 2)
@@ -197,5 +197,6 @@ def last_lines(handle: Handle, n_lines: int = 5, n_bytes: int = 4096) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    text = text.rpartition(SENTINEL)[2] if of_last_run else text
     lines = [line for line in text.splitlines() if line.strip() and SENTINEL not in line]
     return "\n".join(lines[-n_lines:])

@@ -40,7 +40,8 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """``start_ticks`` (since boot) tells the process from a later one with the same pid."""
+    """``start_ticks`` (since boot) tells the process from a later one with the same pid.  ``image_pull_s``: the seconds
+    in which an image was pulled that the host did not have; the handle that ``connect`` returns says it."""
 
     container_id: str
     kind: str
@@ -48,6 +49,7 @@ class Handle:
     pid: int = 0
     start_ticks: int = 0
     socket: str = ""  # where it is not the directory's own
+    image_pull_s: float = 0.0
 
     @property
     def socket_path(self) -> str:
@@ -209,9 +211,10 @@ class Driver(Protocol):
         """Take over a container of an earlier invoker, and report its exit from now on."""
         ...
 
-    def end(self, owned: Sequence[Owned]) -> None:
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
         """End containers of an earlier invoker that were not adopted.  Returns when nothing of them is left, or after
-        a bounded time; what could not be ended by then is logged."""
+        a bounded time; what could not be ended by then is logged.  Those that belong to another living invoker are left
+        to it; the others are returned."""
         ...
 
     def close(self) -> None: ...

@@ -8,6 +8,7 @@ from typing import Final
 SCRATCH: Final = "/tmp"  # noqa: S108  the container's own
 ENVIRONMENT: Final = {
     "HOME": SCRATCH,
+    "USER": "thaw",  # no entry of /etc/passwd has the container's uid
     "TMPDIR": SCRATCH,
     "XDG_CACHE_HOME": f"{SCRATCH}/.cache",
     "PYTHONUNBUFFERED": "1",

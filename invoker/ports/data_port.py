@@ -1,11 +1,10 @@
 """The data port: gateways send runs to it.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``POST /logs`` · ``GET /metrics``, for which THAW_METRICS_TOKEN will do; ``GET /health``
-needs no token.  A request that is
-refused before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a
-container is lost during a request, the port closes the connection: the answer then has no last chunk, so the gateway
-does not take it for complete.
+``POST /instances/{id}/run`` · ``POST /logs`` · ``POST /output`` · ``POST /preflight`` · ``GET /metrics``, for which
+THAW_METRICS_TOKEN will do; ``GET /health`` needs no token.  A request that is refused before anything ran gets a
+complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a container is lost during a request,
+the port closes the connection: the answer then has no last chunk, so the gateway does not take it for complete.
 """
 
 from __future__ import annotations
@@ -19,19 +18,25 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from invoker import metrics
+from invoker.containers.adapters import Adapters
 from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
+from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
-from relay.protocol.messages import ACTIVATION_HEADER, LogsFound, LogsWanted
+from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
+from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
+from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import lasting, wire
 from thaw.action import KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import (
+    AdapterMissing,
     BadRequest,
     InstanceBusy,
     InstanceGone,
@@ -42,6 +47,7 @@ from thaw.errors import (
     TooLarge,
     Unauthorized,
 )
+from thaw.hangup import HangupWatcher
 from thaw.ids import InstanceId
 from thaw.lasting import LastingThread
 
@@ -65,14 +71,23 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 1024
 
     def __init__(
-        self, bind: str, fleet: Fleet, token: Callable[[], str], refresh: Callable[[], str], scrapers: str = ""
+        self,
+        bind: str,
+        fleet: Fleet,
+        preflights: Preflights,
+        adapters: Adapters,
+        token: Callable[[], str],
+        refresh: Callable[[], str],
+        scrapers: str = "",
     ) -> None:
         """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
         host, _, port = bind.rpartition(":")
-        self.fleet, self.token, self._refresh = fleet, token, refresh
+        self.fleet, self.preflights, self.adapters = fleet, preflights, adapters
+        self.token, self._refresh = token, refresh
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
+        self.hangups = HangupWatcher()  # of runs that wait for an adapter
         self.scrapers = scrapers
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
@@ -93,9 +108,11 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return self._refresh()
 
     def start(self) -> None:
+        self.hangups.start()
         self._thread.start()
 
     def stop(self) -> None:
+        self.hangups.stop()
         self.shutdown()
         self.server_close()
         self._thread.join(5)
@@ -182,6 +199,11 @@ class Handler(http11.Handler):
         body = self.rfile.read(int(length))
         if self.path == "/logs":
             self._reply(200, wire.to_plain(self._logs(wire.loads(LogsWanted, body))))
+        elif self.path == "/output":
+            wanted = wire.loads(OutputWanted, body)
+            self._reply(200, wire.to_plain(OutputFound(self.server.fleet.last_output.of_action(wanted.action))))
+        elif self.path == "/preflight":
+            self._reply(200, wire.to_plain(self.server.preflights.check(wire.loads(PreflightWanted, body))))
         else:
             self._serve_run(body)
 
@@ -191,28 +213,59 @@ class Handler(http11.Handler):
         """
         deadline = time.monotonic() + LATE_S
         found: list[tuple[str, ...] | None] = []
+        last: dict[InstanceId, tuple[str, ...] | None] = {}
         for run in wanted.runs:
             live = self.server.fleet.find(run.instance_id)
-            logs = None if live is None else live.logs
-            found.append(None if logs is None else tuple(logs.lines(run.activation_id, deadline)))
+            lines = () if live is None or live.logs is None else tuple(live.logs.lines(run.activation_id, deadline))
+            if lines or (live is not None and live.logs is not None and not live.exited.is_set()):
+                found.append(lines)
+            else:
+                if run.instance_id not in last:
+                    last[run.instance_id] = self._last_lines(run.instance_id, live, deadline)
+                found.append(last[run.instance_id])
         return LogsFound(tuple(found))
+
+    def _last_lines(self, instance_id: InstanceId, live: Live | None, deadline: float) -> tuple[str, ...] | None:
+        """What a container that has ended, or is ending, wrote last: its runs' lines went with it."""
+        if live is not None:
+            live.gone.wait(max(0.0, deadline - time.monotonic()))
+        output = self.server.fleet.last_output.of_instance(instance_id)
+        if output is None:
+            return None
+        stamp = datetime.fromtimestamp(output.ended_wall_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return tuple(f"{stamp} stderr: {line}" for line in output.stderr.splitlines())
 
     def _serve_run(self, body: bytes) -> None:
         fleet = self.server.fleet
         live = fleet.begin_run(self._instance_id(self.path, "run"))
         began = time.monotonic()
         try:
-            result = self._run(live, body)
+            result = self._run_with_adapter(live, body)
         finally:
             fleet.end_run(live)
         metrics.RUNS.labels(outcome=result.ending.value).inc()
         metrics.RUN_SECONDS.observe(time.monotonic() - began)
 
-    def _run(self, live: Live, body: bytes) -> Forwarded:
+    def _run_with_adapter(self, live: Live, body: bytes) -> Forwarded:
+        uri = decoded(self.headers.get(ADAPTER_HEADER) or "")
+        if not uri:
+            return self._run(live, body)
+        left_ms = self.headers.get(LEFT_HEADER) or ""
+        deadline = time.monotonic() + (int(left_ms[:12]) / 1000 if left_ms.isdecimal() else live.timeout_s)
+        with self.server.adapters.using(live, uri, deadline, self._watch_hangup) as held:
+            result = self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n")
+            if result.status == AdapterMissing.http_status:
+                self.server.adapters.lost(live, held)
+            return result
+
+    def _watch_hangup(self, on_hangup: Callable[[], None]) -> Callable[[], None]:
+        return self.server.hangups.watch(self.connection, on_hangup)
+
+    def _run(self, live: Live, body: bytes, headers: str = "") -> Forwarded:
         accept = self.headers.get("accept") or "*/*"
         head = (
             f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(body)}\r\n{headers}\r\n"
         ).encode("latin-1")
         assert live.handle is not None  # noqa: S101  a READY instance has one
         self.wfile.flush()

@@ -56,13 +56,20 @@ class FetchClient:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def inspect(self, uri: str, *, deadline_s: float = 60.0) -> ModelFacts:
-        """Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable."""
-        return self._ask(Inspect(uri), Inspected, deadline_s).facts
+    def inspect(self, uri: str, namespaces: tuple[str, ...] = (), *, deadline_s: float = 60.0) -> ModelFacts:
+        """Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable, and Throttled at once when each of
+        the namespaces has too many inspections on this host."""
+        return self._ask(Inspect(uri, namespaces), Inspected, deadline_s).facts
+
+    def inspect_adapter(
+        self, uri: str, namespace: str, base: str = "", max_rank: int = 0, *, deadline_s: float = 60.0
+    ) -> ModelFacts:
+        """As :meth:`inspect`.  With a ``base``, raises ModelUnsupported for an adapter that does not fit it."""
+        return self._ask(Inspect(uri, (namespace,), True, base, max_rank), Inspected, deadline_s).facts
 
     def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
         """Begin a fetch, join one that runs, or find the segment resident.  Raises StaleEpoch, MemoryTooSmall,
-        BadRequest.
+        Throttled, BadRequest.
         """
         return self._ask(request, FetchStarted, deadline_s)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo
@@ -84,6 +84,16 @@ class InitReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PreflightReply:
+    """The answer to ``POST /preflight`` for a model that would start.  ``engine`` is a name and a version, and
+    ``max_model_len`` the tokens of a request that it would take."""
+
+    engine: str
+    max_model_len: int
+    notes: tuple[str, ...] = ()  # sentences on what is different from what was asked for
+
+
+@dataclass(frozen=True, slots=True)
 class ConsolidateReply:
     """The answer to ``POST /consolidate``, and to ``GET /consolidate`` later: the stage has become a worker.
 
@@ -103,24 +113,31 @@ class ConsolidateReply:
 class LlmResume:
     """Continue an answer: these tokens were already delivered; the next token's number follows the last of them.
 
-    ``model_version``: the version of the model that computed them; empty: it is not known.
+    ``model_version``: the version of the model that computed them, and ``adapter`` the adapter; empty: it is not known.
     """
 
     output_token_ids: tuple[int, ...]
     model_version: str = ""
+    adapter: str = ""
+
+
+MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+"""The largest message in the answer to a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlmRun:
     """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The
     answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
-    way, so that little is missing when it arrives."""
+    way, so that little is missing when it arrives.  ``adapter``: the URI of the function's own, which the container
+    compares with what the invoker says: one of before there were adapters says nothing."""
 
-    endpoint: str  # "chat" | "completions"
+    endpoint: str  # "chat" | "completions" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
     prefill_only: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +145,16 @@ class TokenLogprob:
     token: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of the call of a tool.  The first part of call ``index`` has its name, the others parts of its arguments,
+    which together are the text of a JSON object."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +168,42 @@ class RunToken:
     token_id: int
     text: str
     logprob: TokenLogprob | None = None
+    calls: tuple[CallDelta, ...] = ()
+    adapter: str = ""  # with the first token of a run: the adapter that computes it, with its version
+
+
+@dataclass(frozen=True, slots=True)
+class RankedToken:
+    """A token that could stand at one place of a prompt.  ``rank`` counts from 1, the most likely one."""
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompt:
+    """What a request wants to know of its prompt.  ``texts`` has one text for each token, and so has ``logprobs``,
+    where the first one is None, if they are wanted.  ``ranked`` has the tokens that could stand in the place of each
+    from the second on, of which the first is the prompt's own."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    ranked: tuple[tuple[RankedToken, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    reason: str  # "stop" | "length" | "prefilled"
+    reason: str  # "stop" | "length" | "tool_calls" | "prefilled"
     prompt_tokens: int
     completion_tokens: int
     text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
+    calls: tuple[CallDelta, ...] = ()  # in what was held back
+    prompt: RunPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,14 @@ from thaw.trace import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
+    """``namespaces``: those that have an action of the model.  Each may have a few inspections at once.  An ``adapter``
+    is refused if it does not fit ``base``, unless that is empty, or has a higher rank than ``max_rank``."""
+
     uri: str
+    namespaces: tuple[str, ...] = ()
+    adapter: bool = False
+    base: str = ""
+    max_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,9 @@ class FetchStart:
     background: bool = False
     later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
     weight: float = 1.0  # among fetches of the same rank
+    namespace: str = ""  # of the action; each may have so many fetches at once
+    spare: bool = False
+    """Take free slabs only, and give them back at once: nobody loses what is kept for the next start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.protocol.container_messages import (
+    MAX_RUN_MESSAGE_BYTES,
+    CallDelta,
     ConsolidateReply,
     GroupCredential,
     GroupLink,
@@ -18,8 +20,11 @@ from relay.protocol.container_messages import (
     LlmInit,
     LlmResume,
     LlmRun,
+    PreflightReply,
+    RankedToken,
     RunFailed,
     RunFinished,
+    RunPrompt,
     RunToken,
     StageShape,
     TokenLogprob,
@@ -69,6 +74,8 @@ class DemandAdded:
 
     ``waited_ms`` is the request's age by its gateway's own clock when the message was made; a request that was served
     and lost its worker is not new.  ``queued_wall_ms`` is when it came, for a reader of the hash long afterwards.
+    ``ahead``: a 202 that does not wait yet but for a thread, so it counts for no quota of requests that wait.
+    ``adapter``: the URI of the one that the request wants of its instance.
     """
 
     activation_id: ActivationId
@@ -77,6 +84,8 @@ class DemandAdded:
     gateway: GatewayId
     queued_wall_ms: int
     waited_ms: int = 0
+    ahead: bool = False
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,23 @@ class ActionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PackageChanged:
+    """Gateway → gateways: the package was written or deleted, so its actions have other parameters."""
+
+    namespace: Namespace
+    package: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsAllowedChanged:
     """Gateway → schedulers: the prefixes of models that the namespace may run are others now."""
+
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class QuotasChanged:
+    """Gateway → gateways and schedulers: an operator changed the namespace's quotas or its weight."""
 
     namespace: Namespace
 
@@ -117,12 +141,10 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class ColdStarted:
-    """Gateway → gateways: a request that waited for a start has been answered.  ``at_wall_ms`` is when it came."""
+    """Gateway → gateways: a request that waited for a start has its first token (relay/state/starts.py has its
+    times)."""
 
     action: ActionName
-    at_wall_ms: int
-    ttft_ms: int
-    start_mode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +205,13 @@ class StreamWanted:
 
 @dataclass(frozen=True, slots=True)
 class InspectModel:
-    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them."""
+    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them.
+    ``namespaces``: those that have an action of the model."""
 
     uri: str
     known_uri: str = ""
     known_version: str = ""
+    namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +225,7 @@ class Start:
     stage: int
     instance_id: InstanceId
     activation_ids: tuple[ActivationId, ...] = ()  # the demand that the start serves: their traces link to the group
+    adapters: tuple[str, ...] = ()  # that this demand wants: the host fetches their bytes meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,26 +288,6 @@ ACTIVATION_HEADER: Final = "x-thaw-activation-id"
 """A header of ``POST /instances/{id}/run``, because an invoker does not read the body."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRef:
-    instance_id: InstanceId
-    activation_id: ActivationId
-
-
-@dataclass(frozen=True, slots=True)
-class LogsWanted:
-    """``POST /logs``: ask for the logs of runs that have ended here, many at once: a gateway asks after it answered."""
-
-    runs: tuple[RunRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogsFound:
-    """The logs in the order of the request; None where the instance has left and its logs are gone."""
-
-    logs: tuple[tuple[str, ...] | None, ...]
-
-
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
@@ -290,7 +295,9 @@ _TYPES: dict[str, type[Any]] = {
         DemandRemoved,
         InstanceChanged,
         ActionChanged,
+        PackageChanged,
         ModelsAllowedChanged,
+        QuotasChanged,
         StartFailed,
         ColdStarted,
         ModelInspected,
@@ -357,6 +364,7 @@ def from_plain(plain: Any) -> Any:
 
 
 __all__ = [
+    "CallDelta",
     "StartMode",
     "from_plain",
     "to_plain",
@@ -392,12 +400,16 @@ __all__ = [
     "StageShape",
     "LlmInit",
     "InitReply",
+    "PreflightReply",
     "ConsolidateReply",
     "LlmResume",
     "LlmRun",
     "TokenLogprob",
+    "MAX_RUN_MESSAGE_BYTES",
     "RunToken",
     "RunFinished",
+    "RankedToken",
+    "RunPrompt",
     "RunFailed",
     *_TYPES,
 ]

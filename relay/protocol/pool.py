@@ -17,6 +17,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from thaw.hub import content_of
 from thaw.model import FileRange
 
 ALIGNMENT: Final = 4096
@@ -45,4 +46,4 @@ def n_slabs(ranges: Sequence[FileRange], slab_bytes: int) -> int:
 def content_key(uri: str, version: str, first: Sequence[FileRange], later: Sequence[FileRange]) -> str:
     """A short name of a segment's content: fetchd lets starts with equal keys share one segment."""
     spans = [[[r.file, r.offset, r.n_bytes] for r in ranges] for ranges in (first, later)]
-    return hashlib.blake2b(json.dumps([uri, version, spans]).encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(json.dumps([*content_of(uri, version), spans]).encode(), digest_size=12).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -63,10 +63,21 @@ class ModelLeave:
 
     def check(self, action: Action) -> None:
         """Raises Forbidden, BadRequest, and PlatformError when the state server does not answer."""
-        if action.config is not None:
-            self.check_among(action, self.allowed.of(action.namespace))
+        for uri in _uris(action):
+            self.check_uri(action.namespace, uri)
+
+    def check_uri(self, namespace: Namespace, uri: str) -> None:
+        """As :meth:`check`, for a model that no action names yet."""
+        self.policy.check(namespace, uri, self.allowed.of(namespace))
 
     def check_among(self, action: Action, more: Sequence[str]) -> None:
         """As :meth:`check`, with the prefixes that were read before.  Raises Forbidden, BadRequest."""
-        if action.config is not None:
-            self.policy.check(action.namespace, action.config.model.uri, more)
+        for uri in _uris(action):
+            self.policy.check(action.namespace, uri, more)
+
+
+def _uris(action: Action) -> Iterator[str]:
+    if action.config is not None:
+        yield action.config.model.uri
+        if action.config.model.adapter:
+            yield action.config.model.adapter

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import redis
@@ -34,11 +34,14 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The owner of an API key."""
+    """The owner of an API key.  ``digest`` is of that key: what this one does later is allowed as long as it is live.
+    ``until_ms`` is when the authority ends in any case, 0 where nothing bounds it."""
 
     namespace: Namespace
     subject: str
     role: Role = Role.TENANT
+    digest: str = field(default="", compare=False)
+    until_ms: int = field(default=0, compare=False)
 
     @property
     def is_operator(self) -> bool:
@@ -83,7 +86,12 @@ class ApiKeys:
         with redis_link.translated("look a key up"):
             row: Any = self._redis.hget(keys.API_KEYS, digest)
         key = None if row is None else wire.loads(ApiKey, row)
-        return None if key is None or not key.is_live else Subject(key.namespace, key.subject, key.role)
+        return None if key is None or not key.is_live else Subject(key.namespace, key.subject, key.role, digest)
+
+    def any_subject(self, namespace: Namespace) -> Subject | None:
+        """The owner of a key of this namespace; None when it has none that works."""
+        found = self.list(namespace)
+        return Subject(namespace, found[0].key.subject, digest=found[0].digest) if found else None
 
     def any(self) -> bool:
         with redis_link.translated("count keys"):
@@ -155,8 +163,8 @@ class ApiKeys:
 
 def _listed(rows: dict[bytes, bytes]) -> list[Listed]:
     found = []
-    for field, row in rows.items():
-        digest, key = redis_link.text(field), wire.loads(ApiKey, row)
+    for name, row in rows.items():
+        digest, key = redis_link.text(name), wire.loads(ApiKey, row)
         found.append(Listed(key.key_id or f"sha256-{digest[:16]}", key, digest))
     return found
 

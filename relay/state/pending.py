@@ -24,7 +24,8 @@ from thaw.logs import Log
 _BLOCK_MS: Final = 30_000
 _CLAIM_IDLE_MS: Final = 1_000
 """When two gateways see the same death, the second finds the entry claimed a moment ago and does not get it."""
-_CLAIM_BATCH: Final = 100
+_READ_AT_ONCE: Final = 32
+"""Entries of one answer, whose arguments may have megabytes each."""
 
 _DROP_EMPTY: Final = """
 local left = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2])
@@ -56,7 +57,7 @@ class PendingReader(_StreamThread):
         create_group(client)
         position: Any = "0"  # first our own entries, whose delivery may have failed with a connection, then new ones
         while not self._stop.is_set():
-            count = self._room()
+            count = min(self._room(), _READ_AT_ONCE)
             if count == 0:
                 return  # stopping
             reply: Any = client.xreadgroup(
@@ -87,7 +88,7 @@ class PendingClaims:
         """Take over a batch of a dead gateway's entries.  When none is left, remove it from the group."""
         with redis_link.translated("claim a dead gateway's work"):
             rows: Any = self._redis.xpending_range(
-                keys.PENDING, keys.PENDING_GROUP, "-", "+", _CLAIM_BATCH, consumername=dead
+                keys.PENDING, keys.PENDING_GROUP, "-", "+", _READ_AT_ONCE, consumername=dead
             )
             if not rows:
                 self._redis.eval(_DROP_EMPTY, 1, keys.PENDING, keys.PENDING_GROUP, dead)
@@ -96,6 +97,12 @@ class PendingClaims:
                 keys.PENDING, keys.PENDING_GROUP, self._gateway, _CLAIM_IDLE_MS, [r["message_id"] for r in rows]
             )
         return list(parse(claimed))
+
+    def entry(self, entry_id: bytes) -> Entry | None:
+        """Read an entry again.  None: it has ended."""
+        with redis_link.translated("read an entry again"):
+            rows: Any = self._redis.xrange(keys.PENDING, entry_id, entry_id)
+        return next(iter(parse(rows)), None)
 
     def starter(self, activation_id: ActivationId) -> GatewayId | None:
         """The gateway that has marked the activation's one run (Records.mark_started)."""

@@ -7,56 +7,47 @@ pending entry away in the same transaction).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import redis
 
-from relay.state import keys, redis_link
+from relay.state import endings, keys, redis_link
 from relay.state.clock import StateClock
-from thaw import wire
+from relay.state.code import UNNAMED_TTL_S, Codes
+from relay.state.counting import RECORD_TTL_S
+from relay.state.quota_errors import not_accepted, too_many_actions
+from relay.state.record_lists import RecordLists, names_of
+from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
+from relay.state.retention import forget, limits
+from relay.state.storage import SHORT_BYTES, Storage
+from thaw import pools, wire
 from thaw.action import Action
-from thaw.activation import Activation
+from thaw.activation import Activation, ActivationStatus
 from thaw.clocks import event_of
-from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError
+from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.quotas import Quotas
 from thaw.trace import Phase, TraceEvent
 
-RECORD_TTL_S: Final = 7 * 24 * 3600
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
 """One phase of a start each from gateway, scheduler and invoker."""
-_PUT_ACTION: Final = """
-local last = redis.call('GET', KEYS[2])
-if last and last ~= ARGV[4] then
-    return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0  -- a repeat, after an answer that was lost
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[3])
-return 1
-"""
+_NOT_KEPT: Final = {
+    "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
+}
+_NO_LOGS: Final = ("The logs were not kept: the namespace has no room for them.",)
+RELEASED_CODES: Final = 4
+"""So much code of a namespace stays for a while when no action names it any more: a host or a client may be reading it,
+but updates without end must not fill the server."""
+_DELETE_TRIES: Final = 10
 _PART_BYTES: Final = 4 * 1024 * 1024
-_END: Final = """
-local written = 1
-if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'EX', ARGV[2]) then
-    redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4])
-    for i = 8, #ARGV do redis.call('RPUSH', KEYS[3], ARGV[i]) end
-    if #ARGV >= 8 then redis.call('EXPIRE', KEYS[3], ARGV[5]) end
-else
-    written = 0
-end
-if ARGV[7] ~= '' then
-    redis.call('XACK', KEYS[4], ARGV[6], ARGV[7])
-    redis.call('XDEL', KEYS[4], ARGV[7])
-end
-return written
-"""
-"""Write a record, its place in the index and its trace, unless the activation has a record; its 202 has ended in either
-case.  All this is one script, which stops at the first write that the server refuses, so the 202 stays then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +63,11 @@ class Pending:
     accepted_ms: int
     seed: int
     endpoint: str = ""  # llm kinds: "chat" | "completions"
+    cause: str = ""  # the trigger's activation
+    binding: str = ""
+    key_digest: str = ""  # of the key that it was called with
+    key_until_ms: int = 0
+    parameters: Mapping[str, object] = field(default_factory=dict)  # a conductor's, which each of its runs gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +79,60 @@ class Ended:
     pending_entry: bytes | None = None
 
 
-class Records:
-    def __init__(self, client: redis.Redis, clock: StateClock | None = None) -> None:
-        """``clock``: its reading is written into the traces of starts."""
-        self._redis = client
+class Records(RecordLists):
+    def __init__(self, client: redis.Redis, clock: StateClock | None = None, storage: Storage | None = None) -> None:
+        """``clock``: its reading is written into the traces of starts.  ``storage``: what namespaces may have; without
+        it everything is written."""
+        super().__init__(client)
+        self._storage = storage
         self._clock = clock or StateClock()
+        self.code = Codes(client)
 
     # actions -------------------------------------------------------------------------------------------------------
 
-    def put_action(self, action: Action, *, last: str | None) -> None:
-        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted.  Raises
-        Conflict when another version was written meanwhile: a version stands for one code and one model."""
+    def put_action(self, action: Action, *, last: str | None, old: Action | None = None, row: str = "") -> None:
+        """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
+        is that version if it exists, and ``row`` the digest of what was read of it.  Raises Conflict when another
+        version was written meanwhile, ``old`` deleted, or its row changed in place (rewriting.py): a version stands for
+        one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and StorageFull when the
+        namespace may have no more.  An action with an adapter comes and goes with its pool."""
+        code, before, pool = _code_key(action), "" if old is None else _code_key(old), pools.pool_of(action)
+        data, limits = wire.dumps(action), texts("", "", "", "")
+        if self._storage is not None:
+            quotas = self._storage.quotas_of(action.namespace)
+            limits = texts(quotas.actions, quotas.code_bytes, *self._storage.code_share())
         with redis_link.translated("write an action"):
             written: Any = self._redis.eval(
-                _PUT_ACTION,
-                2,
+                PUT_ACTION,
+                8,
                 keys.actions(action.namespace),
                 keys.last_version(action.name),
+                code,
+                before if before != code else "",
+                keys.released_code(action.namespace),
+                keys.code_sizes(action.namespace),
+                keys.used(action.namespace),
+                keys.pools(action.namespace),
                 action.name,
-                wire.dumps(action),
+                data,
                 action.version,
                 last or "",
+                *limits,
+                UNNAMED_TTL_S,
+                "" if old is None else "1",
+                RELEASED_CODES,
+                0 if action.exec.stored is None else action.exec.stored.n_bytes,
+                *(("", b"") if pool is None else (pool.name, wire.dumps(pool))),
+                row,
             )
-        if not written:
+        if self._storage is not None and written[0] < 0:
+            raise too_many_actions(action.namespace, written[0] == -1, written[1], self._storage)
+        if not written[0]:
             raise Conflict("Concurrent modification to resource detected", hint="read it, and try again")
+        if written[0] == 2:
+            if before == code:
+                raise PlatformError("The code of the action is lost: deploy the action again.")
+            raise Unavailable("The code of the action was lost before the action was written: try again.")
 
     def last_version(self, name: ActionName) -> str | None:
         """The version that an action of this name has or had last; instances of a deleted one may still run."""
@@ -116,14 +142,19 @@ class Records:
 
     def action(self, namespace: Namespace, name: ActionName) -> Action:
         """Raises NotFound."""
+        return self.action_row(namespace, name)[0]
+
+    def action_row(self, namespace: Namespace, name: ActionName) -> tuple[Action, str]:
+        """The action, and a digest of all that is kept of it, by which a change shows.  Raises NotFound."""
         with redis_link.translated("read an action"):
             data: Any = self._redis.hget(keys.actions(namespace), name)
         if data is None:
             raise NotFound("The requested resource does not exist.", hint="list actions: thaw action list")
-        return wire.loads(Action, data)
+        return wire.loads(Action, data), hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
     def action_bytes(self, namespace: Namespace, name: ActionName) -> int:
-        """The length of an action as it is kept, with its code; 0 if there is none."""
+        """The length of an action as it is kept, without code in pieces; 0 if there is none.  Actions of before code
+        was kept in pieces have all of it."""
         with redis_link.translated("read an action's length"):
             return int(self._redis.hstrlen(keys.actions(namespace), name))
 
@@ -167,34 +198,79 @@ class Records:
                 yield row
 
     def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
-        action = self.action(namespace, name)
-        with redis_link.translated("delete an action"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hdel(keys.actions(namespace), name)
-            pipe.set(keys.last_version(name), action.version, nx=True)  # for actions older than this key
-            pipe.expire(keys.last_version(name), RECORD_TTL_S)
-            pipe.execute()
-        return action
+        """Return the action as it was; its code can be read for some minutes more.  Raises NotFound, and
+        Conflict when it is updated all the time."""
+        for _ in range(_DELETE_TRIES):
+            action = self.action(namespace, name)
+            with redis_link.translated("delete an action"):
+                deleted: Any = self._redis.eval(
+                    DELETE_ACTION,
+                    6,
+                    keys.actions(namespace),
+                    keys.last_version(name),
+                    _code_key(action),
+                    keys.released_code(namespace),
+                    keys.code_sizes(namespace),
+                    keys.pools(namespace),
+                    name,
+                    action.version,
+                    RECORD_TTL_S,
+                    UNNAMED_TTL_S,
+                    RELEASED_CODES,
+                )
+            if deleted:
+                if self._storage is not None:
+                    self._storage.usage(namespace)  # which notes the sum of its code
+                return action
+        raise Conflict("Concurrent modification to resource detected", hint="try again")
 
     # activations ---------------------------------------------------------------------------------------------------
 
     def accept(self, pending: Pending, owner: str = "") -> bytes:
-        """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError; then
-        there is no 202.  ``owner`` is the gateway that already runs it; others do not claim it while that one lives."""
+        """Make a 202 durable: written and on disk.  Returns its entry.  Raises Unavailable or PlatformError, and
+        Throttled or StorageFull when the namespace may have no more; then there is no 202.  ``owner`` is the gateway
+        that already runs it: others do not claim it while that one lives, and no quota refuses it."""
+        return self._accept(pending.namespace, [wire.dumps(pending), pending.activation_id], owner)[0]
+
+    def accept_all(self, namespace: Namespace, some: Iterable[Pending]) -> None:
+        """Make several 202s of a namespace durable in one step, or none of them.  Raises TooLarge, and what accept()
+        raises."""
+        rows: list[bytes | str] = []
+        n_bytes = 0
+        for pending in some:
+            data = wire.dumps(pending)
+            n_bytes += len(data)
+            if n_bytes > _TRANSACTION_BYTES and rows:
+                raise TooLarge(f"Calls accepted together are larger than allowed: {_TRANSACTION_BYTES} bytes.")
+            rows += [data, pending.activation_id]
+        self._accept(namespace, rows, "")
+
+    def _accept(self, namespace: Namespace, rows: Sequence[bytes | str], owner: str) -> list[bytes]:
+        """``rows``: each 202 and its activation's id."""
+        room = texts("", "", "", "")
+        if self._storage is not None and not owner:
+            room = texts(self._storage.quotas_of(namespace).accepted, *self._storage.room_of_202s(namespace))
+        used = keys.used(namespace)
         with redis_link.translated("accept an activation"):
             # WAITAOF covers the writes of its own connection only, so both commands are sent in one pipeline
             pipe = self._redis.pipeline(transaction=False)
-            pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": pending.activation_id, "o": owner})
+            pipe.eval(ACCEPT, 2, keys.PENDING, used, owner, *room, *rows)
             pipe.execute_command("WAITAOF", 1, 0, _FSYNC_WAIT_MS)  # type: ignore[no-untyped-call]
-            entry, synced = pipe.execute(raise_on_error=False)
-        if isinstance(entry, redis.ResponseError):
-            raise PlatformError(f"the state server refused an activation: {entry}", hint="is its memory full?")
+            asks = self._storage is not None and self._storage.is_look_due(sum(map(len, rows)))
+            if asks:
+                pipe.info("memory")
+            accepted, synced, *info = pipe.execute(raise_on_error=False)
+        if self._storage is not None and info and isinstance(info[0], dict):
+            self._storage.learn_memory(info[0])
+        if isinstance(accepted, redis.ResponseError):
+            raise PlatformError(f"the state server refused an activation: {accepted}", hint="is its memory full?")
+        refused, *entries = accepted
+        if refused and self._storage is not None:
+            raise not_accepted(namespace, redis_link.text(refused), int(entries[0]), self._storage)
         if not isinstance(synced, redis.ResponseError) and int(synced[0]) >= 1:
-            return bytes(entry)
+            return [bytes(entry) for entry in entries]
         with redis_link.translated("take an activation back"):
-            pipe = self._redis.pipeline(transaction=True)
-            _take_away(pipe, [bytes(entry)])
-            pipe.execute()
+            self._redis.eval(TAKE_BACK, 2, keys.PENDING, used, keys.PENDING_GROUP, *entries)
         if isinstance(synced, redis.ResponseError):
             raise PlatformError(
                 f"the state server cannot promise durability: {synced}", hint="start it with --appendonly yes"
@@ -214,9 +290,10 @@ class Records:
         """Write the record, once.  False means that the activation had ended before; the first record stays."""
         return self.end_all([Ended(record, pending_entry=pending_entry)])[0]
 
-    def end_all(self, ended: Sequence[Ended]) -> list[bool]:
+    def end_all(self, ended: Sequence[Ended], told: Callable[[Ended], None] = lambda _: None) -> list[bool]:
         """Write each trace with its record at once: a reader of the record finds its trace.  When the activation had
-        ended before, its trace and its place in the index stay as they are.  See end()."""
+        ended before, its trace and its place in the index stay as they are.  ``told`` hears of each that is written,
+        when its bytes count.  See end()."""
         encoded = [wire.dumps(one.record) for one in ended]  # encode all before any is written
         parts, used = [0], 0
         for i, data in enumerate(encoded):
@@ -225,69 +302,75 @@ class Records:
                 parts, used = [*parts, i], len(data)
         written: list[bool] = []
         for begin, end in zip(parts, [*parts[1:], len(ended)], strict=True):
-            written += self._end_together(ended[begin:end], encoded[begin:end])
+            written += self._end_together(ended[begin:end], encoded[begin:end], told)
         return written
 
-    def _end_together(self, ended: Sequence[Ended], encoded: Sequence[bytes]) -> list[bool]:
+    def _end_together(
+        self, ended: Sequence[Ended], encoded: Sequence[bytes], told: Callable[[Ended], None]
+    ) -> list[bool]:
+        of = Counter[Namespace]()
         with redis_link.translated("write records"):
             pipe = self._redis.pipeline(transaction=True)
             for one, data in zip(ended, encoded, strict=True):
-                self._end_one(pipe, one, data)
-            for namespace in {one.record.namespace for one in ended}:
-                index = keys.activations(namespace)
-                newest_ms = max(one.record.start_ms for one in ended if one.record.namespace == namespace)
-                pipe.zremrangebyscore(index, "-inf", newest_ms - RECORD_TTL_S * 1000)
-                pipe.expire(index, RECORD_TTL_S)
-            written = pipe.execute()[: len(ended)]
-        return [bool(w) for w in written]
+                self._end_one(pipe, one, data, of[one.record.namespace])
+                of[one.record.namespace] += 1
+            for namespace, n in of.items():
+                forget(pipe, namespace, self._quotas_of(namespace), n)
+            for namespace in of:
+                endings.tell(pipe, namespace, [one.record for one in ended if one.record.namespace == namespace])
+            asks = self._storage is not None and self._storage.is_look_due(sum(map(len, encoded)))
+            if asks:
+                pipe.info("memory")
+            answers = pipe.execute()
+        written = [int(answer) for answer, *_ in answers[: len(ended)]]
+        for one, answer in zip(ended, written, strict=True):
+            if answer >= 0:
+                told(one)
+        if self._storage is not None:
+            for namespace, (_, *has) in zip(of, answers[len(ended) :], strict=False):
+                self._storage.learn(namespace, *map(int, has))
+            if asks:
+                self._storage.learn_memory(answers[-1])
+        if too_long := [i for i, answer in enumerate(written) if answer < 0]:
+            less = [_with_less(ended[i]) for i in too_long]
+            again = self._end_together(less, [wire.dumps(one.record) for one in less], told)
+            for i, was_written in zip(too_long, again, strict=True):
+                written[i] = int(was_written)
+        return list(map(bool, written))
 
-    def _end_one(self, pipe: Any, ended: Ended, encoded: bytes) -> None:
-        record = ended.record
-        pipe.eval(
-            _END,
-            4,
+    def _end_one(self, pipe: Any, ended: Ended, encoded: bytes, n_before: int) -> None:
+        """``n_before``: records of the namespace that the same transaction writes before; they stay."""
+        record, room = ended.record, texts("", "", "")
+        if self._storage is not None and len(encoded) > SHORT_BYTES and record.result != _NOT_KEPT:
+            room = texts(*self._storage.room(record.namespace, promised=ended.pending_entry is not None))
+        seconds, most, _ = limits(self._quotas_of(record.namespace))
+        written_to = (
             keys.activation(record.activation_id),
-            keys.activations(record.namespace),
             keys.trace(record.activation_id),
             keys.PENDING,
+            keys.trace(record.group_id) if record.group_id else "",
+            keys.written(record.namespace),
+            keys.activations(record.namespace),
+            keys.used(record.namespace),
+            *keys.of_records(record.namespace),
+            *(keys.activations_of(record.namespace, name) for name in names_of(record)),
+        )
+        pipe.eval(
+            END,
+            len(written_to),
+            *written_to,
             encoded,
-            RECORD_TTL_S,
-            record.start_ms,
             record.activation_id,
-            TRACE_TTL_S,
+            record.start_ms,
             keys.PENDING_GROUP,
             ended.pending_entry or b"",
+            *texts(seconds, most, n_before),
+            *room,
             *self._trace_rows(ended.events),
         )
 
-    def activation(self, activation_id: ActivationId) -> Activation | None:
-        with redis_link.translated("read a record"):
-            data: Any = self._redis.get(keys.activation(activation_id))
-        return None if data is None else wire.loads(Activation, data)
-
-    def activations(
-        self,
-        namespace: Namespace,
-        *,
-        limit: int,
-        skip: int = 0,
-        since_ms: int | None = None,
-        upto_ms: int | None = None,
-    ) -> list[Activation]:
-        """Newest first.  Records that have expired are left out."""
-        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
-        with redis_link.translated("list records"):
-            ids: Any = self._redis.zrevrangebyscore(keys.activations(namespace), high, low, start=skip, num=limit)
-            rows: Any = self._redis.mget([keys.activation(redis_link.text(i)) for i in ids]) if ids else []
-        return [wire.loads(Activation, row) for row in rows if row is not None]
-
-    def count_activations(
-        self, namespace: Namespace, *, since_ms: int | None = None, upto_ms: int | None = None
-    ) -> int:
-        low, high = ("-inf" if since_ms is None else since_ms), ("+inf" if upto_ms is None else upto_ms)
-        with redis_link.translated("count records"):
-            count: Any = self._redis.zcount(keys.activations(namespace), low, high)
-        return int(count)
+    def _quotas_of(self, namespace: Namespace) -> Quotas | None:
+        return None if self._storage is None else self._storage.quotas_of(namespace)
 
     # traces --------------------------------------------------------------------------------------------------------
 
@@ -300,7 +383,8 @@ class Records:
     def _push_trace(self, pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
         if data := self._trace_rows(list(events)):
             pipe.rpush(keys.trace(trace_id), *data)
-            pipe.expire(keys.trace(trace_id), TRACE_TTL_S)
+            pipe.expire(keys.trace(trace_id), TRACE_TTL_S, nx=True)
+            pipe.expire(keys.trace(trace_id), TRACE_TTL_S, gt=True)  # a record of the start may be kept for longer
 
     def _trace_rows(self, events: Sequence[TraceEvent]) -> list[bytes]:
         return [wire.dumps(e) for e in (*events, *self._clock_in(events))]
@@ -321,9 +405,14 @@ class Records:
         return sorted(events, key=lambda e: e.wall_ns)
 
 
-def _take_away(pipe: Any, entries: Sequence[bytes]) -> None:
-    pipe.xack(keys.PENDING, keys.PENDING_GROUP, *entries)
-    pipe.xdel(keys.PENDING, *entries)
+def _with_less(ended: Ended) -> Ended:
+    """Return a record that was too long without its logs; if it had none, without its result.  Then it is no success,
+    so that nobody takes the sentence for the result."""
+    record = ended.record
+    if record.logs not in ((), _NO_LOGS):
+        return replace(ended, record=replace(record, logs=_NO_LOGS))
+    status = ActivationStatus.INTERNAL_ERROR if record.status is ActivationStatus.SUCCESS else record.status
+    return replace(ended, record=replace(record, status=status, result=_NOT_KEPT, logs=()))
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
@@ -337,3 +426,7 @@ def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
 
 def without_code(action: Action) -> Action:
     return replace(action, exec=replace(action.exec, code=""))
+
+
+def _code_key(action: Action) -> str:
+    return "" if action.exec.stored is None else keys.code(action.exec.stored.id)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import redis
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -48,6 +48,18 @@ def connect_blocking(url: str) -> redis.Redis:
         socket_connect_timeout=CALL_TIMEOUT_S,
         socket_keepalive=True,
         single_connection_client=True,
+    )
+
+
+def connect_listening(url: str) -> redis.Redis:
+    """A client for one thread that waits for messages with timeouts of its own.  Nothing is tried twice: it begins anew
+    with all that it listens to."""
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=CALL_TIMEOUT_S,
+        socket_connect_timeout=CALL_TIMEOUT_S,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
     )
 
 

@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 import redis
 
 from relay.protocol.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
-from relay.state import bus, keys, redis_link
+from relay.state import bus, keys, redis_link, starts
 from relay.state.clock import StateClock
 from thaw import wire
 from thaw.errors import NotFound, ProtocolError
 from thaw.host import HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.model import ModelFacts
 from thaw.plan import Plan
@@ -27,10 +27,22 @@ T = TypeVar("T")
 
 LEASE_MS: Final = 10_000
 """A host or gateway silent for this long is dropped and its work requeued."""
+_ADD_DEMAND: Final = """
+local function counts(row) return row and not cjson.decode(row).ahead and 1 or 0 end
+local more = counts(ARGV[2]) - counts(redis.call('HGET', KEYS[1], ARGV[1]))
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if more ~= 0 and redis.call('HINCRBY', KEYS[3], ARGV[3], more) <= 0 then redis.call('HDEL', KEYS[3], ARGV[3]) end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'f', ARGV[5])
+"""
 _DROP_DEMAND: Final = """
 local held = redis.call('HGET', KEYS[1], ARGV[1])
-if not held or cjson.decode(held).gateway ~= ARGV[2] then return 0 end
+if not held then return 0 end
+held = cjson.decode(held)
+if held.gateway ~= ARGV[2] or held.action ~= ARGV[5] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
+if not held.ahead and redis.call('HINCRBY', KEYS[3], held.namespace, -1) <= 0 then
+    redis.call('HDEL', KEYS[3], held.namespace)
+end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'f', ARGV[4])
 return 1
 """
@@ -111,9 +123,12 @@ class Registry:
         with redis_link.translated("write an instance"):
             pipe = self._redis.pipeline(transaction=True)
             if record.state is InstanceState.GONE:
+                starts.note_failed_instance(pipe, record)
                 pipe.hdel(keys.INSTANCES, record.instance_id)
             else:
                 pipe.hset(keys.INSTANCES, record.instance_id, wire.dumps(record))
+                if record.state is InstanceState.READY and record.takes_requests:
+                    starts.note_ready(pipe, record.action)
             pipe.xadd(keys.EVENTS, {"f": bus.pack(InstanceChanged(record))}, maxlen=bus.EVENTS_KEPT, approximate=True)
             pipe.execute()
 
@@ -127,16 +142,42 @@ class Registry:
 
     def add_demand(self, demand: DemandAdded) -> None:
         with redis_link.translated("queue a request"):
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hset(keys.DEMAND, demand.activation_id, wire.dumps(demand))
-            pipe.xadd(keys.EVENTS, {"f": bus.pack(demand)}, maxlen=bus.EVENTS_KEPT, approximate=True)
-            pipe.execute()
+            self._redis.eval(
+                _ADD_DEMAND,
+                3,
+                keys.DEMAND,
+                keys.EVENTS,
+                keys.HELD,
+                demand.activation_id,
+                wire.dumps(demand),
+                demand.namespace,
+                bus.EVENTS_KEPT,
+                bus.pack(demand),
+            )
+
+    def n_held(self, namespace: Namespace) -> int:
+        """The namespace's requests that wait for an instance, at all gateways."""
+        with redis_link.translated("count waiting requests"):
+            found: Any = self._redis.hget(keys.HELD, namespace)
+        return int(found or 0)
 
     def drop_demand(self, activation_id: ActivationId, action: ActionName, gateway: GatewayId) -> None:
-        """``gateway`` does not wait with the request any more.  If another gateway does and has said so, it stays."""
+        """``gateway`` does not wait with the request for ``action`` any more.  If another gateway does and has said so,
+        or this one for another action, it stays."""
         event = bus.pack(DemandRemoved(activation_id, action))
         with redis_link.translated("unqueue a request"):
-            self._redis.eval(_DROP_DEMAND, 2, keys.DEMAND, keys.EVENTS, activation_id, gateway, bus.EVENTS_KEPT, event)
+            self._redis.eval(
+                _DROP_DEMAND,
+                3,
+                keys.DEMAND,
+                keys.EVENTS,
+                keys.HELD,
+                activation_id,
+                gateway,
+                bus.EVENTS_KEPT,
+                event,
+                action,
+            )
 
     def demand(self) -> list[DemandAdded]:
         return self._all(keys.DEMAND, DemandAdded)

@@ -54,6 +54,6 @@ def at(thaw: Run, gateway: FakeGateway) -> Run:
     """Run ``thaw`` with the fake gateway."""
 
     def run(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return thaw(*words, "--apihost", gateway.url, "--auth", KEY, stdin=stdin)
+        return thaw("--apihost", gateway.url, "--auth", KEY, *words, stdin=stdin)
 
     return run

@@ -130,6 +130,12 @@ def test_a_function_s_own_code_needs_no_evidence() -> None:
     assert ran.unexplained_s == pytest.approx(0)
 
 
+def test_the_first_start_on_a_host_says_that_it_pulled_an_image() -> None:
+    seen = explained(at(0, P.CONTAINER_BEGIN), at(5, P.CONTAINER_END, cpu_s=0.5, image_pull_s=4.2))
+    assert seen.unexplained_s == pytest.approx(0.3)
+    assert "pulling the image of its container, which the host did not have 4.20 s" in list(evidence_lines(seen))[1]
+
+
 def test_bytes_explain_a_fetch_of_a_known_link_only_and_resident_ones_none() -> None:
     fetch = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, cpu_s=4.0, reader_cpu_s=0.2))
     assert explained(*fetch).unexplained_s == pytest.approx(5 - 0.51)

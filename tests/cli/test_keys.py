@@ -76,3 +76,30 @@ def test_prefixes_are_allowed_and_taken_back_for_one_namespace(at: Run, gateway:
         ("PUT", {"prefixes": ["s3://team-a/", "s3://more"]}),
         ("DELETE", {"prefixes": ["s3://more"]}),
     ]
+
+
+def test_a_namespaces_quotas_are_shown_and_set(at: Run, gateway: FakeGateway) -> None:
+    path = "/api/v1/thaw/namespaces/team-a/quotas"
+    default = {
+        "actions": 10,
+        "code_bytes": 20,
+        "record_bytes": 30,
+        "held": 40,
+        "accepted": 50,
+        "starts": 60,
+        "weight": 1,
+        "records": 70,
+        "record_age_s": 80,
+        "kept": 90,
+    }
+    used = {"actions": 3, "code_bytes": 4, "record_bytes": 5, "held": 6, "accepted": 7, "records": 8}
+    answer = (200, {"namespace": "team-a", "default": default, "own": {"held": 9}, "used": used})
+    gateway.answers |= {f"{method} {path}": answer for method in ("GET", "PUT")}
+    lines = [line.split() for line in at("namespace", "quota", "team-a").stdout.splitlines()]
+    assert ["actions", "10", "3", "THAW_QUOTA_ACTIONS"] in lines
+    assert ["held", "9", "6", "team-a"] in lines
+    assert ["records", "70", "8", "THAW_QUOTA_RECORDS"] in lines
+    assert at("namespace", "quota", "team-a", "--held", "9", "--weight", "0.5", "--starts", "default").returncode == 0
+    assert gateway.asked[-1].body == {"held": 9, "weight": 0.5, "starts": None}
+    wrong = at("namespace", "quota", "team-a", "--held", "many")
+    assert (wrong.returncode != 0, "--held must be a number or 'default'" in wrong.stderr) == (True, True)

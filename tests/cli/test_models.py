@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import http.server
 import json
 import os
@@ -17,13 +16,15 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 
-from tests.cli.conftest import Run
-from thaw import checkpoint, versions, wire
+from tests.cli.conftest import KEY, Run
+from tests.cli.fake_gateway import FakeGateway
+from tests.thaw_runtime.adapters import write_adapter
+from thaw import checkpoint, model_json, versions, wire
 from thaw.cli import checkpoints, models
 from thaw.cli.stores import DirectoryStore, open_store
 from thaw.dev.layout import Platform
 from thaw.dev.processes import ProcessId
-from thaw.errors import DeveloperError, ModelCorrupt
+from thaw.errors import DeveloperError, ModelCorrupt, ModelUnsupported
 from thaw.model import CHUNK_BYTES
 
 N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
@@ -60,8 +61,7 @@ def test_a_pushed_model_has_an_index_whose_checksums_are_those_of_the_files(
     assert sorted(p.name for p in target.iterdir()) == sorted([*(f.name for f in index.files), "thaw-index.json"])
     for file in index.files:
         assert (target / file.name).read_bytes() == (model / file.name).read_bytes()
-        assert file.sha256 == hashlib.sha256((model / file.name).read_bytes()).hexdigest()
-    assert len(index.files[2].chunks_xxh3) == 2
+    assert len(index.files[2].chunks_blake3) == 2
     assert f"sha256 {index.sha256}" in done.stdout
     assert f"version file://{target}" in done.stdout
 
@@ -123,6 +123,15 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
     assert message in done.stderr
     assert done.returncode == 246
     assert not (tmp_path / "m").exists()
+
+
+def test_a_model_that_no_host_would_read_is_refused_before_anything_is_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_json, "MAX_CHUNKS", 3)  # two sidecars, and weights of two chunks
+    with pytest.raises(ModelUnsupported, match="no host would read the index of this model: .* more than 3 chunks"):
+        checkpoints.push(model, open_store((tmp_path / "x").as_uri()), lambda _: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
 def test_a_model_that_is_pushed_again_is_another_version_and_the_old_one_stays(
@@ -204,7 +213,7 @@ def test_ctrl_c_says_that_nothing_was_harmed_and_how_to_go_on(
     monkeypatch.setattr(checkpoints, "upload", interrupt)
     uri = (tmp_path / "m").as_uri()
     with pytest.raises(typer.Exit) as caught:
-        models.push(model, uri)
+        models.push(str(model), uri)
     assert caught.value.exit_code == 130
     told = f"stopped: {uri} is what it was; the same command goes on where this one stopped\n"
     assert capsys.readouterr().err == told
@@ -265,13 +274,26 @@ def test_models_are_listed_by_name_with_their_newest_version(
     rows = [
         line.split() for line in thaw("model", "list", env={"COLUMNS": "300"}).stdout.splitlines() if "file://" in line
     ]
-    assert [(r[0], r[-2:]) for r in rows if "store/m" in r[0]] == [(f"file://{store}/m", [index.sha256[:16], "2"])]
+    listed = [(r[0], r[-3:]) for r in rows if "store/m" in r[0]]
+    assert listed == [(f"file://{store}/m", [index.sha256[:16], "2", "?"])], "no platform says who uses it"
     assert [r[0] for r in rows] == [f"file://{store}/copied", f"file://{store}/m"]
 
 
 def _adapter(model: Path) -> None:
     (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    (model / "model.safetensors").rename(model / "adapter_model.bin")
+
+
+def test_an_adapter_is_pushed_with_its_two_files_and_nothing_else(model: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", 1)
+    for stray in ("config.json", "tokenizer.json"):
+        (adapter / stray).write_bytes((model / stray).read_bytes())
+    store = open_store((tmp_path / "pushed").as_uri())
+    index = checkpoints.push(adapter, store, lambda _: None)
+    assert [f.name for f in index.files] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert index.verified
+    place, root = checkpoints.resolve(store)
+    assert checkpoints.read_facts(place, checkpoints.read_index(place, root)).sha256 == index.sha256
 
 
 def _gguf(model: Path) -> None:
@@ -313,7 +335,7 @@ def _cache(model: Path) -> None:
 @pytest.mark.parametrize(
     ("become", "message", "command"),
     [
-        (_adapter, "holds an adapter for org/base and not a model", "merge_and_unload"),
+        (_adapter, "holds an adapter for org/base, but not its adapter_model.safetensors", "save_pretrained"),
         (_gguf, "has no safetensors file, only small.Q4_K_M.gguf", "gguf_file="),
         (_pickle, "has no safetensors file, only pytorch_model-00001-of-00002.bin", "from transformers import"),
         (_pointer, "model.safetensors is a git-lfs pointer and not the file itself", "lfs pull"),
@@ -364,5 +386,59 @@ def test_a_uri_without_a_store_is_refused_with_the_forms_there_are(thaw: Run, mo
     done = thaw("model", "push", str(model), "models/x")
     assert done.stderr == (
         "error: 'models/x' is not the URI of a model\n"
-        "hint: s3://bucket/prefix, file:///absolute/path or http://host/path\n"
+        "hint: s3://bucket/prefix, hf://org/name, file:///absolute/path or http://host/path\n"
     )
+
+
+# ── what the engine says ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_platform_a_push_says_that_the_deploy_will_ask(thaw: Run, model: Path, tmp_path: Path) -> None:
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri())
+    assert "note: the engine is asked about this model when it is deployed (no platform is set in" in done.stderr
+
+
+def test_a_missing_tokenizer_is_told_before_anything_is_read_or_sent(thaw: Run, model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "vocab.json").write_text("{}")
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri())
+    assert f"{model} has no tokenizer.json, only the files of a slow tokenizer" in done.stderr
+    assert not (tmp_path / "m").exists()
+    assert thaw("model", "push", str(model), (tmp_path / "m").as_uri(), "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (200, {"checked": True, "notes": ["short"]}, "note: short"),
+        (
+            200,
+            {"checked": False, "reason": "busy"},
+            "note: the engine was not asked whether it can run this model: busy",
+        ),
+        (200, {"checked": True, "refusal": {"code": "ModelNotFound", "message": "no"}}, "does not see this store"),
+        (403, {"error": "not allowed", "code": "c"}, "is asked about this model when it is deployed: not allowed"),
+    ],
+)
+def test_a_push_asks_the_platform_and_goes_on_unless_it_refuses(
+    thaw: Run, gateway: FakeGateway, model: Path, tmp_path: Path, status: int, answer: object, said: str
+) -> None:
+    gateway.answers["POST /api/v1/namespaces/_/preflight"] = (status, answer)
+    uri = (tmp_path / "m").as_uri()
+    done = thaw("model", "push", str(model), uri, "--apihost", gateway.url, "--auth", KEY)
+    assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+    assert gateway.asked[0].body["config"]["model"]["uri"] == f"file://{place_of(tmp_path / 'm')}"
+
+
+def test_a_push_that_is_refused_leaves_the_name_and_no_stamp(
+    thaw: Run, gateway: FakeGateway, model: Path, tmp_path: Path
+) -> None:
+    refusal = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another"}
+    gateway.answers["POST /api/v1/namespaces/_/preflight"] = (200, {"checked": True, "refusal": refusal})
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri(), "--apihost", gateway.url, "--auth", KEY)
+    assert done.returncode == 144
+    assert "would not start, so the name means what it meant: no such architecture" in done.stderr
+    assert "hint: take another; to let the name mean it anyway, push again with --force" in done.stderr
+    assert not (tmp_path / "m" / versions.POINTER_NAME).exists()
+    (place,) = tmp_path.glob("m@*")
+    assert "thaw-push.stamp" not in {p.name for p in place.iterdir()}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fetchd.harness import write_model
 from thaw import versions
-from thaw.cli import checkpoints
+from thaw.cli import checkpoints, guards
 from thaw.cli.stores import Store, open_store
 from thaw.errors import Conflict
 from thaw.model import INDEX_NAME, ModelIndex
@@ -54,7 +54,9 @@ def test_a_push_that_somebody_else_has_overtaken_does_not_take_the_name_back(tmp
     fast = push(tmp_path, store, 3)
     with pytest.raises(Conflict, match="somebody else has pushed") as told:
         checkpoints.upload(hashed, store, lambda _: None, before)
-    assert versions.pin(store.uri, hashed.index.sha256) in told.value.hint
+    version = versions.pin(store.uri, hashed.index.sha256)
+    assert version in told.value.hint
+    assert [n for n in open_store(version).objects() if guards.is_stamp(n)] == [], "nobody writes it any more"
     assert checkpoints.newest(store).uri == versions.pin(store.uri, fast.sha256)
     again = checkpoints.upload(hashed, store, lambda _: None)
     assert (again.sent_bytes, checkpoints.newest(store).uri) == (0, versions.pin(store.uri, hashed.index.sha256))
@@ -83,6 +85,6 @@ def test_the_bytes_are_on_the_disk_before_the_pointer_names_them(
     index = push(tmp_path, store, 1)
     version = place(tmp_path, index)
     written = [p.name.removeprefix(".").rpartition(".")[0] for p in synced if p.parent == version]
-    assert {*written} == {p.name for p in version.iterdir()}
+    assert {n for n in written if not guards.is_stamp(n)} == {p.name for p in version.iterdir()}
     assert synced.count(version) == len(written)
     assert synced[-1] == tmp_path / "x", "the pointer's own name comes last"

@@ -88,8 +88,13 @@ def model(tmp_path: Path) -> Path:
 
 def push(model: Path, uri: str) -> checkpoints.Pushed:
     pushed = checkpoints.upload(checkpoints.hash_files(model, lambda _: None), open_store(uri), lambda _: None)
-    checkpoints.verify(open_store(versions.pin(uri, pushed.index.sha256)), lambda _: None)
+    verify(versions.pin(uri, pushed.index.sha256))
     return pushed
+
+
+def verify(pin: str) -> None:
+    store = open_store(pin)
+    checkpoints.verify(store, checkpoints.read_index(store), lambda _: None)
 
 
 def unfinished(uri: str) -> list[str]:
@@ -126,7 +131,7 @@ def test_only_the_chunks_that_the_newest_version_lacks_are_sent(
     new = push(model, uri)
     assert calls == ["upload_part_copy 1", "upload_part_copy 2", "upload_part 3", "upload_part_copy 4"]
     assert new.sent_bytes == CHUNK_BYTES + (model / "config.json").stat().st_size
-    checkpoints.verify(open_store(versions.pin(uri, old.sha256)), lambda _: None)
+    verify(versions.pin(uri, old.sha256))
     calls.clear()
     assert push(model, uri).sent_bytes == 0, "the version is there"
     assert calls == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
+from tokenizers import Tokenizer
 
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from tests.conftest import ValkeyServer
@@ -16,11 +20,21 @@ from tests.thaw_runtime.models import read_segment, real_model, write_tiny_model
 from tests.thaw_runtime.remote_engine import RemoteEngine
 from tests.toy_engine import ToyEngine
 from thaw.config import EngineConfig, LlmConfig, ModelConfig
-from thaw.errors import WorkerLost
+from thaw.errors import BadParameter, WorkerLost
 from thaw.ids import ActionName, GroupId, HostId, random_hex_id
 from thaw.plan import TransportKind
 from thaw_runtime.engine import main as engine_main
-from thaw_runtime.engine.protocol import Engine, EngineRequest, Event, Failed, Finished, Sampling, Token
+from thaw_runtime.engine.protocol import (
+    Engine,
+    EngineRequest,
+    Event,
+    Failed,
+    Finished,
+    Grammar,
+    GrammarKind,
+    Sampling,
+    Token,
+)
 from thaw_runtime.engine.registry import find_engine
 
 PROMPT = (84, 104, 101, 32, 99)
@@ -218,3 +232,170 @@ def test_a_stopped_engine_fails_its_requests_and_those_that_come_later(bench: Be
     assert last.error.code == WorkerLost.__name__
     late = bench.run(Sampling(2, temperature=0))
     assert [type(e) for e in late] == [Failed]
+
+
+# ── structured output: the toy engine knows no grammar ──
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"type": "integer"}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+JSON_OF_A_CITY = Grammar(GrammarKind.JSON, json.dumps(SCHEMA), "response_format")
+END = 2  # the real model's end-of-sequence token
+constrains = pytest.mark.parametrize("bench", [vllm("vllm"), vllm("vllm in two stages")], indirect=True)
+
+
+def words(token_ids: Sequence[int]) -> str:
+    text: str = Tokenizer.from_file(str(real_model() / "tokenizer.json")).decode(list(token_ids))
+    return text
+
+
+def constrained(grammar: Grammar = JSON_OF_A_CITY, **changes: Any) -> Sampling:
+    return Sampling(**{"max_tokens": 96, "temperature": 0.0, "stop_token_ids": (END,), "grammar": grammar} | changes)
+
+
+@constrains
+def test_an_answer_follows_its_grammar_and_ends_where_that_ends(bench: Bench) -> None:
+    free = words(tokens(bench.run(Sampling(24, temperature=0, stop_token_ids=(END,)))))
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(free)
+    events = bench.run(constrained())
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "stop"
+    jsonschema.validate(json.loads(words(tokens(events))), SCHEMA)
+
+
+@constrains
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (Grammar(GrammarKind.CHOICE, '["Paris", "Rome"]', "guided_choice"), "Paris|Rome"),
+        (Grammar(GrammarKind.REGEX, r"\d{3}-\d{4}", "guided_regex"), r"\d{3}-\d{4}"),
+        (Grammar(GrammarKind.GRAMMAR, 'root ::= ("yes" | "no") "!"', "guided_grammar"), "(yes|no)!"),
+    ],
+)
+def test_every_kind_of_grammar_is_followed(bench: Bench, grammar: Grammar, pattern: str) -> None:
+    assert re.fullmatch(pattern, words(tokens(bench.run(constrained(grammar)))))
+
+
+@constrains
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_under_a_grammar_goes_on_elsewhere_as_if_uninterrupted(bench: Bench, temperature: float) -> None:
+    sampling = constrained(temperature=temperature)
+    whole = tokens(bench.run(sampling))
+    for cut in (1, len(whole) // 2, len(whole) - 1):
+        assert tokens(bench.run(sampling, output_so_far=tuple(whole[:cut]))) == whole[cut:]
+
+
+@constrains
+def test_a_grammar_binds_its_own_request_alone(bench: Bench) -> None:
+    free, bound = Sampling(24, temperature=0), constrained()
+    alone = [tokens(bench.run(sampling)) for sampling in (free, bound)]
+    names = [bench.submit(sampling) for sampling in (free, bound, free, bound)]
+    assert [tokens(bench.listener.wait(name)) for name in names] == alone * 2
+
+
+@constrains
+@pytest.mark.parametrize(
+    ("grammar", "so_far", "words"),
+    [
+        (Grammar(GrammarKind.JSON, '{"type": "nothing"}', "response_format"), (), "response_format: this is not"),
+        (
+            Grammar(GrammarKind.JSON, '{"type": "number", "multipleOf": 3}', "guided_json"),
+            (),
+            "guided_json: the schema",
+        ),
+        (Grammar(GrammarKind.REGEX, "((", "guided_regex"), (), "guided_regex: this is not a grammar that can be"),
+        (JSON_OF_A_CITY, (84, 104), "response_format: the answer so far does not follow it"),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_fails_its_request_by_the_parameters_name(
+    bench: Bench, grammar: Grammar, so_far: tuple[int, ...], words: str
+) -> None:
+    (failed,) = bench.run(constrained(grammar), output_so_far=so_far)
+    assert isinstance(failed, Failed)
+    assert failed.error.code == BadParameter.__name__
+    assert failed.error.message.startswith(words)
+    assert bench.engine.drain(DEADLINE_S)
+
+
+@constrains
+def test_a_request_that_is_aborted_while_its_grammar_is_compiled_ends_in_abort(bench: Bench) -> None:
+    parts = "".join(f'"{i}" | ' for i in range(200))
+    slow = Grammar(GrammarKind.GRAMMAR, f'root ::= ({parts} "x"){{1,200}}', "guided_grammar")
+    name = bench.submit(constrained(slow))
+    bench.engine.abort(name)
+    last = bench.listener.wait(name)[-1]
+    assert isinstance(last, Finished)
+    assert last.reason == "abort"
+    assert tokens(bench.run(Sampling(2, temperature=0)))
+
+
+@constrains
+def test_the_logprobs_of_a_prompt_come_with_its_first_token_or_are_refused(bench: Bench) -> None:
+    name = bench.submit(Sampling(2, temperature=0, logprobs=1, prompt_logprobs=1))
+    events = bench.listener.wait(name)
+    if isinstance(events[0], Failed):  # of a pipeline
+        assert events[0].error.code == BadParameter.__name__
+        assert events[0].error.message.startswith("echo: a model in several stages has no logprobs of the prompt")
+        return
+    assert isinstance(events[0], Token)
+    assert [len(one.top) for one in events[0].prompt] == [1] * (len(PROMPT) - 1)
+    assert all((one.rank == 1) is (one.top[0][1] <= one.logprob) for one in events[0].prompt)
+    assert isinstance(events[1], Token)
+    assert events[1].prompt == ()
+    (whole,) = [bench.run(Sampling(1, temperature=0, prompt_logprobs=0), prompt=(*PROMPT, events[0].token_id))]
+    assert isinstance(whole[0], Token)
+    assert events[0].logprobs is not None
+    assert whole[0].prompt[-1].logprob == pytest.approx(events[0].logprobs.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("bench", [vllm("vllm")], indirect=True)
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ('root ::= ((("a"?){1,30}){1,30}){1,30}', "it takes too much time or memory"),
+        ('root ::= "x" ((("a"?){1,30}){1,30}){1,30}', "it takes too much time or memory"),
+        ("root ::= root", "no token can come next"),
+        ('root ::= "a" x\nx ::= x "b"', "no token can come next"),
+    ],
+    ids=["endless masks", "endless masks later", "empty first mask", "empty second mask"],
+)
+def test_a_grammar_that_takes_for_ever_or_has_no_end_fails_its_own_request_alone(
+    bench: Bench, rules: str, problem: str
+) -> None:
+    free = bench.submit(Sampling(400, temperature=0))
+    events = bench.run(constrained(Grammar(GrammarKind.GRAMMAR, rules, "guided_grammar")))
+    assert isinstance(events[-1], Failed)
+    assert events[-1].error.code == BadParameter.__name__
+    assert events[-1].error.message.startswith(f"guided_grammar: {problem}")
+    assert re.fullmatch("x?a*", words(tokens(events)))  # and never a token that the rules do not allow
+    bench.engine.abort(free)
+    assert isinstance(bench.listener.wait(free)[-1], Finished)
+    assert isinstance(bench.run(constrained())[-1], Finished)
+
+
+@pytest.mark.parametrize("bench", [vllm("vllm")], indirect=True)
+def test_the_schemas_of_tools_are_checked_and_their_white_space_is_bounded(bench: Bench) -> None:
+    def tag(schema: Any) -> Grammar:
+        content = {"type": "json_schema", "json_schema": schema}
+        rules = {"type": "tag", "begin": "<", "content": content, "end": ">"}
+        text = json.dumps({"type": "structural_tag", "format": rules})
+        return Grammar(GrammarKind.STRUCTURAL_TAG, text, "tools", ("tools[3].function.parameters",))
+
+    small: Any = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    small["additionalProperties"] = False
+    whole = words(tokens(bench.run(constrained(tag(small)))))
+    assert re.fullmatch("<.*>", whole, re.DOTALL)
+    jsonschema.validate(json.loads(whole[1:-1]), small)
+    for schema in ({"type": "number", "multipleOf": 5}, {"type": "nothing"}):
+        (failed,) = bench.run(constrained(tag(schema)))
+        assert isinstance(failed, Failed)
+        assert failed.error.message.startswith("tools[3].function.parameters: ")
+    tokenizer = Tokenizer.from_file(str(real_model() / "tokenizer.json"))
+    for n_spaces, follows in ((8, True), (40, False)):
+        so_far = tokenizer.encode("<{" + " \n" * (n_spaces // 2) + '"', add_special_tokens=False).ids
+        last = bench.run(constrained(tag(small)), output_so_far=tuple(so_far))[-1]
+        assert isinstance(last, Finished) is follows

@@ -17,6 +17,7 @@ from thaw.dev.ports import free_ports, is_free
 from thaw.dev.processes import ProcessId
 from thaw.errors import BadRequest
 from thaw.model_uri import policy_of
+from thaw.settings import SettingError
 
 
 @pytest.mark.parametrize(
@@ -115,3 +116,13 @@ def test_free_ports_are_free_different_and_have_free_companions() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", found[0]))
         assert not is_free(found[0])
+
+
+def test_the_state_servers_memory_is_an_operators_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THAW_STATE_MAXMEMORY", raising=False)
+    assert components.state_memory() == "1gb"
+    monkeypatch.setenv("THAW_STATE_MAXMEMORY", "256mb")
+    assert components.state_memory() == "256mb"
+    monkeypatch.setenv("THAW_STATE_MAXMEMORY", "much\nrequirepass x")
+    with pytest.raises(SettingError, match="THAW_STATE_MAXMEMORY=.* is no size"):
+        components.state_memory()

@@ -117,7 +117,8 @@ def test_a_tenant_of_the_platform_runs_what_is_its_own_and_nothing_else(thaw: Ru
 
     def deploy(uri: str) -> tuple[int, str]:
         (tmp_path / "m.json").write_text(json.dumps({"kind": "llm:vllm", "model": {"uri": uri}}))
-        return tenant("action", "update", "m", "--config", str(tmp_path / "m.json"))
+        # with --force, because whether a model is there is another question
+        return tenant("action", "update", "m", "--config", str(tmp_path / "m.json"), "--force")
 
     assert tenant("action", "create", "hello", str(tmp_path / "hello.py"))[0] == 0
     assert "Hello" in tenant("action", "invoke", "hello", "--result")[1]

@@ -26,6 +26,7 @@ import pytest
 from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import Engine
 from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.logs import Log
 
@@ -69,9 +70,11 @@ class DockerEngine:
         with self._building:
             yield
 
-    def driver(self, run_dir: Path, host_id: str = "host-t", **limits: Any) -> DockerDriver:
+    def driver(
+        self, run_dir: Path, host_id: str = "host-t", uids: UidRange = DEFAULT_RANGE, **limits: Any
+    ) -> DockerDriver:
         images = Images({KIND_PYTHON: self.build("python"), KIND_LLM: f"{PREFIX}/python:0.1.0"}, pull_s=0)
-        return DockerDriver(Engine(self.url), run_dir, host_id, images, Limits(2, **limits), Log("test"))
+        return DockerDriver(Engine(self.url), run_dir, host_id, images, Limits(2, **limits), Log("test"), uids=uids)
 
     def script(self, command: str, **settings: str) -> str:
         """Run ``scripts/engine.sh``: crash the engine, stop it, or start it again.  Return the output."""

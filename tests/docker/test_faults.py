@@ -52,8 +52,7 @@ class Ends:
 def driver(docker_engine: DockerEngine, run_dir: Path) -> Iterator[DockerDriver]:
     made = docker_engine.driver(run_dir, pids=24)
     yield made
-    for owned in made.list_owned():
-        made.end(owned)
+    made.end(made.list_owned())
     made.close()
 
 

@@ -17,6 +17,7 @@ import redis
 from invoker.drivers.base import Handle, Spec
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.driver import DockerDriver
+from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange
 from invoker.drivers.programs import PROGRAMS
 from invoker.drivers.relay_socket import RelaySockets
 from relay.clients.channel import Channel
@@ -28,7 +29,8 @@ from tests.docker.engine import DockerEngine
 from tests.docker.inside import PROBES, WAIT_S, ask, load, up
 from tests.fetchd.harness import Fetchd, write_model
 from tests.fetchd.test_isolation import ATTACK, PRELUDE
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.errors import PlatformError
 from thaw.ids import GroupId, InstanceId
 from thaw.logs import Log
 
@@ -44,8 +46,7 @@ def driver(docker_engine: DockerEngine) -> Iterator[DockerDriver]:
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
         made = docker_engine.driver(Path(directory))
         yield made
-        for owned in made.list_owned():
-            made.end(owned)
+        made.end(made.list_owned())
         made.close()
 
 
@@ -182,7 +183,7 @@ def main(args):
 """,
     )
     found = ask(handle)
-    assert found["uid"] == 65534
+    assert found["uid"] in range(DEFAULT_RANGE.first, DEFAULT_RANGE.last + 1)
     assert int(found["capabilities"], 16) == 0
     assert found["no_new_privs"] == "1"
     refusals = {"OSError Read-only file system", "PermissionError Permission denied"}
@@ -192,6 +193,115 @@ def main(args):
     assert not {"sda", "vda", "mem", "kmsg", "kvm"} & set(found["devices"])
     assert found["engine"] == "FileNotFoundError No such file or directory"
     assert [name for name in found["environment"] if "THAW" in name or "REDIS" in name or "AWS" in name] == []
+
+
+CALLS = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+NUMBERS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+OF_X86 = {"userfaultfd": 323, "perf_event_open": 298, "bpf": 321, "keyctl": 250, "add_key": 248, "request_key": 249,
+          "ptrace": 101, "process_vm_readv": 310, "unshare": 272, "setns": 308, "mount": 165, "clone3": 435,
+          "open_by_handle_at": 304, "kexec_load": 246, "init_module": 175, "getpid": 39}
+OF_ARM = {"userfaultfd": 282, "perf_event_open": 241, "bpf": 280, "keyctl": 219, "add_key": 217, "request_key": 218,
+          "ptrace": 117, "process_vm_readv": 270, "unshare": 97, "setns": 268, "mount": 40, "clone3": 435,
+          "open_by_handle_at": 265, "kexec_load": 104, "init_module": 105, "getpid": 172}
+
+def outcome(number):
+    ctypes.set_errno(0)
+    result = libc.syscall(number, 0, 0, 0, 0, 0)
+    return errno.errorcode[ctypes.get_errno()] if result == -1 else "allowed"
+
+def family(number):
+    try:
+        socket.socket(number, socket.SOCK_STREAM).close()
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return "allowed"
+
+def pair(number):
+    try:
+        for one in socket.socketpair(number, socket.SOCK_STREAM):
+            one.close()
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return "allowed"
+
+def main(args):
+    numbers = NUMBERS | (OF_ARM if os.uname().machine == "aarch64" else OF_X86)
+    return {"calls": {name: outcome(number) for name, number in numbers.items()},
+            "vsock": family(40), "alg": family(38), "unix": family(1), "inet": family(2),
+            "pair": pair(1), "inet pair": pair(2), "tipc pair": pair(30)}
+"""
+
+
+def test_calls_that_help_attacks_are_refused_whatever_the_engine_allows(driver: DockerDriver) -> None:
+    handle = up(driver, "caller")
+    load(handle, CALLS)
+    found = ask(handle)
+    calls = found.pop("calls")
+    assert calls.pop("getpid") == "allowed"
+    assert calls.pop("clone3") == "ENOSYS", "libc then makes a thread with clone"
+    assert set(calls.values()) == {"EPERM"}, calls
+    families = {"vsock": "EPERM", "alg": "EPERM", "unix": "allowed", "inet": "allowed"}
+    assert found == {**families, "pair": "allowed", "inet pair": "EPERM", "tipc pair": "EPERM"}
+
+
+INSTANCES = """
+import ctypes, errno, threading
+libc = ctypes.CDLL(None, use_errno=True)
+kept = []
+def main(args):
+    while len(kept) < args["n"] and (fd := libc.inotify_init1(0)) >= 0:
+        kept.append(fd)
+    return {"n": len(kept), "error": errno.errorcode.get(ctypes.get_errno(), "")}
+"""
+
+
+def test_a_function_that_takes_all_inotify_instances_takes_them_from_itself(driver: DockerDriver) -> None:
+    greedy, neighbour = up(driver, "greedy"), up(driver, "neighbour")
+    for handle in (greedy, neighbour):
+        load(handle, INSTANCES)
+    taken = ask(greedy, n=100_000)
+    most = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    assert taken == {"n": most, "error": "EMFILE"}, "all that a uid may have, and not only what a process may open"
+    assert ask(neighbour, n=8) == {"n": 8, "error": ""}
+
+
+def test_containers_have_uids_of_their_own_also_after_a_restart_of_the_invoker(
+    docker_engine: DockerEngine, run_dir: Path
+) -> None:
+    def uid_of(driver: DockerDriver, name: str) -> int:
+        handle = up(driver, name)
+        load(handle, "def main(args):\n    return {'uid': os.getuid(), 'gid': os.getgid()}\n")
+        found = ask(handle)
+        assert found["uid"] == found["gid"]
+        return int(found["uid"])
+
+    few = UidRange(3_000, 3_002)
+    first = docker_engine.driver(run_dir, uids=few)
+    uids = [uid_of(first, "a"), uid_of(first, "b")]
+    first.close()
+    second = docker_engine.driver(run_dir, uids=few)
+    try:
+        owned = {each.handle.container_id: each for each in second.list_owned()}
+        for each in owned.values():
+            second.adopt(each)
+        uids.append(uid_of(second, "c"))
+        assert sorted(uids) == [3_000, 3_001, 3_002]
+        wanted = Spec("d", KIND_PYTHON)
+        with pytest.raises(PlatformError, match="all 3 uids of THAW_CONTAINER_UIDS are taken"):
+            second.create(wanted)
+        (run_dir / "u").mkdir()
+        with (
+            closing(docker_engine.driver(run_dir / "u", "host-u", uids=few)) as other,
+            pytest.raises(PlatformError, match="are taken"),
+        ):
+            other.create(wanted)
+        second.end([owned["a"]])
+        assert uid_of(second, "d") == uids[0]
+    finally:
+        second.end(second.list_owned())
+        second.close()
 
 
 def test_a_function_may_import_the_standard_library_and_nothing_of_the_image(driver: DockerDriver) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,15 +13,19 @@ from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import gpu_request
 from invoker.drivers.docker.logs import _next_after
 from invoker.drivers.docker.paths import EnginePaths, is_replaced, own_container_id
+from invoker.drivers.docker.seccomp import profile
 from invoker.drivers.docker.spec import Asked, Mounts, config, cpu_quota_us
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
 
 MOUNTS = Mounts("/there/io", "/there/doors/i.sock", "/there/relays")
+ASKED = Asked("image", {}, MOUNTS, Limits(4), 2_000_000_007, "{}")
 
 
 def host_config(spec: Spec, **asked: object) -> dict[str, object]:
-    plain: dict[str, object] = config(spec, Asked("image", {}, MOUNTS, Limits(4), **asked))["HostConfig"]  # type: ignore[arg-type]
+    plain: dict[str, object] = config(spec, Asked("image", {}, MOUNTS, Limits(4), 2_000_000_007, "{}", **asked))[
+        "HostConfig"
+    ]  # type: ignore[arg-type]
     return plain
 
 
@@ -29,10 +35,10 @@ def test_every_container_is_hardened_and_without_a_network() -> None:
         assert found["NetworkMode"] == "none"
         assert found["ReadonlyRootfs"] is True
         assert found["CapDrop"] == ["ALL"]
-        assert found["SecurityOpt"] == ["no-new-privileges:true"]
+        assert found["SecurityOpt"] == ["no-new-privileges:true", "seccomp={}"]
         assert found["PidsLimit"] == 512
         assert found["Memory"] == found["MemorySwap"] == 2048 << 20
-        assert config(Spec("i", kind), Asked("image", {}, MOUNTS, Limits(4)))["User"] == "65534:65534"
+        assert config(Spec("i", kind), ASKED)["User"] == "2000000007:2000000007"
 
 
 def test_relays_are_mounted_into_llm_containers_only_and_nothing_but_its_own_directory_is_writable() -> None:
@@ -88,3 +94,22 @@ def test_a_log_goes_on_behind_the_last_line_that_was_seen() -> None:
     assert _next_after("2026-01-02T03:04:05.000000001Z") == "1767323045.000000002"
     assert _next_after("2026-01-02T03:04:05.999999999Z") == "1767323046.000000000"
     assert _next_after("no time") == ""
+
+
+def test_the_profile_allows_no_call_by_which_others_were_attacked() -> None:
+    """tests/docker/test_isolation.py makes the calls."""
+    plain = json.loads(profile())
+    allowed = {name for rule in plain["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}
+    assert plain["defaultAction"] == "SCMP_ACT_ERRNO"
+    refused = "bpf userfaultfd perf_event_open keyctl add_key request_key ptrace mount setns unshare init_module"
+    assert not allowed & {*refused.split(), *(f"io_uring_{call}" for call in ("setup", "enter", "register"))}
+
+    def conditions(name: str) -> list[dict[str, object]]:
+        return [arg for rule in plain["syscalls"] if name in rule["names"] for arg in rule.get("args") or [{}]]
+
+    families = {arg["value"] for arg in conditions("socket")}
+    assert families == {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+    one = {"index": 0, "value": socket.AF_UNIX, "valueTwo": 0, "op": "SCMP_CMP_EQ"}
+    assert conditions("socketpair") == [one]
+    no_namespace = {"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    assert conditions("clone") == [no_namespace]

@@ -155,7 +155,8 @@ class Shop:
                 **config,
             },
         }
-        put = self.http.put(f"{self.machine.api}/api/v1/namespaces/_/actions/{name}", json=body, timeout=30)
+        url = f"{self.machine.api}/api/v1/namespaces/_/actions/{name}?force=true"  # else most are refused at once
+        put = self.http.put(url, json=body, timeout=30)
         assert put.status_code == 200, put.text
 
     def delete(self, name: str) -> None:

@@ -49,6 +49,7 @@ class Machine:
         }
         self._before = set(processes())
         self._ports: set[int] = set()
+        self._auth: tuple[str, str] | None = None
 
     @property
     def api(self) -> str:
@@ -63,6 +64,7 @@ class Machine:
         return done
 
     def up(self, *arguments: str) -> None:
+        self._auth = None
         self.thaw("dev", "up", "--detach", "--port", str(self.port), *arguments)
 
     def down(self) -> None:
@@ -70,16 +72,21 @@ class Machine:
         self.thaw("dev", "down", check=False)
 
     def auth(self) -> tuple[str, str]:
-        uuid, _, key = self.thaw("property", "get", "--auth", "--output", "raw").stdout.strip().partition(":")
-        return uuid, key
+        """The key of the running platform.  The command line is asked once, because it would cost each request a
+        process of its own."""
+        if self._auth is None:
+            uuid, _, key = self.thaw("property", "get", "--auth", "--output", "raw").stdout.strip().partition(":")
+            self._auth = uuid, key
+        return self._auth
 
     def request(self, method: str, path: str, **options: Any) -> requests.Response:
         options.setdefault("timeout", 120)
         return requests.request(method, self.api + path, auth=self.auth(), **options)
 
-    def chat(self, action: str, content: str, **body: Any) -> requests.Response:
+    def chat(self, action: str, content: str, *, timeout: float | None = None, **body: Any) -> requests.Response:
         message = {"model": action, "messages": [{"role": "user", "content": content}], "max_tokens": 24, **body}
-        return self.request("POST", "/v1/chat/completions", json=message, stream=bool(body.get("stream")))
+        limits = {} if timeout is None else {"timeout": timeout}
+        return self.request("POST", "/v1/chat/completions", json=message, stream=bool(body.get("stream")), **limits)
 
     def pid_of(self, component: str) -> int:
         """The pid of a component, as the supervisor recorded it."""

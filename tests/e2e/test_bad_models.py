@@ -16,7 +16,7 @@ import requests
 
 from tests.e2e import bad_models
 from tests.e2e.bad_models import WEIGHTS, Shop
-from tests.e2e.machine import Machine, free_port
+from tests.e2e.machine import free_port
 from thaw.cli import s3
 from thaw.model import INDEX_NAME
 
@@ -26,14 +26,6 @@ SOON_S = 30.0
 """
 
 Refused = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def shop(platform: Machine) -> Iterator[Shop]:
-    made = Shop(platform)
-    with made.nothing_left_behind():
-        yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +157,8 @@ def test_one_wrong_bit_is_caught_by_its_checksum_before_the_engine_sees_it(
 ) -> None:
     bad_models.flip_a_bit(model / WEIGHTS, -5000)
     refused(f"file://{model}", "ModelCorrupt", WEIGHTS, "failed its checksum", hint="push the model again")
-    assert str(model) not in {s.uri.removeprefix("file://") for s in shop.fetchd.status().segments}
+    segments = [s for s in shop.fetchd.status().segments if s.uri == f"file://{model}"]
+    assert all(s.n_bytes < (model / WEIGHTS).stat().st_size for s in segments), "only the check's small files are there"
 
 
 def test_one_wrong_bit_in_s3_is_caught_too(refused: Refused, shop: Shop, model: Path) -> None:
@@ -311,7 +304,10 @@ def test_a_model_that_is_replaced_after_it_was_inspected_answers_the_very_first_
         ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch: value is less than the minimum of 1 (got 0)"),
         ({"resources": {"gpu_mem": 1}}, "$.resources.gpu_mem: unknown key (got 1)"),
         ({"model": {}}, "$.model.uri: required but missing (got None)"),
-        ({"model": {"uri": "ftp://x"}}, "$.model.uri: value does not match '^(s3|https?|file)://.+' (got 'ftp://x')"),
+        (
+            {"model": {"uri": "ftp://x"}},
+            "$.model.uri: value does not match '^(s3|hf|https?|file)://.+' (got 'ftp://x')",
+        ),
         ({"engine": {"dtype": "int3"}}, "$.engine.dtype: value is not one of"),
     ],
 )
@@ -339,3 +335,58 @@ def test_what_is_wrong_without_our_cli_is_refused_by_the_gateway_in_the_same_wor
 
 def test_hosts_are_listed_while_all_this_goes_on(shop: Shop) -> None:
     assert "host-0" in shop.machine.thaw("host", "list").stdout
+
+
+# ── what is said before anything runs ─────────────────────────────────────────────────────────────────────────────
+
+
+def put(shop: Shop, name: str, uri: str, query: str = "", **config: object) -> requests.Response:
+    body = {"config": {"kind": "llm:vllm", "model": {"uri": uri}, "engine": {"max_model_len": 128}, **config}}
+    path = f"/api/v1/namespaces/_/actions/{name}{query}"
+    return shop.machine.request("PUT", path, json=body)
+
+
+def test_a_model_that_no_start_could_serve_is_refused_when_it_is_deployed(shop: Shop, bare: Path, name: str) -> None:
+    bad_models.change_config(bare, architectures=["FooForCausalLM"])
+    with shop.nothing_left_behind():
+        refused = put(shop, name, f"file://{bare}")
+    said = refused.json()
+    assert (refused.status_code, said["error"]) == (
+        400,
+        "This model would not start: the engine has no architecture FooForCausalLM",
+    )
+    assert "--force" in said["hint"]
+    assert shop.machine.request("GET", f"/api/v1/namespaces/_/actions/{name}").status_code == 404
+    forced = put(shop, name, f"file://{bare}", "?force=true").json()
+    assert forced["preflight"]["refusal"]["code"] == "ModelUnsupported"
+    shop.delete(name)
+
+
+def test_a_bucket_that_does_not_exist_is_told_when_a_function_is_deployed(shop: Shop, name: str) -> None:
+    refused = put(shop, name, "s3://no-such-bucket/m")
+    assert (refused.status_code, "s3://no-such-bucket/m" in refused.json()["error"]) == (400, True), refused.text
+
+
+def test_more_context_than_the_model_has_is_cut_and_told(shop: Shop, pushed: Path, name: str) -> None:
+    with shop.nothing_left_behind():
+        accepted = put(shop, name, f"file://{pushed}", engine={"max_model_len": 4096}, scaling={"keep_alive_s": 0})
+        found = accepted.json()["preflight"]
+        assert (accepted.status_code, found["checked"], found["maxModelLen"]) == (200, True, 512), accepted.text
+        assert found["notes"] == ["the model's context is 512 tokens, so engine.max_model_len is 512 and not 4096"]
+        assert shop.ask(name).status_code == 200
+        shop.delete(name)
+
+
+def test_a_push_of_what_would_not_start_leaves_the_name_as_it_was(shop: Shop, pushed: Path, tmp_path: Path) -> None:
+    uri, model = f"file://{tmp_path}/named", Path(shutil.copytree(pushed, tmp_path / "made"))
+    (model / INDEX_NAME).unlink()
+    push(shop, model, uri)
+    before = (tmp_path / "named" / "thaw-version.json").read_bytes()
+    bad_models.change_config(model, architectures=["BertModel"])
+    with shop.nothing_left_behind():
+        refused = shop.machine.thaw("model", "push", str(model), uri, check=False)
+    assert "BertModel computes embeddings" in refused.stderr
+    assert "--force" in refused.stderr
+    assert (refused.returncode, (tmp_path / "named" / "thaw-version.json").read_bytes()) == (144, before)
+    shop.machine.thaw("model", "push", str(model), uri, "--force")
+    assert (tmp_path / "named" / "thaw-version.json").read_bytes() != before

@@ -1,4 +1,4 @@
-"""kill -9 of each process, before a start, during a start, and during an answer."""
+"""kill -9 of each process, before a start, during a start, and during an answer, whose client may reconnect."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import requests
 from _pytest.mark import ParameterSet
 
 from tests.e2e.machine import Machine
+from tests.gateway.event_client import Client
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd")
@@ -50,72 +52,118 @@ def answered(machine: Machine, deadline_s: float = 120) -> None:
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_after_a_kill_while_idle_the_next_requests_are_answered(platform: Machine, component: str) -> None:
-    answered(platform)
-    platform.kill(component)
-    answered(platform)
+def test_after_a_kill_while_idle_the_next_requests_are_answered(besieged: Machine, component: str) -> None:
+    answered(besieged)
+    besieged.kill(component)
+    answered(besieged)
 
 
 @pytest.mark.parametrize(("component", "after_s"), list(matrix(SAMPLE)))
 def test_a_held_request_survives_a_kill_during_its_cold_start(
-    platform: Machine, component: str, after_s: float
+    besieged: Machine, component: str, after_s: float
 ) -> None:
-    platform.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # no instance has the new version
+    besieged.thaw("action", "update", "chat", "--config", "examples/chat/chat.json")  # no instance has the new version
     result: list[requests.Response] = []
     asking = threading.Thread(
-        target=lambda: result.append(platform.chat("chat", "What is the capital of France?", temperature=0))
+        target=lambda: result.append(besieged.chat("chat", "What is the capital of France?", temperature=0))
     )
     asking.start()
     time.sleep(after_s)  # this chooses the moment of the start and waits for nothing
-    platform.kill(component)
+    besieged.kill(component)
     asking.join(150)
     assert not asking.is_alive(), "the held request got neither an answer nor an error"
     assert result[0].status_code in (200, 500, 502, 503), result[0].text
     if result[0].status_code != 200:
         assert result[0].json()["error"]["message"]
-    answered(platform)
+    answered(besieged)
 
 
-def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(platform: Machine, tmp_path: Path) -> None:
+def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(besieged: Machine, tmp_path: Path) -> None:
     """In float32: in bfloat16, a prompt that ends with generated tokens may decide a tie between two tokens otherwise
     than the steps that generated them did."""
     config = json.loads(Path("examples/chat/chat.json").read_text())
     config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
     (tmp_path / "exact.json").write_text(json.dumps(config))
-    platform.thaw("action", "create", "exact", "--config", str(tmp_path / "exact.json"))
-    uninterrupted = "".join(texts(platform.chat("exact", "Count from one to fifty.", **LONG)))
-    response = platform.chat("exact", "Count from one to fifty.", **LONG)
+    besieged.thaw("action", "create", "exact", "--config", str(tmp_path / "exact.json"))
+    uninterrupted = "".join(texts(besieged.chat("exact", "Count from one to fifty.", **LONG)))
+    response = besieged.chat("exact", "Count from one to fifty.", **LONG)
     received: list[str] = []
-    for text in texts(response, after_each=once(lambda: kill_workers(platform), at=10)):
+    for text in texts(response, after_each=once(lambda: kill_workers(besieged), at=10)):
         received.append(text)
     assert "".join(received) == uninterrupted
-    platform.thaw("action", "delete", "exact")
+    besieged.thaw("action", "delete", "exact")
 
 
-def test_a_202_ends_in_one_record_though_the_gateway_is_killed(platform: Machine) -> None:
-    answered(platform)
-    accepted = platform.request(
+def test_a_202_ends_in_one_record_though_the_gateway_is_killed(besieged: Machine) -> None:
+    answered(besieged)
+    accepted = besieged.request(
         "POST",
         "/api/v1/namespaces/_/actions/chat",
         json={"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0},
     )
     assert accepted.status_code == 202
-    platform.kill("gateway")
-    answered(platform)
+    besieged.kill("gateway")
+    answered(besieged)
     activation_id = accepted.json()["activationId"]
-    record = platform.thaw("activation", "get", activation_id, "--wait", "60").stdout
+    record = besieged.thaw("activation", "get", activation_id, "--wait", "60").stdout
     assert "Paris" in record
-    listed = platform.request("GET", "/api/v1/namespaces/_/activations?limit=0&docs=true").json()
+    listed = besieged.request("GET", "/api/v1/namespaces/_/activations?limit=0&docs=true").json()
     assert [a["activationId"] for a in listed].count(activation_id) == 1
 
 
-def test_a_killed_state_server_loses_no_202(platform: Machine) -> None:
-    answered(platform)
-    accepted = platform.request("POST", "/api/v1/namespaces/_/actions/hello", json={"name": "Ada"})
+def test_a_killed_state_server_loses_no_202(besieged: Machine) -> None:
+    answered(besieged)
+    accepted = besieged.request("POST", "/api/v1/namespaces/_/actions/hello", json={"name": "Ada"})
     assert accepted.status_code == 202
-    platform.kill("state")
-    answered(platform)
-    assert "Hello, Ada!" in platform.thaw("activation", "get", accepted.json()["activationId"], "--wait", "60").stdout
+    besieged.kill("state")
+    answered(besieged)
+    assert "Hello, Ada!" in besieged.thaw("activation", "get", accepted.json()["activationId"], "--wait", "60").stdout
+
+
+def test_each_token_comes_once_though_worker_and_gateway_are_killed(besieged: Machine) -> None:
+    """A client that reconnects reads each token once."""
+    answered(besieged)
+    gateway, key = Gateway(besieged.api), ":".join(besieged.auth())
+    body = {
+        "messages": [{"role": "user", "content": "Count from one to fifty."}],
+        "max_tokens": 120,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    whole, client = Client(key, **body), Client(key, **body)
+    whole.ask(gateway)
+    whole.read_all()
+    client.ask(gateway)
+    client.read(10)
+    client.hang_up()
+    kill_workers(besieged)
+    client.ask(gateway, timeout_s=120)  # the answer waits for a cold start
+    client.read(10)
+    assert client.comments[0] == ": thaw going on with the answer"
+    client.hang_up()
+    client.ask(gateway)
+    client.read(10)
+    besieged.kill("gateway")
+    client.hang_up()
+    answered(besieged)
+    assert client.ask(gateway).status_code == 200
+    client.read_all()
+    assert client.comments[-1] == ": thaw computing the answer again"
+    assert seen(client) == seen(whole)
+    activation_id = client.reply.headers["X-Openwhisk-Activation-Id"]
+    listed = besieged.request("GET", "/api/v1/namespaces/_/activations?limit=0").json()
+    assert [a["activationId"] for a in listed].count(activation_id) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    url: str
+
+
+def seen(client: Client) -> list[tuple[str, str]]:
+    """The events as the client has them, without what differs between two activations."""
+    assert client.events[-1].data == "[DONE]"
+    return [(e.id.rpartition(":")[2], e.text) for e in client.events]
 
 
 def texts(response: requests.Response, after_each: Callable[[int], None] = lambda _: None) -> list[str]:

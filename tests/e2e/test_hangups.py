@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from tests.e2e import bad_models
 from tests.e2e.bad_models import Shop
-from tests.e2e.machine import Machine
 from thaw.instance import InstanceState
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -28,14 +27,6 @@ not completed it.
 """
 ABORTED_S = 5.0
 """An abort takes a fraction of a second on an idle machine.  LONG takes longer than this limit on any machine."""
-
-
-@pytest.fixture(scope="module")
-def shop(platform: Machine) -> Iterator[Shop]:
-    made = Shop(platform)
-    with made.nothing_left_behind():
-        yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,19 @@ from tests.e2e.machine import Machine
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A running platform with the small real model in its store."""
+    made = Machine(tmp_path_factory.mktemp("platform"), dict(os.environ))
+    try:
+        made.up()
+        made.thaw("model", "demo")
+        yield made
+    finally:
+        made.down()
+    assert made.leftovers() == []
+
+
 def wait_until_no_instance(machine: Machine, deadline_s: float) -> None:
     """Wait until the hosts report no instance, at most until the deadline."""
     until = time.monotonic() + deadline_s
@@ -28,22 +41,20 @@ def wait_until_no_instance(machine: Machine, deadline_s: float) -> None:
 
 
 def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(
-    own_machine: Machine, tmp_path: Path
+    machine: Machine, tmp_path: Path
 ) -> None:
     config = json.loads(Path("examples/chat/chat.json").read_text())
     config["scaling"] = {"keep_alive_s": 2}
     (tmp_path / "chat.json").write_text(json.dumps(config))
-    own_machine.up()
-    own_machine.thaw("model", "demo")
-    own_machine.thaw("action", "create", "chat", "--config", str(tmp_path / "chat.json"))
+    machine.thaw("action", "create", "brief", "--config", str(tmp_path / "chat.json"))
     for is_held_up in (False, True):
-        with stem_cell_stops(own_machine) if is_held_up else nullcontext():
-            response = own_machine.chat("chat", "What is the capital of France?", temperature=0)
+        with stem_cell_stops(machine) if is_held_up else nullcontext():
+            response = machine.chat("brief", "What is the capital of France?", temperature=0)
         assert "Paris" in response.json()["choices"][0]["message"]["content"]
         path = f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}"
-        assert "initTime" in {a["key"] for a in own_machine.request("GET", path).json()["annotations"]}
-        wait_until_no_instance(own_machine, 30)
-    lines = own_machine.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout.splitlines()
+        assert "initTime" in {a["key"] for a in machine.request("GET", path).json()["annotations"]}
+        wait_until_no_instance(machine, 30)
+    lines = machine.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout.splitlines()
     container = next(line for line in lines if line.startswith("  container on host-0"))
     waited = re.search(r"waiting for the stem cell (\d\.\d+) s", container)
     assert waited is not None, container
@@ -77,13 +88,12 @@ def stem_cell_stops(machine: Machine) -> Iterator[None]:
         thread.join()
 
 
-def test_down_after_a_killed_supervisor_leaves_nothing(own_machine: Machine) -> None:
-    own_machine.up()
-    own_machine.thaw("model", "demo")
-    own_machine.thaw("action", "create", "chat", "--config", "examples/chat/chat.json")
-    assert own_machine.chat("chat", "Hello", max_tokens=2).status_code == 200
-    supervisor = json.loads((own_machine.state_dir / "platform.json").read_text())["supervisor"]["pid"]
-    own_machine.note_ports()
+@pytest.mark.ends("machine")
+def test_down_after_a_killed_supervisor_leaves_nothing(machine: Machine) -> None:
+    machine.thaw("action", "create", "chat", "--config", "examples/chat/chat.json")
+    assert machine.chat("chat", "Hello", max_tokens=2).status_code == 200
+    supervisor = json.loads((machine.state_dir / "platform.json").read_text())["supervisor"]["pid"]
+    machine.note_ports()
     os.kill(supervisor, signal.SIGKILL)
-    own_machine.thaw("dev", "down")
-    assert own_machine.leftovers() == []
+    machine.thaw("dev", "down")
+    assert machine.leftovers() == []

@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from tests.e2e.machine import Machine
+from tests.e2e.pipelines import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd", "state")
@@ -68,17 +69,17 @@ class Traffic:
             self.outcomes[f"{kind} {outcome}"] += 1
 
 
+def has_ended(machine: Machine, activation_id: str) -> bool:
+    return machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("seed", "seconds", "every_s"), [(20261121, 20, 8), pytest.param(7, 180, 10, marks=pytest.mark.full)]
 )
 def test_a_platform_under_kills_loses_no_202_and_gives_no_wrong_answer(
-    own_machine: Machine, seed: int, seconds: float, every_s: float
+    besieged: Machine, seed: int, seconds: float, every_s: float
 ) -> None:
-    machine = own_machine
-    machine.up()
-    machine.thaw("model", "demo")
-    machine.thaw("action", "create", "chat", "--config", "examples/chat/chat.json")
-    machine.thaw("action", "create", "hello", "examples/hello/hello.py")
+    machine = besieged
     assert machine.chat("chat", "Hello", max_tokens=2).status_code == 200
     traffic, choice = Traffic(machine), random.Random(seed)
     clients = [threading.Thread(target=traffic.run, args=(seed + n,)) for n in range(4)]
@@ -98,7 +99,7 @@ def test_a_platform_under_kills_loses_no_202_and_gives_no_wrong_answer(
     assert traffic.wrong == []
     assert traffic.outcomes["hello 200"] > 0
     for activation_id in traffic.accepted:
-        machine.thaw("activation", "get", activation_id, "--wait", "60")
+        wait_for(lambda: has_ended(machine, activation_id), f"{activation_id} was accepted and has no record")  # noqa: B023
     listed = [
         a["activationId"] for a in machine.request("GET", "/api/v1/namespaces/_/activations?limit=0&docs=true").json()
     ]

@@ -36,7 +36,7 @@ def test_fetchd_brings_a_model_from_a_source_that_a_package_has_added(archive: P
         door.close()
         with pytest.raises(ModelNotFound) as caught:
             fetchd.client.inspect("zap:///m")
-        assert caught.value.hint == "a uri begins with one of these schemes: file, http, https, s3, zip"
+        assert caught.value.hint == "a uri begins with one of these schemes: file, hf, http, https, s3, zip"
 
 
 def test_its_reads_keep_what_the_protocol_of_sources_promises(archive: Path) -> None:

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import xxhash
+from blake3 import blake3
 
 from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted
 from relay.protocol.segment import SegmentReader
-from thaw import checkpoint
+from thaw import checkpoint, hash_tree
 from thaw.dev.links import inside
 from thaw.errors import ThawError
 from thaw.ids import GroupId, InstanceId
@@ -60,8 +60,8 @@ def write_model(directory: Path, n_layers: int = 3, layer_bytes: int = 3_000_001
     return directory
 
 
-def _xxh3(data: bytes) -> str:
-    return str(xxhash.xxh3_64_hexdigest(data))
+def digest(data: bytes | memoryview) -> str:
+    return str(blake3(data).hexdigest())
 
 
 def write_index(directory: Path) -> None:
@@ -71,10 +71,10 @@ def write_index(directory: Path) -> None:
         if checkpoint.is_fetchable(path.name):
             data = path.read_bytes()
             chunks = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
-            files.append(checkpoint.describe_file(path.name, chunks, _xxh3))
+            files.append(checkpoint.describe_file(path.name, chunks, digest))
             if path.suffix == ".safetensors":
                 n = checkpoint.header_bytes(path.name, data, len(data))
-                sums = checkpoint.TensorSums(checkpoint.parse_header(path.name, data[8 : 8 + n], len(data)), _xxh3)
+                sums = hash_tree.TensorDigests(checkpoint.parse_header(path.name, data[8 : 8 + n], len(data)), digest)
                 for chunk in chunks:
                     sums.update(chunk)
                 tensors += sums.tensors()

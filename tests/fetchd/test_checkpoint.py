@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 
-from tests.fetchd.harness import safetensors_bytes, write_index, write_model
-from thaw import checkpoint, wire
+from tests.fetchd.harness import digest, safetensors_bytes, write_index, write_model
+from thaw import checkpoint, hash_tree, wire
 from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFile, ModelIndex, TensorInfo
 
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "checkpoint-index.json").read_text())
 FILE = safetensors_bytes({"a": b"1234", "b": b"", "c": b"56"})
 
 
@@ -182,14 +182,47 @@ def test_an_index_comes_back_as_it_was_written(index_bytes: bytes) -> None:
     index = checkpoint.read_index(index_bytes)
     assert checkpoint.write_index(index) == index_bytes
     assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model.safetensors"]
-    assert len(index.files[-1].chunks_xxh3) == -(-index.files[-1].n_bytes // CHUNK_BYTES) == 2
+    assert len(index.files[-1].chunks_blake3) == -(-index.files[-1].n_bytes // CHUNK_BYTES) == 2
     assert index.verified
 
 
-def test_the_root_checksum_is_the_one_the_format_describes() -> None:
-    files = (ModelFile("b", 2, False, "22"), ModelFile("a", 1, True, "11"))
-    assert checkpoint.root_sha256(files) == hashlib.sha256(b"11 1 a\n22 2 b\n").hexdigest()
-    assert checkpoint.root_sha256(files) == checkpoint.root_sha256(files[::-1])
+def test_the_root_is_the_one_that_the_format_describes() -> None:
+    vector = VECTORS["root"]
+    files = [wire.from_plain(ModelFile, f) for f in vector["files"]]
+    tensors = [wire.from_plain(TensorInfo, t) for t in vector["tensors"]]
+    assert hashlib.sha256("".join(f"{line}\n" for line in vector["lines"]).encode()).hexdigest() == vector["sha256"]
+    assert hash_tree.root(files, tensors) == vector["sha256"]
+    assert hash_tree.root(files[::-1], tensors[::-1]) == vector["sha256"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("files", 0, "name"),
+        ("files", 0, "n_bytes"),
+        ("files", 0, "sidecar"),
+        ("files", 1, "chunks_blake3", 0),
+        ("files", 1, "chunks_blake3", 1),
+        ("tensors", 0, "name"),
+        ("tensors", 0, "file"),
+        ("tensors", 0, "offset"),
+        ("tensors", 0, "n_bytes"),
+        ("tensors", 0, "dtype"),
+        ("tensors", 0, "shape", 0),
+        ("tensors", 0, "edges_blake3", 1),
+    ],
+)
+def test_the_root_binds_every_field_of_files_and_tensors(path: tuple[Any, ...]) -> None:
+    plain = json.loads(json.dumps(VECTORS["root"]))
+    at = plain
+    for key in path[:-1]:
+        at = at[key]
+    old = at[path[-1]]
+    at[path[-1]] = not old if isinstance(old, bool) else old + 1 if isinstance(old, int) else f"x{old[1:]}"
+    assert at[path[-1]] != old
+    files = [wire.from_plain(ModelFile, f) for f in plain["files"]]
+    tensors = [wire.from_plain(TensorInfo, t) for t in plain["tensors"]]
+    assert hash_tree.root(files, tensors) != VECTORS["root"]["sha256"]
 
 
 def _change(plain: dict[str, Any], path: list[Any], value: Any) -> bytes:
@@ -209,8 +242,10 @@ def _change(plain: dict[str, Any], path: list[Any], value: Any) -> bytes:
         (["files", 2, "n_bytes"], 5),
         (["files", 2, "n_bytes"], -1),
         (["files", 2, "n_bytes"], 2**70),
-        (["files", 2, "sha256"], ""),
-        (["files", 2, "chunks_xxh3"], []),
+        (["files", 2, "chunks_blake3", 0], "0" * 16),
+        (["files", 2, "chunks_blake3", 0], "0" * 64),
+        (["files", 2, "sidecar"], True),
+        (["files", 2, "chunks_blake3"], []),
         (["files", 0, "name"], "tokenizer.json"),
         (["files"], []),
         (["files"], None),
@@ -222,6 +257,11 @@ def _change(plain: dict[str, Any], path: list[Any], value: Any) -> bytes:
         (["tensors", 0, "dtype"], "PICKLE"),
         (["tensors", 1, "offset"], 300),
         (["tensors", 0, "shape"], [-1000]),
+        (["tensors", 0, "shape"], [10**18] * 16),
+        (["tensors", 0, "shape"], [1] * 16 + [1000]),
+        (["tensors", 0, "shape"], [int("9" * 4000)]),
+        (["tensors", 0, "shape"], [1000.0]),
+        (["tensors", 0, "name"], "x" * 2000),
     ],
 )
 def test_a_lie_in_any_field_of_an_index_is_corrupt(index_bytes: bytes, path: list[Any], value: Any) -> None:
@@ -233,8 +273,8 @@ def test_an_index_cut_anywhere_is_corrupt_and_a_newer_one_is_unsupported(index_b
     for length in range(0, len(index_bytes), 7):
         with pytest.raises((ModelCorrupt, ModelUnsupported)):
             checkpoint.read_index(index_bytes[:length])
-    with pytest.raises(ModelUnsupported, match="version 2"):
-        checkpoint.read_index(_change(json.loads(index_bytes), ["version"], 2))
+    with pytest.raises(ModelUnsupported, match="version 3"):
+        checkpoint.read_index(_change(json.loads(index_bytes), ["version"], 3))
     newer_field = {**json.loads(index_bytes), "unknown": 1}
     assert checkpoint.read_index(json.dumps(newer_field).encode()).verified
 
@@ -270,29 +310,26 @@ def test_the_index_is_plain_json_of_the_dataclass(index_bytes: bytes) -> None:
     assert isinstance(wire.loads(ModelIndex, index_bytes), ModelIndex)
 
 
-def test_the_chunk_checksums_are_xxh3_of_8_mib_pieces(tmp_path: Path) -> None:
+def test_the_digests_of_chunks_are_blake3_of_8_mib_pieces(tmp_path: Path) -> None:
     pieces = [b"a" * CHUNK_BYTES, b"b"]
-    described = checkpoint.describe_file("model.safetensors", pieces, lambda c: xxhash.xxh3_64(c).hexdigest())
-    assert described.chunks_xxh3 == tuple(xxhash.xxh3_64(p).hexdigest() for p in pieces)
+    described = checkpoint.describe_file("model.safetensors", pieces, digest)
+    assert described.chunks_blake3 == tuple(digest(p) for p in pieces)
     assert described.n_bytes == CHUNK_BYTES + 1
-
-
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "checkpoint-index.json").read_text())
 
 
 def test_the_edges_of_tensors_and_their_checksums_are_those_of_the_vectors() -> None:
     n_bytes = VECTORS["file_bytes"]
     data = (bytes(range(251)) * (n_bytes // 251 + 1))[:n_bytes]
     tensors = [tensor(v["name"], v["n_bytes"], v["offset"]) for v in VECTORS["tensors"]]
-    sums = checkpoint.TensorSums(tensors, lambda piece: xxhash.xxh3_64(piece).hexdigest())
+    sums = hash_tree.TensorDigests(tensors, digest)
     for at in range(0, n_bytes, CHUNK_BYTES):
         sums.update(data[at : at + CHUNK_BYTES])
     for vector, found in zip(VECTORS["tensors"], sums.tensors(), strict=True):
-        assert [list(edge) for edge in checkpoint.edges(found)] == vector["edges"]
-        assert list(found.xxh3) == vector["xxh3"]
+        assert [list(edge) for edge in hash_tree.edges(found)] == vector["edges"]
+        assert list(found.edges_blake3) == vector["edges_blake3"]
 
 
-@pytest.mark.parametrize("sums", [["0" * 16] * 3, ["0" * 16] * 9])
-def test_an_index_with_a_wrong_number_of_tensor_checksums_is_corrupt(index_bytes: bytes, sums: list[str]) -> None:
-    with pytest.raises(ModelCorrupt, match="checksums"):
-        checkpoint.read_index(_change(json.loads(index_bytes), ["tensors", 0, "xxh3"], sums))
+@pytest.mark.parametrize("sums", [[], ["0" * 64] * 3, ["0" * 64] * 9, ["0" * 16]])
+def test_an_index_with_a_wrong_number_of_tensor_digests_is_corrupt(index_bytes: bytes, sums: list[str]) -> None:
+    with pytest.raises(ModelCorrupt, match="digests"):
+        checkpoint.read_index(_change(json.loads(index_bytes), ["tensors", 0, "edges_blake3"], sums))

@@ -299,7 +299,7 @@ def test_a_uri_that_leads_nowhere_is_a_model_not_found(fetchd: Fetchd, uri: str)
 def test_a_scheme_that_no_source_has_is_answered_with_the_schemes_that_there_are(fetchd: Fetchd) -> None:
     with pytest.raises(ModelNotFound, match="no model store of this host serves 'ftp://x/y'") as caught:
         fetchd.client.inspect("ftp://x/y")
-    assert caught.value.hint == "a uri begins with one of these schemes: file, http, https, s3"
+    assert caught.value.hint == "a uri begins with one of these schemes: file, hf, http, https, s3"
 
 
 def test_pickled_weights_are_refused_with_the_way_out(fetchd: Fetchd, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fetchd.backoff import pause_s
+from fetchd.sources.base import Busy
 from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
 from thaw.ids import GroupId, InstanceId
-from thaw.model import CHUNK_BYTES, ModelFacts
+from thaw.model import CHUNK_BYTES, FileRange, ModelFacts
 
 G = GroupId("g")
 WEIGHTS = "model.safetensors"
@@ -196,6 +198,30 @@ def test_one_damaged_chunk_is_fetched_again_and_two_are_corruption(fetchd: Fetch
     descriptors.close()
 
 
+def test_a_damaged_chunk_that_is_wanted_twice_is_fetched_again_although_the_other_reader_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """Two readers share the only connection.  The one that has the turn waits for the chunk that the other one found
+    damaged, and which is fetched again on another connection."""
+    model = write_model(tmp_path / "m", layer_bytes=2_500_000)  # one chunk, of which the digest takes some time
+    write_index(model)
+    damaged: list[int] = []
+
+    def fault(request: Request) -> bool:
+        if request.name == WEIGHTS and request.method == "GET" and not damaged:
+            damaged.append(request.first)
+            request.sock.sendall(request.head() + b"\xff" + request.body[1:])
+            return True
+        return False
+
+    with Store(tmp_path, fault) as store, Fetchd(tmp_path, THAW_FETCHD_CONNECTIONS=1) as fetchd:
+        facts = fetchd.client.inspect(f"{store.uri}/m")
+        n_bytes = facts.files[WEIGHTS]
+        fetchd.start(facts, "twice", (FileRange(WEIGHTS, 0, n_bytes), FileRange(WEIGHTS, 0, n_bytes)))
+        done = fetchd.client.wait(GroupId("twice"), 0, deadline_s=20)
+        assert done.events[-1].attrs["refetched_chunks"] == 1
+
+
 def test_an_object_replaced_during_the_fetch_is_never_mixed(fetchd: Fetchd, store: Store) -> None:
     facts = inspect(fetchd, store)
 
@@ -360,3 +386,20 @@ def test_the_link_rate_bounds_all_fetches_together(tmp_path: Path, store: Store)
         assert total <= rate * seconds + 3 * 256 * 1024
         assert total >= rate * seconds * 0.5, "pacing wastes the link"
         assert fetchd.client.status().link_bytes_per_s == rate
+
+
+def test_a_store_is_asked_again_only_after_the_pause_that_it_asks_for() -> None:
+    assert pause_s(1, Busy("busy", 7.0)) >= 7.0
+    assert pause_s(1, StoreUnavailable("away")) < 1.0
+
+
+@pytest.mark.parametrize("after", ["100000", "Fri, 31 Dec 2100 23:59:59 GMT"])
+def test_a_store_that_wants_a_longer_pause_than_a_start_may_take_is_given_up(
+    fetchd: Fetchd, store: Store, after: str
+) -> None:
+    facts = inspect(fetchd, store)
+    head = f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {after}\r\nContent-Length: 0\r\n\r\n".encode()
+    store.fault = lambda request: request.sock.sendall(head) is None
+    with pytest.raises(StoreUnavailable) as told:
+        fetch(fetchd, facts)
+    assert fetchd.reason(told.value)["error"].endswith("the store answered 429 (gave up after 1 attempts)")

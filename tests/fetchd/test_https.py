@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fetchd.harness import Fetchd, Store, file_bytes, write_index, write_model
-from thaw.errors import StoreUnavailable
+from tests.hub import LoopbackHub, files_in
+from thaw.errors import ModelNotFound, StoreUnavailable
 from thaw.ids import GroupId
 
 
@@ -64,6 +65,20 @@ def test_a_model_arrives_over_tls_from_a_store_that_the_host_trusts(
         assert fetchd.client.wait(GroupId("g"), 0, deadline_s=20).fetched_bytes == facts.n_bytes
         reader.close()
         descriptors.close()
+
+
+def test_a_hub_behind_tls_leads_to_no_store_without_it(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with LoopbackHub(tls=context) as hub:
+        hub.add("org/base", files_in(write_model(tmp_path / "m", layer_bytes=1000)))
+        with (
+            Fetchd(tmp_path, SSL_CERT_FILE=certificate[0], HF_ENDPOINT=hub.endpoint) as fetchd,
+            pytest.raises(ModelNotFound, match="the hub leads to http://, which is not as safe as https"),
+        ):
+            fetchd.client.inspect("hf://org/base")
+        assert hub.requests("hub", "HEAD")
+        assert hub.requests("store") == []
 
 
 def test_a_store_that_nobody_vouches_for_is_not_read(store: Store, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from fetchd.backoff import backoff_s
-from fetchd.chunks import Check, plan_chunks
+from fetchd.chunks import Check, Chunk, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
 from fetchd.segments import Arrived, SegmentKey, SegmentStore
-from fetchd.sharing import Board
+from fetchd.sharing import Board, Gap
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
 from fetchd.transfer import Origin, Transfer
@@ -95,6 +95,23 @@ def test_room_is_made_by_what_was_released_first(pool: SlabPool) -> None:
     assert left == ["a", "b"], "two segments of two slabs made room for three slabs: c and d, released first"
 
 
+def test_who_takes_what_is_spare_evicts_nothing_and_leaves_nothing(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=True)
+    kept, key = (SegmentKey("u", name, (FileRange("f", 0, SLAB),)) for name in ("kept", "looked-at"))
+    for _ in range(2):
+        segment = store.create(key, "look", spare=True)
+        segment.finish()
+        store.drop(segment, "look")
+        assert (pool.free_slabs, store.find(key, "look")) == (N_SLABS, None)
+    while pool.free_slabs:
+        segment = store.create(kept._replace(version=str(pool.free_slabs)), "h")
+        segment.finish()
+        store.drop(segment, "h")
+    with pytest.raises(PoolFull, match="without taking what is kept"):
+        store.create(key, "look", spare=True)
+    assert len(store.statuses()) == N_SLABS
+
+
 def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: SlabPool) -> None:
     store = SegmentStore(pool, retain=False)
     segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
@@ -124,6 +141,24 @@ def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_b
         waits_s = [backoff_s(failures) for _ in range(300)]
         assert longest_s / 2 <= min(waits_s) < 0.6 * longest_s
         assert 0.9 * longest_s < max(waits_s) <= longest_s
+
+
+@pytest.mark.parametrize("n_held", [SLAB, SLAB - 1])
+def test_a_connection_is_given_back_before_a_chunk_is_copied_that_needs_no_store(pool: SlabPool, n_held: int) -> None:
+    """A copy takes as long as a digest; the other reader of the connection should not wait for either."""
+    store = SegmentStore(pool, retain=False)
+    key = SegmentKey("u", "v", (FileRange("f", 0, SLAB),))
+    source, target = store.create(key, "a"), store.create(key, "b")
+    source.views(0, SLAB)[0][:] = b"x" * SLAB
+    source.note_arrived("f", 0, Arrived(0, n_held, 0))
+    copied_before: list[int] = []
+    gaps = Board(store).copy(
+        target,
+        Chunk("f", 0, SLAB, 0, ()),
+        needs_no_store=lambda: copied_before.append(bytes(target.views(0, SLAB)[0]).count(b"x")),
+    )
+    assert bytes(target.views(0, SLAB)[0]).count(b"x") == n_held
+    assert (gaps, copied_before) == (([], [0]) if n_held == SLAB else ([Gap(n_held, 1)], []))
 
 
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:
@@ -211,11 +246,11 @@ def test_a_take_that_cannot_be_met_takes_nothing(pool: SlabPool) -> None:
 
 def index_of(n_bytes: int, tensors: tuple[TensorInfo, ...] = ()) -> ModelIndex:
     digests = tuple(f"{i:016x}" for i in range(-(-n_bytes // CHUNK_BYTES)))
-    return ModelIndex(1, (ModelFile("f", n_bytes, False, "s" * 64, digests),), tensors, "r", "", True)
+    return ModelIndex(1, (ModelFile("f", n_bytes, False, digests),), tensors, "r", "", True)
 
 
-def tensor(name: str, offset: int, n_bytes: int, *xxh3: str) -> TensorInfo:
-    return TensorInfo(name, "f", offset, n_bytes, "U8", (n_bytes,), xxh3)
+def tensor(name: str, offset: int, n_bytes: int, *edges: str) -> TensorInfo:
+    return TensorInfo(name, "f", offset, n_bytes, "U8", (n_bytes,), edges)
 
 
 def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_checksum() -> None:
@@ -238,7 +273,7 @@ def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_chec
 
 
 def test_chunks_of_a_file_without_checksums_are_checked_against_what_is_learned() -> None:
-    index = ModelIndex(1, (ModelFile("f", 10, False, "", ()),), (tensor("t", 0, 6), tensor("u", 6, 4)), "", "e", False)
+    index = ModelIndex(1, (ModelFile("f", 10, False, ()),), (tensor("t", 0, 6), tensor("u", 6, 4)), "", "e", False)
     (whole,) = plan_chunks(lay_out([FileRange("f", 0, 10)]), index)
     assert whole.checks == (Check("chunk 0", 0, 10, ""),)
     (part,) = plan_chunks(lay_out([FileRange("f", 0, 6)]), index)
@@ -255,7 +290,7 @@ def test_a_part_of_a_chunk_is_checked_by_the_edges_of_the_tensors_in_it() -> Non
         tensor("after", 2 * border + 100, 7, "a0"),
     )
     chunks = plan_chunks(lay_out([FileRange("f", 50, 2 * border + 50)]), index_of(2 * border + 107, tensors))
-    assert [[(c.what, c.offset, c.n_bytes, c.xxh3) for c in chunk.checks] for chunk in chunks] == [
+    assert [[(c.what, c.offset, c.n_bytes, c.blake3) for c in chunk.checks] for chunk in chunks] == [
         [("tensor small", 50, 50, "s0"), ("tensor long", 100, border - 100, "l0")],
         [("chunk 1", border, border, f"{1:016x}")],
         [("tensor long", 2 * border, 100, "l1")],

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from relay.protocol.pool import content_key, n_slabs
-from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index
+from tests.fetchd.harness import Fetchd, Request, Store, safetensors_bytes, wait_until, write_index, write_model
 from thaw import partition
-from thaw.errors import BadRequest, MemoryTooSmall, ModelCorrupt, PlatformError, PoolFull
+from thaw.errors import BadRequest, MemoryTooSmall, ModelCorrupt, ModelUnsupported, PlatformError, PoolFull
 from thaw.ids import GroupId, InstanceId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
 
@@ -138,16 +138,30 @@ def test_the_edges_of_an_unverified_model_are_learned_at_its_first_fetch(fetchd:
     assert "tensor model.layers.2.mlp.w failed its checksum twice" in fetchd.reason(told.value)["error"]
 
 
-def test_an_index_without_tensor_checksums_is_still_good(fetchd: Fetchd, store: Store) -> None:
-    path = store.root / "m" / INDEX_NAME
-    plain = json.loads(path.read_bytes())
-    for t in plain["tensors"]:
-        t.pop("xxh3")
-    path.write_text(json.dumps(plain))
-    facts = fetchd.client.inspect(f"{store.uri}/m")
-    found = take(fetchd, fetchd.start(facts, "old", stage(facts, 2, 4)).segment_id, "old")
-    assert list(found) == [f"model.layers.{i}.{part}" for i in (2, 3) for part in ("mlp.w", "norm.w")]
-    fetchd.client.cancel(GroupId("old"), 1)
+def test_an_index_without_the_digests_of_edges_is_refused(fetchd: Fetchd, checkpoint_dir: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(checkpoint_dir, tmp_path / "m")
+    plain = json.loads((model / INDEX_NAME).read_bytes())
+    plain["tensors"][0].pop("edges_blake3")
+    (model / INDEX_NAME).write_text(json.dumps(plain))
+    with pytest.raises(ModelCorrupt, match="has 0 digests"):
+        fetchd.client.inspect(model.as_uri())
+
+
+def test_an_index_of_the_first_format_is_refused_with_the_way_to_a_new_one(fetchd: Fetchd, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m")
+    first = {
+        "version": 1,
+        "files": [
+            {"name": "config.json", "n_bytes": 1, "sidecar": True, "sha256": "0" * 64, "chunks_xxh3": ["0" * 16]}
+        ],
+        "tensors": [{"name": "t", "file": "f", "offset": 1, "n_bytes": 1, "dtype": "U8", "shape": [1], "xxh3": []}],
+        "sha256": "0" * 64,
+        "verified": True,
+    }
+    (model / INDEX_NAME).write_text(json.dumps(first))
+    with pytest.raises(ModelUnsupported, match="has version 1; this side reads 2") as told:
+        fetchd.client.inspect(model.as_uri())
+    assert told.value.hint == "push the model again with this release"
 
 
 # ── the first part, then the rest ─────────────────────────────────────────────────────────────────────────────────

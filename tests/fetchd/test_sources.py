@@ -9,22 +9,31 @@ from pathlib import Path
 import pytest
 
 from fetchd import catalog
+from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Connection, Source, Target, Unthrottled, read_bytes
 from fetchd.sources.file import FileSource
 from fetchd.sources.http import HttpSource
+from fetchd.sources.registry import open_source
 from tests.fetchd.harness import Store, write_model
+from tests.hub import LoopbackHub, files_in
 from thaw.errors import ModelCorrupt, ModelNotFound
 
 DATA = bytes(range(256)) * 64  # 16 KiB
 
 
-@pytest.fixture(params=["file", "http"])
+@pytest.fixture(params=["file", "http", "hf"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
     (tmp_path / "m d").mkdir()
     (tmp_path / "m d" / "model.safetensors").write_bytes(DATA)
     (tmp_path / "m d" / "config.json").write_bytes(b"{}")
     if request.param == "file":
         yield FileSource((tmp_path / "m d").as_uri())
+        return
+    if request.param == "hf":
+        with LoopbackHub() as hub:
+            commit = hub.add("org/m", files_in(tmp_path / "m d")).branches["main"]
+            settings = FetchdSettings("s", "d", hub_endpoint=hub.endpoint, allow="127.0.0.1")
+            yield open_source(f"hf://org/m@{commit}", settings)
         return
     (tmp_path / "m%20d").symlink_to(tmp_path / "m d")  # the store does not unquote names
     with Store(tmp_path) as store:

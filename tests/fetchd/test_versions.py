@@ -126,7 +126,7 @@ def test_a_pin_of_a_version_that_is_not_there_or_not_whole_is_not_found(fetchd: 
     with pytest.raises(ModelNotFound, match="there is no such version"):
         fetchd.client.inspect(f"{(tmp_path / 'x').as_uri()}@{OTHER}")
     write_index(half)
-    with pytest.raises(ModelCorrupt, match="holds another version"):
+    with pytest.raises(ModelCorrupt, match="the place holds another version"):
         fetchd.client.inspect(f"{(tmp_path / 'x').as_uri()}@{OTHER}")
 
 

@@ -17,9 +17,12 @@ from typing import Any
 import redis
 
 from relay.protocol import messages
-from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunToken, TokenLogprob
+from relay.protocol.adapter_messages import ADAPTER_HEADER
+from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from relay.state.registry import Registry
+from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, ThawError
+from thaw.host import Device, FetchReport, HostReport
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 
@@ -37,9 +40,16 @@ class FakeInvoker:
         self.pace: threading.Semaphore | None = None  # each token needs one release
         self.prefill_pace: threading.Semaphore | None = None  # each run that only computes its prompt needs one
         self.prompt_tokens = 3
+        self.prompt: RunPrompt | None = None  # what is told of each prompt
+        self.adapter = ""  # that its runs report
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
+        self.may_tell_logs = threading.Event()
+        self.may_tell_logs.set()
+        self.outputs: list[dict[str, Any]] = []  # of its containers that ended
+        self.preflights: list[dict[str, Any]] = []  # the bodies that it got
+        self.preflight: Callable[[], tuple[int, Any]] = lambda: (404, {"error": "no /preflight"})
         self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
         self.entered = threading.Semaphore(0)  # released once for each run that arrived
         self.running = 0
@@ -93,6 +103,24 @@ class FakeInvoker:
         self.registry.put_instance(record)
         self._slots[instance] = slots
         return record
+
+    def starting(self, action: str, *, instance: str = "i0", group: str = "a" * 32) -> InstanceRecord:
+        """The record of an instance that the invoker is starting.  ``ready`` of the same instance ends the start."""
+        starts = InstanceState.STARTING
+        record = InstanceRecord(
+            InstanceId(instance), self.host, ActionName(action), "0.0.1", GroupId(group), starts, self.address, 0, 0,
+            "cpu", StartMode.COLD,
+        )  # fmt: skip
+        self.registry.put_instance(record)
+        return record
+
+    def report(self, *fetches: FetchReport) -> None:
+        device = Device("cpu", "cpu", 10**9, 10**9)
+        self.registry.report_host(
+            HostReport(
+                self.host, "boot", self.address, (device,), 2, 10**8, "none", "process", 0, wall_ms(), fetches=fetches
+            )
+        )
 
     def gone(self, record: InstanceRecord, error: ThawError | None = None) -> None:
         info = None if error is None else error.info()
@@ -165,7 +193,15 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._json(401, {"error": "no"})
                 return
             if self.path == "/logs":
+                fake.may_tell_logs.wait(10)
                 self._json(200, {"logs": [fake.log_lines for _ in body["runs"]]})
+                return
+            if self.path == "/output":
+                self._json(200, {"outputs": [o for o in fake.outputs if o["action"] == body["action"]]})
+                return
+            if self.path == "/preflight":
+                fake.preflights.append(body)
+                self._json(*fake.preflight())
                 return
             instance = self.path.split("/")[2]
             if fake.refusals:
@@ -173,7 +209,8 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             elif not fake.take_slot(instance):
                 self._refuse(InstanceBusy("all slots are taken"))
             else:
-                fake.runs.append({**body, "path": self.path, "header": self.headers.get(ACTIVATION_HEADER)})
+                named = {"header": self.headers.get(ACTIVATION_HEADER), "adapter": self.headers.get(ADAPTER_HEADER)}
+                fake.runs.append({**body, "path": self.path, **named})
                 fake.entered.release()
                 with fake.run(self.connection):
                     try:
@@ -216,7 +253,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._frame(RunFinished("prefilled", fake.prompt_tokens, first))
                 self.wfile.write(b"0\r\n\r\n")
                 return
-            count = run["body"].get("max_tokens") or 5
+            count = run["body"].get("max_tokens") or run["body"].get("max_completion_tokens") or 5
             for i in range(first, count):
                 if cut is not None and i - first >= cut:
                     self.connection.shutdown(socket.SHUT_RDWR)
@@ -224,8 +261,9 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                     return
                 self._wait_for_pace()
                 logprob = TokenLogprob(f"w{i} ", -0.5, ((f"w{i} ", -0.5),)) if run["body"].get("logprobs") else None
-                self._frame(RunToken(i, 100 + i, f"w{i} ", logprob))
-            self._frame(RunFinished("length", 3, count))
+                adapter = fake.adapter if i == first else ""
+                self._frame(RunToken(i, 100 + i, f"w{i} ", logprob, adapter=adapter))
+            self._frame(RunFinished("length", 3, count, prompt=fake.prompt))
             self.wfile.write(b"0\r\n\r\n")
 
         def _wait_for_pace(self, name: str = "pace") -> None:

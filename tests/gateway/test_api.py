@@ -190,15 +190,6 @@ def test_bodies_that_are_not_objects_and_queries_that_are_not_numbers_are_400(ga
     assert gateway.call("PUT", f"{ACTIONS}/%0Ax", json={"exec": PYTHON}).status_code == 400
 
 
-def test_packages_triggers_and_rules_say_that_they_are_absent(gateway: GatewayProcess) -> None:
-    for kind in ("packages", "triggers", "rules"):
-        assert gateway.call("GET", f"/api/v1/namespaces/_/{kind}").json() == []
-        reply = gateway.call("PUT", f"/api/v1/namespaces/_/{kind}/x", json={})
-        assert reply.status_code == 501
-        assert reply.json()["error"].startswith(f"{kind.capitalize()} are absent in this version")
-    assert gateway.call("PUT", f"{ACTIONS}/pkg/x", json={"exec": PYTHON}).status_code == 404
-
-
 def test_a_payload_beyond_the_limit_is_413_with_both_numbers(gateway: GatewayProcess) -> None:
     gateway.put_python()
     data = json.dumps({"x": "y" * 1_100_000}).encode()

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from gateway.serving import async_runner
 from gateway.serving.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.call import Call
@@ -24,6 +25,7 @@ from relay.state import keys, redis_link
 from relay.state.pending import PendingClaims
 from relay.state.records import Pending, Records
 from relay.state.registry import Registry
+from thaw import wire
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.activation import ActivationStatus
 from thaw.errors import Unavailable
@@ -114,3 +116,50 @@ def test_a_function_that_a_lost_gateway_had_started_may_not_start_again(valkey_u
         assert answers == {True, False}
         assert records.mark_started(ActivationId("b"), OURS)
         assert not records.mark_started(ActivationId("b"), "another")
+
+
+def flood(client: redis.Redis, namespace: str, n: int) -> None:
+    """So many 202s of a namespace as gateways have accepted them."""
+    pipe = client.pipeline(transaction=False)
+    for i in range(n):
+        name = ActivationId(f"{namespace}{i}")
+        pending = Pending(name, Namespace(namespace), "x", ActionName(f"{namespace}/f"), "0.0.1", {"n": i}, 0, 0)
+        pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": name, "o": ""})
+    pipe.execute()
+
+
+def test_a_202_waits_for_few_of_the_ten_thousand_before_it(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_runner, "READ_AHEAD", 20)
+    gate, order = threading.Semaphore(0), queue.Queue[tuple[str, Any]]()
+
+    def execute(call: Call) -> Outcome:
+        assert gate.acquire(timeout=30)
+        order.put((call.activation_id, call.payload))
+        return Outcome(ActivationStatus.SUCCESS, {})
+
+    with redis_link.connect(valkey_url) as client:
+        for name in ("flood", "more", "honest"):
+            action = Action(ActionName(f"{name}/f"), Namespace(name), "0.0.1", Exec(KIND_PYTHON, "x"), Limits())
+            Actions(client, Records(client)).put(action, last=None)
+        flood(client, "flood", 9_000)
+        flood(client, "more", 1_000)
+        flood(client, "honest", 1)
+        runner = runner_of(client, valkey_url, execute, Registry(client), PendingClaims(client, OURS))
+        runner.start()
+        try:
+            tick = threading.Event()
+            while not runner.holds(ActivationId("honest0")):
+                tick.wait(0.01)
+            gate.release(12)
+            first = [order.get(timeout=30) for _ in range(12)]
+            assert ("honest0", {"n": 0}) in first, "two ran, and each of the others had at most two turns"
+            assert {payload["n"] for name, payload in first if name.startswith("more")} >= {0, 1}
+            gate.release(100)
+            beyond = [order.get(timeout=30) for _ in range(100)]
+            assert all(name.endswith(str(payload["n"])) for name, payload in beyond), "arguments are read again"
+            ran = [name for name, _ in (*first, *beyond)]
+            assert len(set(ran)) == len(ran)
+        finally:
+            runner.stop()
+            gate.release(10)
+            runner._pool.shutdown()

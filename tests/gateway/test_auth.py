@@ -9,15 +9,25 @@ import pytest
 import redis
 
 from gateway.auth import CACHE_S, Authenticator
+from gateway.serving.call import Call
+from gateway.serving.hangup import Hangup
+from gateway.serving.run_keys import RunKeys
 from relay.state import keys, redis_link
 from relay.state.api_keys import ApiKey, ApiKeys, Subject, digest_of
 from tests.conftest import Clock
+from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.clock import wall_ms
 from thaw.errors import Unauthorized
-from thaw.ids import Namespace
+from thaw.ids import ActionName, ActivationId, Namespace
 
 KEY = "23bc46b1:secret"
 GUEST = Subject(Namespace("guest"), "guest-user")
 ROW = ApiKey(GUEST.namespace, GUEST.subject)
+
+
+def call_of(caller: Subject) -> Call:
+    action = Action(ActionName("guest/f"), caller.namespace, "0.0.1", Exec(KIND_PYTHON), Limits())
+    return Call(ActivationId("a" * 32), action, caller, {}, Hangup())
 
 
 @pytest.fixture
@@ -39,6 +49,17 @@ def test_a_key_that_was_revoked_works_no_longer_than_the_cache_remembers_it(clie
         authenticator.subject(f"Bearer {KEY}")
 
 
+def test_whose_a_key_is_is_known_while_it_is_remembered_and_of_no_made_up_one(client: redis.Redis) -> None:
+    clock = Clock()
+    authenticator = Authenticator(ApiKeys(client), clock)
+    found = [authenticator.known_namespace(f"Bearer {KEY}")]
+    authenticator.subject(f"Bearer {KEY}")
+    found += [authenticator.known_namespace(header) for header in (f"Bearer {KEY}", "Bearer made:up", "")]
+    clock.now_s += CACHE_S + 1.0
+    found.append(authenticator.known_namespace(f"Bearer {KEY}"))
+    assert found == [None, GUEST.namespace, None, None, None]
+
+
 def test_a_key_that_was_unknown_works_as_soon_as_it_is_made(client: redis.Redis) -> None:
     authenticator = Authenticator(ApiKeys(client), Clock())
     with pytest.raises(Unauthorized):
@@ -51,7 +72,7 @@ def test_a_revoked_key_ends_at_once_at_the_gateway_that_revoked_it(client: redis
     authenticator = Authenticator(ApiKeys(client), Clock())
     assert authenticator.subject(f"Bearer {KEY}") == GUEST
     ApiKeys(client).put(digest_of(KEY), replace(ROW, revoked_ms=1))
-    authenticator.forget(digest_of(KEY))
+    authenticator.forget()
     with pytest.raises(Unauthorized):
         authenticator.subject(f"Bearer {KEY}")
 
@@ -61,10 +82,38 @@ def test_a_key_that_was_revoked_while_it_was_read_is_not_remembered(client: redi
         def subject(self, digest: str) -> Subject | None:
             found = super().subject(digest)
             self.put(digest, replace(ROW, revoked_ms=1))
-            authenticator.forget(digest)
+            authenticator.forget()
             return found
 
     authenticator = Authenticator(RevokedMeanwhile(client), Clock())
     assert authenticator.subject(f"Bearer {KEY}") == GUEST
     with pytest.raises(Unauthorized):
         authenticator.subject(f"Bearer {KEY}")
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_a_runs_key_ends_with_the_key_that_called_it(client: redis.Redis, with_key: bool) -> None:
+    """A web request was called with none: then with the last one of the namespace."""
+    run_keys, api_keys = RunKeys("token"), ApiKeys(client)
+    authenticator = Authenticator(api_keys, Clock(), run_keys)
+    api_keys.put("elsewhere", replace(ROW, namespace=Namespace("other")))
+    caller = authenticator.subject(f"Bearer {KEY}") if with_key else GUEST
+    key = run_keys.make(call_of(caller), wall_ms() + 60_000)
+    assert authenticator.subject(f"Bearer {key}") == GUEST
+    if with_key:
+        api_keys.put("another", ROW)
+    api_keys.put(digest_of(KEY), replace(ROW, revoked_ms=1))
+    assert authenticator.subject(f"Bearer {key}") == GUEST, "a known key costs a round trip"
+    authenticator.forget()
+    with pytest.raises(Unauthorized):
+        authenticator.subject(f"Bearer {key}")
+
+
+def test_what_is_called_with_a_runs_key_gets_one_that_ends_no_later() -> None:
+    run_keys = RunKeys("token")
+    first = run_keys.subject(run_keys.make(call_of(GUEST), 1000), 0)
+    assert first is not None
+    again = run_keys.make(call_of(first), 9000)
+    assert run_keys.subject(again, 1000) == GUEST
+    assert run_keys.subject(again, 1001) is None
+    assert run_keys.subject(run_keys.make(call_of(first), 500), 501) is None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import struct
+import tracemalloc
 import zipfile
 
 import pytest
 
 from gateway.api.action_body import new_action
+from gateway.api.code_zip import ZipText, check_packages, decoded_zip
 from gateway.settings import GatewaySettings
 from thaw.action import Action
 from thaw.errors import BadRequest
@@ -64,6 +67,63 @@ def test_a_long_list_is_not_told_whole() -> None:
         deploy(packed({"requirements.txt": "\n".join(f"p{i}" for i in range(1000))}))
 
 
+def many_files(n_files: int, comment: bytes, is_64: bool) -> bytes:
+    """A zip whose list says ``n_files`` times "a" and once that it asks for packages.  It has no such files."""
+
+    def entry(name: bytes) -> bytes:
+        numbers = (20, 0, 20, 0, 0, 0, 0, 0x21, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0)
+        return struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *numbers) + name
+
+    listed = entry(b"a") * n_files + entry(b"requirements.txt")
+    begin = b"PK\3\4" + listed
+    if not is_64:
+        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65_535, 65_535, len(listed), 4, min(len(comment), 65_535))
+        return begin + end + comment
+    n = n_files + 1
+    begin += struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, n, n, len(listed), 4)
+    begin += struct.pack("<4sLQL", b"PK\6\7", 0, 4 + len(listed), 1)
+    return begin + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65_535, 65_535, 100, 4, min(len(comment), 65_535)) + comment
+
+
+@pytest.mark.parametrize("is_64", [False, True])
+@pytest.mark.parametrize("comment", [b"", b"c" * 65_535, b"c" * 65_536, b"PK\5\6" + bytes(30)])
+def test_a_zip_with_a_list_of_files_without_end_takes_little_memory(comment: bytes, is_64: bool) -> None:
+    data = io.BytesIO(many_files(100_000, comment, is_64))
+    tracemalloc.start()
+    try:
+        check_packages(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
+
+
+@pytest.mark.parametrize("n_files", [1, 20_000])
+def test_a_zip_with_many_files_and_a_comment_is_read(n_files: int) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for i in range(n_files):
+            archive.writestr(f"package/module_{i}.py", b"")
+        archive.writestr("requirements.txt", "numpy\n")
+        archive.comment = b"made by somebody"
+    with pytest.raises(BadRequest, match="numpy"):
+        check_packages(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_list_of_packages_that_opens_to_much_takes_little_memory(method: int) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", method) as archive:
+        archive.writestr("requirements.txt", b"\n" * 30_000_000)
+    tracemalloc.start()
+    try:
+        check_packages(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
+
+
 @pytest.mark.parametrize("cut", range(0, 200, 7))
 def test_a_damaged_zip_is_left_to_its_runtime(cut: int) -> None:
     whole = packed({"requirements.txt": "numpy\n"})
@@ -72,3 +132,16 @@ def test_a_damaged_zip_is_left_to_its_runtime(cut: int) -> None:
     flipped[4 + cut] ^= 0xFF
     with contextlib.suppress(BadRequest):  # the zip may still ask for numpy
         assert deploy(bytes(flipped)).exec.binary
+
+
+@pytest.mark.parametrize("tail", ["", "=", "==", "===", "A", "A===", "=A", "%", "\n"])
+@pytest.mark.parametrize("data", [b"PK", b"PK1", b"PK12", b"PKPKPKPKPKPK" * 9, b"P", b"", b"QK" * 50, b"source"])
+def test_a_zip_is_known_in_pieces_as_in_one(data: bytes, tail: str) -> None:
+    code = base64.b64encode(data).decode() + tail
+    whole = decoded_zip(code)
+    for n_chars in (1, 2, 3, 4, 5, 7, 200):
+        text = ZipText()
+        for begin in range(0, len(code), n_chars):
+            text.feed(code[begin : begin + n_chars].encode())
+        found = text.end()
+        assert (found and found.getvalue()) == (whole and whole.getvalue()), (code, n_chars)

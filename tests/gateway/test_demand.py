@@ -104,6 +104,13 @@ def test_a_run_that_begins_to_wait_while_the_last_one_withdraws_keeps_its_demand
     assert names(registry) == {"a"}
 
 
+def test_a_late_withdrawal_leaves_the_demand_of_a_request_that_has_moved_to_another_pool(client: redis.Redis) -> None:
+    registry = Registry(client)
+    registry.add_demand(added("a"))
+    registry.drop_demand(ActivationId("a"), ActionName("guest/before"), OURS)
+    assert names(registry) == {"a"}
+
+
 def test_a_reconnection_adds_what_waits_and_drops_what_nobody_holds(client: redis.Redis) -> None:
     registry, room = Registry(client), WaitingRoom()
     for one in (added("stray"), added("held"), added("theirs", OTHERS)):

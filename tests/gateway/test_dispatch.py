@@ -25,6 +25,8 @@ HELLO = ActionName("guest/hello")
 class Noted:
     """Takes the place of the demand, the invokers and their replies."""
 
+    run_keys = None  # its actions ask for none
+
     def __init__(self) -> None:
         self.done: list[str] = []
         self.refusals = 1

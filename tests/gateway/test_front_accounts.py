@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import selectors
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gateway.connections import ConnectionWorker
+from gateway.front.bounds import Bounds
 from gateway.front.connection import Connection, address_of, whole_bytes
+from gateway.front.deadlines import Deadlines
 from gateway.front.holdings import Holdings
 from gateway.front.memory import LINE_PER_NAMESPACE, Line, SharedMemory
 from gateway.front.turns import Turns
+from gateway.settings import GatewaySettings
+from gateway.worker import Worker
+from relay.state.code import UNNAMED_TTL_S
 from thaw.ids import Namespace
+from thaw.settings import load
 
 A, B = Namespace("a"), Namespace("b")
 Make = Callable[..., Connection]
@@ -100,13 +107,31 @@ def test_who_waits_for_a_thread_can_leave(make: Make) -> None:
     one, two = make(), make()
     assert turns.take()
     assert not turns.take()
-    turns.join(one)
-    turns.join(two)
+    turns.join(one, one.namespace)
+    turns.join(two, two.namespace)
     turns.leave(one)
     assert turns.pass_on() is two
     assert not turns.take()
     assert turns.pass_on() is None
     assert turns.take()
+
+
+def test_who_waits_for_a_thread_waits_for_one_request_of_each_other_namespace(make: Make) -> None:
+    turns = Turns(ThreadPoolExecutor(1), 1)
+    assert turns.take()
+    crowd = [make(A) for _ in range(20)]
+    for connection in crowd:
+        turns.join(connection, connection.namespace)
+    strangers, honest = [make() for _ in range(20)], make(B)
+    for connection in (*strangers, honest):
+        turns.join(connection, connection.namespace)
+    first_request = make()  # of a connection whose key is B's
+    turns.join(first_request, B)
+    turns.leave(honest)
+    turns.join(honest, B)
+    crowd[1].namespace = B  # it was A's when it came
+    turns.leave(crowd[1])
+    assert [turns.pass_on() for _ in range(4)] == [crowd[0], strangers[0], first_request, crowd[2]]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +151,65 @@ def test_the_addresses_that_one_customer_has_are_one(client: object, address: st
 
 def test_a_part_of_an_answer_keeps_the_whole() -> None:
     assert whole_bytes(memoryview(bytes(100))[99:]) == 100
+
+
+class Parts:
+    """An answer that is made as it is read."""
+
+    def go_on(self) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class Application:
+    has_ended = False
+
+    def ends(self) -> None:
+        self.has_ended = True
+
+
+@pytest.fixture
+def worker() -> Worker:
+    made = Worker.__new__(Worker)  # gunicorn's arbiter makes whole ones
+    made.bounds, made._deadlines, made.app = Bounds(answer_s=60.0, rate=2.0), Deadlines(), Application()
+    made._waiting, made._unread, made.poller = Holdings(), Holdings(), selectors.DefaultSelector()
+    return made
+
+
+def test_the_time_for_an_answer_does_not_begin_anew_with_each_part(make: Make, worker: Worker) -> None:
+    turns: list[Connection] = []
+    worker._take_turn = lambda _turns, connection: turns.append(connection)  # type: ignore[method-assign]
+    worker._continuations = Turns(ThreadPoolExecutor(1), 1)
+    connection = make(A)
+    connection.out.left, connection.out.more = memoryview(bytes(100)), Parts()
+    worker._leave_to_read(connection, connection.out.left)
+    first_s = connection.deadline_s
+    worker._write_on(connection)
+    assert turns == [connection]
+    connection.out.left = memoryview(bytes(100))
+    worker._leave_to_read(connection, connection.out.left)
+    assert connection.deadline_s == pytest.approx(first_s + 100 / 2.0, abs=5.0)
+    assert worker._seconds_behind(first_s, connection) == pytest.approx(60.0 - 100 / 2.0, abs=5.0)
+    worker.poller.close()
+
+
+def test_a_worker_that_stops_gives_an_answer_that_has_begun_its_time(make: Make, worker: Worker) -> None:
+    idle, begun = make(A), make(A)
+    begun.out.more = Parts()
+    for connection in (idle, begun):
+        connection.deadline_s = 100.0
+        worker._waiting.set(connection)
+    worker._cap_keepalive(2.0)
+    assert (idle.deadline_s, begun.deadline_s) == (2.0, 100.0)
+    assert worker.app.has_ended, "no request is held any more"
+
+
+def test_code_that_no_action_names_outlasts_its_slowest_reader() -> None:
+    settings = load(GatewaySettings, {"THAW_STATE_URL": "redis://x"})
+    bounds = Bounds(answer_s=settings.answer_s, rate=settings.client_rate)
+    assert bounds.answer_deadline_s(0.0, settings.action_bytes) < 0.8 * UNNAMED_TTL_S
 
 
 def test_a_bug_costs_one_connection(make: Make, caplog: pytest.LogCaptureFixture) -> None:

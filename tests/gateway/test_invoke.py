@@ -261,6 +261,9 @@ def test_records_are_listed_newest_first_and_filtered(gateway: GatewayProcess, i
     assert gateway.call("GET", f"{base}?docs=true&count=true").status_code == 400
     named = gateway.call("GET", f"{base}?name=other&docs=true").json()
     assert [r["response"]["success"] for r in named] == [True]
+    for name, n in (("other", 1), ("guest/other", 1), ("hello", 2), ("none", 0)):
+        assert gateway.call("GET", f"{base}?name={name}&count=true").json() == {"activations": n}
+    assert {r["activationId"] for r in gateway.call("GET", f"{base}?name=hello&skip=1").json()} < set(ids)
     assert gateway.call("GET", f"{base}?since={last['end'] + 10_000}").json() == []
     assert gateway.call("GET", f"{base}/xyz").status_code == 400
     assert gateway.call("GET", f"{base}/{'0' * 32}").status_code == 404

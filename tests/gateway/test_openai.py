@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from gateway.api.bounded_json import MAX_DEPTH
 from tests.gateway.conftest import KEY, ROOT, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.errors import InstanceBusy, InstanceGone
+from thaw.host import FetchReport
 
 
 def data_lines(lines: Iterator[Any]) -> Iterator[str]:
@@ -93,6 +95,46 @@ def test_a_client_that_waits_for_a_cold_start_is_told_what_happens(
     assert trace["group_id"] == "a" * 32
 
 
+def test_a_client_that_waits_reads_how_far_the_start_is(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    with gateway.chat(stream=True, max_tokens=2) as reply:
+        assert reply.headers["X-Thaw-Start"] == "cold"
+        lines = (line.decode() for line in reply.iter_lines() if line.startswith(b":"))
+        assert next(lines) == ": thaw queued"
+        invoker.report(FetchReport("a" * 32, 1000, 437, 100.0))
+        invoker.starting("guest/chat")
+        assert next(lines) == ": thaw starting on h0"
+        assert next(lines) == ": thaw fetching 43 % eta 5.6 s"
+        invoker.report()
+        assert next(lines) == ": thaw loading"
+        invoker.ready("guest/chat")
+        assert list(lines) == []
+
+
+def test_an_answer_says_whether_its_request_waited_for_a_start(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(gateway.chat, max_tokens=2)
+        invoker.wait_for_demand()
+        invoker.ready("guest/chat")
+        assert re.fullmatch(r"cold; ttft=\d+\.\d{3}", reply.result().headers["X-Thaw-Start"])
+    assert gateway.chat(max_tokens=2).headers["X-Thaw-Start"] == "warm"
+    with gateway.chat(stream=True, max_tokens=2) as stream:
+        assert stream.headers["X-Thaw-Start"] == "warm"
+        assert not any(line.startswith(b":") for line in stream.iter_lines())
+
+
+def test_models_are_listed_by_the_names_that_lead_to_them(gateway: GatewayProcess) -> None:
+    gateway.put_llm("first", model={"uri": "s3://models/tiny", "served_name": "tiny"})
+    gateway.put_llm("second", model={"uri": "s3://models/tiny", "served_name": "first"})
+    gateway.put_llm("third", model={"uri": "s3://models/tiny"})
+    listed = gateway.call("GET", "/v1/models").json()["data"]
+    assert {m["id"]: m["root"] for m in listed} == {"tiny": "first", "second": "second", "third": "third"}
+    for name, root in {"tiny": "first", "first": "first", "second": "second", "third": "third"}.items():
+        found = gateway.call("GET", f"/v1/models/{name}").json()
+        assert (found["id"], found["root"]) == (name, root)
+
+
 @pytest.mark.parametrize("error", [InstanceGone("left"), InstanceBusy("full")])
 def test_a_refused_request_is_routed_again(
     gateway: GatewayProcess, invoker: FakeInvoker, error: InstanceGone | InstanceBusy
@@ -123,7 +165,7 @@ def test_a_worker_lost_in_mid_stream_costs_no_token_and_doubles_none(
     assert texts(rest) == "w0 w1 w2 w3 w4 w5 "
     assert [r["value"]["resume"] for r in invoker.runs] == [
         None,
-        {"output_token_ids": [100, 101], "model_version": "v1"},
+        {"output_token_ids": [100, 101], "model_version": "v1", "adapter": ""},
     ]
     assert {r["value"]["seed"] for r in invoker.runs} == {invoker.runs[0]["value"]["seed"]}
 
@@ -146,7 +188,7 @@ def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess, invoker: FakeI
     gateway.put_llm()
     invoker.ready("guest/chat")
     with openai.OpenAI(api_key=KEY, base_url=f"{gateway.url}/v1", max_retries=0) as client:
-        assert [m.id for m in client.models.list()] == ["chat"]
+        assert [m.id for m in client.models.list()] == ["tiny"]
         messages: Any = [{"role": "user", "content": "hi"}]
         whole = client.chat.completions.create(model="chat", messages=messages, max_tokens=2, logprobs=True)
         assert whole.choices[0].message.content == "w0 w1 "
@@ -174,12 +216,12 @@ def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess, invoker: FakeI
 @pytest.mark.parametrize(
     ("change", "param", "message"),
     [
-        ({"n": 2}, "n", "n=2 is not supported: leave n out."),
+        ({"n": 17}, "n", "n must be a whole number from 1 to 16, not 17."),
         ({"messages": []}, "messages", "messages must be a non-empty list of {role, content}."),
         ({"temperature": 3}, "temperature", "temperature must be a number from 0 to 2, not 3."),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number of at least 1, not 0."),
         ({"stream_options": {}}, "stream_options", "stream_options is only allowed when stream is true."),
-        ({"tools": [{}]}, "tools", "tools=[{}] is not supported: leave tools out."),
+        ({"tools": [{}]}, "tools[0]", 'tools[0] must be {"type": "function", "function": {"name", …}}.'),
         ({"model": 3}, "model", "model must be the name of a deployed action."),
     ],
 )
@@ -230,9 +272,10 @@ def test_a_body_that_is_nested_too_deep_is_refused_and_counts_for_nothing(
     gateway.wait_for_routes()
 
     def ask(depth: int) -> requests.Response:
-        """The list is in an object, in a list, in an object."""
-        message = f'{{"role": "user", "content": "x", "more": {"[" * (depth - 3) + "]" * (depth - 3)}}}'
-        body = f'{{"model": "chat", "stream": true, "messages": [{message}]}}'
+        """The list is in an object, in an object."""
+        metadata = f'{{"more": {"[" * (depth - 2) + "]" * (depth - 2)}}}'
+        message = '{"role": "user", "content": "x"}'
+        body = f'{{"model": "chat", "stream": true, "messages": [{message}], "metadata": {metadata}}}'
         headers = {"X-Thaw-Resumable": resumable}
         return gateway.call("POST", "/v1/chat/completions", data=body.encode(), headers=headers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -172,6 +173,20 @@ class Room:
 
     def queue(self, action: ActionName) -> Queue:
         return self._queue if action == CHAT else Queue(0, 0, None, (), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("n_waiting", "n_in_namespace", "n", "is_refused"),
+    [(0, 0, 3, False), (0, 0, 4, True), (1, 1, 3, True), (0, 3, 2, False), (0, 4, 2, True)],
+)
+def test_all_choices_of_a_request_count_where_they_would_wait(
+    n_waiting: int, n_in_namespace: int, n: int, is_refused: bool
+) -> None:
+    found = Queue(n_waiting, n_in_namespace, None, (), frozenset([GroupId("g")]))
+    expectation = Expectation(Plans(plan(ttft_s=40)), lambda: 100.0)  # type: ignore[arg-type]
+    caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
+    with pytest.raises(Throttled) if is_refused else nullcontext():
+        caps.check(CHAT, n)
 
 
 @pytest.mark.parametrize(

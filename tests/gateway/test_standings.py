@@ -1,28 +1,41 @@
-"""How a namespace's models stand, for whoever shows it elsewhere, and updates that only say how many may run."""
+"""How a namespace's models stand, for whoever shows it elsewhere."""
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
-import pytest
+import redis
+import requests
 
-from relay.protocol.messages import StartFailed
-from relay.state import bus
-from tests.gateway.conftest import LLM_CONFIG, GatewayProcess
+from gateway.serving.standings import StandingsOf
+from gateway.serving.work import WorkBook
+from relay.protocol.messages import ColdStarted, StartFailed
+from relay.state import bus, starts
+from relay.state.records import Records
+from relay.state.registry import Registry
+from tests.gateway.conftest import KEY, LLM_CONFIG, GatewayProcess, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.scheduler.world import report
-from thaw.errors import ModelNotFound, WorkerLost
-from thaw.ids import ActionName, GroupId
+from thaw.action import KIND_LLM, Action, Exec, Limits
+from thaw.config import parse_llm_config
+from thaw.errors import ModelNotFound, Unavailable, WorkerLost
+from thaw.ids import ActionName, GroupId, Namespace
 from thaw.instance import InstanceState
+from thaw.standing import RESOURCE_MARK, ColdStart
 
 ACTION = "/api/v1/namespaces/_/actions/chat"
+STANDINGS = "/api/v1/namespaces/_/standings"
+CHAT = ActionName("guest/chat")
+GUEST = Namespace("guest")
 
 
 def standings(gateway: GatewayProcess, known: str = "", wait_s: float = 0) -> dict[str, Any]:
-    reply = gateway.call("GET", "/api/v1/namespaces/_/standings", params={"known": known, "wait_s": wait_s})
+    reply = gateway.call("GET", STANDINGS, params={"known": known, "wait_s": wait_s})
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
@@ -32,13 +45,18 @@ def chat(gateway: GatewayProcess, wanted: dict[str, Any] | None = None) -> dict[
     found = standings(gateway)
     while not (wanted or {}).items() <= found["actions"][0].items():
         before = found
-        found = standings(gateway, found["token"], 20)
+        found = standings(gateway, found["mark"], 20)
         assert found != before, f"still {before}"
     return dict(found["actions"][0])
 
 
-def rescale(gateway: GatewayProcess, **scaling: Any) -> Any:
-    return gateway.call("PUT", ACTION, params={"overwrite": "true"}, json={"scaling": scaling})
+def cold_start(gateway: GatewayProcess) -> dict[str, Any]:
+    found = standings(gateway)
+    while (told := found["actions"][0]["cold_start"]) is None:
+        before = found
+        found = standings(gateway, found["mark"], 20)
+        assert found != before, f"still {before}"
+    return dict(told)
 
 
 def test_a_model_stands_by_what_is_ready_and_what_starts(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
@@ -58,18 +76,83 @@ def test_a_model_stands_by_what_is_ready_and_what_starts(gateway: GatewayProcess
     chat(gateway, {"ready": 1, "starting": 1})
 
 
+def test_a_stage_that_becomes_a_worker_of_its_own_is_news(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat", instance="i1", group="b" * 32, n_stages=2)
+    stage = invoker.ready("guest/chat", instance="i2", group="b" * 32, n_stages=2, stage=1)
+    chat(gateway, {"ready": 1})
+    mark = standings(gateway)["mark"]
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(standings, gateway, mark, 30)
+        gateway.wait_for_routes(1)
+        invoker.registry.put_instance(replace(stage, stage=0, n_stages=1))
+        began_s = time.monotonic()
+        assert waits.result(40)["actions"][0]["ready"] == 2
+        assert time.monotonic() - began_s < 20, "at once, and not when the time was over"
+
+
+def test_functions_with_adapters_stand_by_the_instances_of_their_pool(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    model = {"base": "s3://models/tiny", "adapter": "s3://models/adapters/one"}
+    gateway.put_llm(model=model)
+    invoker.ready(Records(invoker.client).action(GUEST, CHAT).served_by)
+    chat(gateway, {"ready": 1})
+    gateway.call("PUT", ACTION, params={"overwrite": "true"}, json={"limits": {"timeout": 5000}})
+    chat(gateway, {"ready": 1, "version": "0.0.2"})
+
+
 def test_whoever_waits_hears_of_a_change_and_of_no_other_namespace(
     gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:
     gateway.put_llm()
-    token = standings(gateway)["token"]
+    mark = standings(gateway)["mark"]
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(standings, gateway, token, 30)
+        waits = pool.submit(standings, gateway, mark, 30)
         invoker.ready("other/chat", instance="i7")
         threading.Event().wait(0.1)  # no event can announce that nothing happens
         assert not waits.done()
         invoker.ready("guest/chat")
         assert waits.result(20)["actions"][0]["ready"] == 1
+
+
+def test_held_requests_leave_threads_to_others_and_end_with_their_clients(
+    start_gateway: Callable[..., GatewayProcess],
+) -> None:
+    gateway = start_gateway(THAW_GATEWAY_THREADS="4")
+    gateway.put_llm()
+    mark = standings(gateway)["mark"]
+    query = {"known": mark, "wait_s": "30"}
+    with ThreadPoolExecutor(3) as pool:
+        sessions = [requests.Session() for _ in range(3)]
+
+        def ask(session: requests.Session) -> int:
+            return session.get(gateway.url + STANDINGS, params=query, auth=_auth(), timeout=60).status_code
+
+        asked = [pool.submit(ask, session) for session in sessions]
+        done = wait(asked, timeout=20, return_when=FIRST_COMPLETED).done.pop()
+        assert done.result() == 429, "half of the threads are held, and no more"
+        assert gateway.call("GET", ACTION).status_code == 200
+        gateway.put_llm("other")
+        assert [f.result(20) for f in asked if f is not done] == [200, 200]
+
+
+def _auth() -> tuple[str, str]:
+    user, _, password = KEY.partition(":")
+    return user, password
+
+
+def test_a_gateway_that_ends_answers_those_who_wait(gateway: GatewayProcess) -> None:
+    gateway.put_llm()
+    mark = standings(gateway)["mark"]
+    with ThreadPoolExecutor(1) as pool:
+        query = {"known": mark, "wait_s": 30}
+        waits = pool.submit(requests.get, gateway.url + STANDINGS, params=query, auth=_auth(), timeout=60)
+        gateway.wait_for_routes(0)
+        began_s = time.monotonic()
+        gateway.stop()
+        assert waits.result(40).json()["mark"] == mark
+        assert time.monotonic() - began_s < 14
 
 
 def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
@@ -79,7 +162,8 @@ def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
     starting = replace(invoker.ready("guest/chat"), state=InstanceState.STARTING, instance_id="i9")  # type: ignore[arg-type]
     error = ModelNotFound("s3://models/tiny is not there", hint="push it")
     error.printed = "a traceback"
-    told = {"code": "ModelNotFound", "message": "s3://models/tiny is not there", "hint": "push it", "printed": ""}
+    told = {"code": "ModelNotFound", "message": "s3://models/tiny is not there", "hint": "push it"}
+    told |= {"printed": "", "printed_out": ""}
     invoker.registry.put_instance(starting)
     invoker.gone(starting, error)
     chat(gateway, {"trouble": told})
@@ -87,19 +171,74 @@ def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
     chat(gateway, {"trouble": None, "ready": 2})
     invoker.gone(record, WorkerLost("it served, and was killed"))  # its requests went elsewhere
     assert chat(gateway, {"ready": 1})["trouble"] is None
-    bus.publish(invoker.client, StartFailed(ActionName("guest/chat"), (), error.info(), GroupId("")))
+    starts.start_failed(invoker.client, StartFailed(CHAT, (), error.info(), GroupId("")))
     chat(gateway, {"trouble": told})
     gateway.call("PUT", ACTION, params={"overwrite": "true"}, json={"config": LLM_CONFIG})
     chat(gateway, {"trouble": None, "version": "0.0.2"})
+    invoker.gone(starting, error)
+    assert chat(gateway)["trouble"] is None, "it was a start of the version before"
 
 
-def test_a_minimum_without_room_says_what_is_missing(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_all_gateways_say_the_same_and_one_that_is_new_forgets_nothing(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    one = start_gateway()
+    one.put_llm()
+    starts.start_failed(invoker.client, StartFailed(CHAT, (), ModelNotFound("it is not there").info(), GroupId("")))
+    starts.cold_started(invoker.client, CHAT, ColdStart(2000, 30))
+    two = start_gateway()
+    assert standings(one) == standings(two)
+    found = chat(two)
+    assert (found["trouble"]["code"], found["cold_start"]["at_wall_ms"]) == ("ModelNotFound", 2000)
+
+
+def test_what_is_known_of_starts_goes_with_the_action(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    failed = StartFailed(CHAT, (), ModelNotFound("it is not there").info(), GroupId(""))
+    starts.start_failed(invoker.client, failed)
+    starts.cold_started(invoker.client, CHAT, ColdStart(2000, 30))
+    assert gateway.call("DELETE", ACTION).status_code == 200
+    starts.start_failed(invoker.client, failed)
+    starts.cold_started(invoker.client, CHAT, ColdStart(3000, 30))
+    assert invoker.client.keys("thaw:starts:*") == []
+    gateway.put_llm()
+    assert (chat(gateway)["trouble"], chat(gateway)["cold_start"]) == (None, None)
+
+
+def test_the_latest_start_is_told_and_not_the_last_that_was_answered(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    starts.cold_started(invoker.client, CHAT, ColdStart(2000, 30))
+    starts.cold_started(invoker.client, CHAT, ColdStart(1000, 40))
+    assert chat(gateway)["cold_start"]["at_wall_ms"] == 2000
+
+
+def test_a_minimum_without_room_says_what_is_missing_and_not_what_others_have(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
     gateway.put_llm(scaling={"min_instances": 1}, resources={"gpu_memory_mb": 1 << 20})
     assert "no host" in chat(gateway)["trouble"]["message"]
     invoker.registry.report_host(report("h0"))
-    trouble = chat(gateway)["trouble"]
-    assert trouble["code"] == "Unavailable"
+    before = standings(gateway)
+    trouble = before["actions"][0]["trouble"]
+    assert trouble["code"] == "NoCapacity"
     assert "needs 1048576 MiB" in trouble["message"]
+    device = report("h0").devices[0]
+    less = replace(report("h0"), devices=(replace(device, free_bytes=device.free_bytes - (1 << 24)),))
+    invoker.registry.report_host(less)
+    assert standings(gateway)["mark"] == before["mark"], "it lacks room as before"
+
+
+def test_that_no_host_takes_a_start_is_told_apart_from_a_start_that_failed(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    error = Unavailable("the API server is away").info()
+    starts.start_failed(invoker.client, StartFailed(CHAT, (), error, GroupId("a" * 32)))
+    assert chat(gateway)["trouble"]["code"] == "Unavailable"
+    starts.start_failed(invoker.client, StartFailed(CHAT, (), error, GroupId("")))
+    assert chat(gateway)["trouble"]["code"] == "NoCapacity"
 
 
 def test_the_answer_to_a_cold_request_is_told_with_its_time_to_the_first_token(
@@ -111,50 +250,89 @@ def test_the_answer_to_a_cold_request_is_told_with_its_time_to_the_first_token(
         invoker.wait_for_demand()
         invoker.ready("guest/chat")
         assert answer.result(20).status_code == 200
-    found = standings(gateway)
-    while (told := found["actions"][0]["cold_start"]) is None:
-        found = standings(gateway, found["token"], 20)
+    told = cold_start(gateway)
     assert told["start_mode"] == "cold"
     assert 0 <= told["ttft_ms"] < 60_000
     gateway.chat()  # a warm one says nothing
     assert chat(gateway)["cold_start"] == told
 
 
-def test_how_many_may_run_changes_no_version_so_what_runs_goes_on(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_the_answer_to_a_202_is_told_too(gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str) -> None:
     gateway.put_llm()
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    accepted = gateway.call("POST", ACTION, json=body)
+    assert accepted.status_code == 202
+    invoker.wait_for_demand()
     invoker.ready("guest/chat")
-    reply = rescale(gateway, min_instances=3)
-    assert reply.status_code == 200, reply.text
-    assert reply.json()["version"] == "0.0.1"
-    entity = gateway.call("GET", ACTION).json()
-    assert entity["config"]["scaling"]["min_instances"] == 3
-    assert entity["config"]["model"] == LLM_CONFIG["model"]
-    assert '"min_instances": 3' in entity["exec"]["code"]
-    chat(gateway, {"ready": 1, "version": "0.0.1"})
-    assert gateway.chat().status_code == 200  # on the instance that was there
+    assert wait_for_record(valkey_url, accepted.json()["activationId"]).start_mode == "cold"
+    assert cold_start(gateway)["start_mode"] == "cold"
 
 
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"scaling": {}}, "scaling takes"),
-        ({"scaling": {"stages": 2}}, "scaling takes"),
-        ({"scaling": {"min_instances": 1}, "config": LLM_CONFIG}, "put the rest into config"),
-        ({"scaling": {"min_instances": -1}}, "$.scaling.min_instances"),
-        ({"scaling": []}, "scaling takes"),
-    ],
-)
-def test_a_scaling_that_says_more_is_refused(gateway: GatewayProcess, body: dict[str, Any], named: str) -> None:
+def test_a_first_token_of_before_the_start_is_not_its_own(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    """A request that began warm, lost its worker, and went on at an instance that it waited for."""
     gateway.put_llm()
-    reply = gateway.call("PUT", ACTION, params={"overwrite": "true"}, json=body)
-    assert reply.status_code == 400
-    assert named in reply.json()["error"]
+    record = invoker.ready("guest/chat")
+    gateway.wait_for_routes()
+    invoker.cut_after.append(1)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(gateway.chat)
+        invoker.entered.acquire(timeout=20)
+        invoker.gone(record)
+        invoker.wait_for_demand()
+        record = invoker.ready("guest/chat", instance="i1", group="b" * 32)
+        assert answer.result(20).status_code == 200
+        invoker.gone(record)
+        answer = pool.submit(gateway.chat)
+        invoker.wait_for_demand()
+        invoker.ready("guest/chat", instance="i2", group="c" * 32)
+        assert answer.result(20).status_code == 200
+    cold_start(gateway)
+    events = [bus.unpack(fields[b"f"]) for _, fields in invoker.client.xrange("thaw:events")]
+    assert [e for e in events if isinstance(e, ColdStarted)] == [ColdStarted(CHAT)], "of the second request"
 
 
-def test_functions_with_code_have_no_scaling(gateway: GatewayProcess) -> None:
-    gateway.put_python("chat")
-    reply = rescale(gateway, min_instances=1)
-    assert reply.status_code == 400
-    assert "scaling is for models" in reply.json()["error"]
+def test_an_action_that_a_resource_made_is_told_of_whatever_it_has_become(gateway: GatewayProcess) -> None:
+    mark = {"key": RESOURCE_MARK, "value": {"name": "chat"}}
+    gateway.call("PUT", ACTION, json={"config": LLM_CONFIG, "annotations": [mark]})
+    code = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}}
+    gateway.call("PUT", ACTION, params={"overwrite": "true"}, json=code)
+    found = chat(gateway)
+    assert (found["version"], found["config"]) == ("0.0.2", None)
+    assert found["annotations"][RESOURCE_MARK] == mark["value"]
+
+
+def test_instances_of_functions_are_no_news_and_the_actions_are_listed_once(
+    valkey_url: str, invoker: FakeInvoker
+) -> None:
+    model = Action(CHAT, GUEST, "0.0.1", Exec(KIND_LLM), Limits(), config=parse_llm_config(LLM_CONFIG))
+    n_lists = 0
+
+    def listed(_: Namespace) -> list[Action]:
+        nonlocal n_lists
+        n_lists += 1
+        return [model]
+
+    with redis.Redis.from_url(valkey_url) as client:
+        registry = Registry(client)
+        standings = StandingsOf(client, registry, WorkBook(client, registry), listed)
+        with standings.listening(GUEST) as bell:
+            standings.look(GUEST, time.monotonic())
+            before = n_lists
+            since_s, rung = time.monotonic(), threading.Event()
+            bell.listen(rung, since_s)
+            for i in range(300):
+                standings.instance_changed(invoker.starting("guest/hello", instance=f"f{i}"))
+            assert not rung.is_set()
+            record = invoker.starting("guest/chat", instance="m")
+            standings.instance_changed(record)
+            assert rung.is_set()
+            standings.look(GUEST, since_s - 60)
+            assert n_lists == before, "what is listed has not changed"
+            rung.clear()
+            bell.listen(rung, time.monotonic())
+            standings.instance_changed(replace(record, idle_since_wall_ms=5))
+            assert not rung.is_set(), "an idle instance is what it was"
+            standings.action_changed(CHAT)
+            assert rung.is_set()
+            standings.look(GUEST, time.monotonic())
+            assert n_lists == before + 1

@@ -257,6 +257,28 @@ def test_a_stream_counts_while_it_runs_or_is_read_and_never_twice(platform: Plat
     assert not platform.is_counted()
 
 
+def test_a_stream_without_a_reader_gives_the_place_of_its_thread_to_another_request(platform: Platform) -> None:
+    throttle = platform.throttle = platform.streams._throttle = Throttle(1_000, 1, places=1)
+    other = Namespace("other")
+    first = platform.begin()
+    with pytest.raises(Throttled):
+        throttle.enter(other)
+    platform.streams.leave(first, resumable=True)
+    throttle.enter(other)
+    with pytest.raises(Throttled, match="0 of this gateway's threads are free"):
+        platform.attach()
+    throttle.leave(other)
+    second = platform.attach()
+    with pytest.raises(Throttled):
+        throttle.enter(other)
+    platform.streams.leave(second, resumable=True)
+    assert platform.is_counted()
+    platform.worker.steps.put(END)
+    platform.outcome()
+    platform.streams.stop(10)
+    throttle.enter(GUEST)
+
+
 def test_a_reader_whose_client_hangs_up_wakes(platform: Platform) -> None:
     hangup = Hangup()
     steps = platform.begin(hangup).steps()

@@ -22,14 +22,15 @@ class FakeFetchd(FetchClient):
         self.requests: list[FetchStart] = []
         self.open: set[str] = set()
         self.holders: set[str] = set()  # the holders of its only segment, which takes two slabs
+        self.files = {"config.json": 2, "tokenizer.json": 4, "model.safetensors": 4}
         self.failure: ThawError | None = None
         self.ended = threading.Event()
         self.is_up = threading.Event()  # no fetch begins before this is set
         self.is_up.set()
 
-    def inspect(self, uri: str, *, deadline_s: float = 0) -> ModelFacts:
+    def inspect(self, uri: str, namespaces: tuple[str, ...] = (), *, deadline_s: float = 0) -> ModelFacts:
         self.calls.append("inspect")
-        return ModelFacts(uri, 10, 8, 1, (4,), 4, "00", "", True, {"config.json": 2})
+        return ModelFacts(uri, 10, 8, 1, (4,), 4, "00", "", True, self.files)
 
     def start(self, request: FetchStart, *, deadline_s: float = 0) -> FetchStarted:
         self.calls.append("start")

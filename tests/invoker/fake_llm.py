@@ -1,6 +1,6 @@
 """A container of kind llm:vllm without an engine, for the invoker's side of the contract.
 
-``/init`` waits for the JSON object that a test writes to the FIFO ``<door>.init``: the reply, or the status to exit
+``/init`` (and ``/preflight``) waits for the JSON object that a test writes to the FIFO ``<door>.init``: the reply, or the status to exit
 with.  ``/run`` sends a frame for each line that is written to the FIFO ``<door>.feed``.  ``/consolidate`` reads the
 FIFO ``<door>.consolidate``: the line ``switched`` (the engine is one worker, and the answer comes later), then the
 reply.
@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/consolidate":
             self._consolidate()
-        elif self.path == "/init":
+        elif self.path in ("/init", "/preflight"):
             Group.stages = json.loads(body)["value"]["n_stages"]
             with open(os.environ["THAW_DOOR"] + ".init") as fifo:
                 reply = json.loads(fifo.read())

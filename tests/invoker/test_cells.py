@@ -13,6 +13,7 @@ from fetchd.server import UnixServer
 from invoker.containers import placing
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import Event
+from invoker.containers.last_output import LastOutput
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.placing import Placing
@@ -222,7 +223,9 @@ class Nowhere:
 
 
 def fleet_of(driver: Containers, ledger: Ledger) -> Fleet:
-    return Fleet(driver, FetchClient("/none"), Nowhere(), ledger, Log("test"))  # type: ignore[arg-type]
+    return Fleet(
+        driver, FetchClient("/none"), Nowhere(), ledger, LastOutput(Path("/nowhere"), Log("test")), Log("test")
+    )  # type: ignore[arg-type]
 
 
 def starting(instance_id: str, n_bytes: int) -> Live:

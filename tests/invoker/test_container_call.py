@@ -66,13 +66,13 @@ def test_an_object_is_an_answer(run_dir: Path) -> None:
 @pytest.mark.parametrize("answer", STRANGE)
 def test_an_init_that_answers_strangely_has_failed(run_dir: Path, answer: bytes) -> None:
     with answering(run_dir, answer) as path, pytest.raises(InitFailed, match="cannot be read"):
-        InitCall(path, WAIT_S).post({})
+        InitCall(path, WAIT_S).post(b"{}")
 
 
 @pytest.mark.parametrize("answer", [b"", body(b'{"ok": true}')[:-1]])
 def test_an_init_that_is_cut_short_has_lost_its_container(run_dir: Path, answer: bytes) -> None:
     with answering(run_dir, answer) as path, pytest.raises(WorkerLost):
-        InitCall(path, WAIT_S).post({})
+        InitCall(path, WAIT_S).post(b"{}")
 
 
 @pytest.mark.parametrize("answer", [*STRANGE, b""])
@@ -84,7 +84,7 @@ def test_a_container_that_answers_strangely_is_not_adopted(run_dir: Path, answer
 def test_an_answer_without_end_is_read_no_further_than_the_limit(run_dir: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     with answering(run_dir, head, for_ever=b"400\r\n" + b"x" * 1024 + b"\r\n") as path, pytest.raises(InitFailed):
-        InitCall(path, WAIT_S).post({})
+        InitCall(path, WAIT_S).post(b"{}")
 
 
 def test_the_deadline_is_that_of_the_whole_exchange(run_dir: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_deadline_is_that_of_the_whole_exchange(run_dir: Path) -> None:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     with pytest.raises(InitFailed, match="in time"):
-        InitCall(str(run_dir / "s"), 0.3).post({})
+        InitCall(str(run_dir / "s"), 0.3).post(b"{}")
     go_on.set()
     thread.join(WAIT_S)
     listener.close()
@@ -118,7 +118,7 @@ def test_a_call_can_be_given_up(run_dir: Path) -> None:
 
     def post() -> None:
         try:
-            call.post({})
+            call.post(b"{}")
         except WorkerLost as e:
             failed.append(e)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import Effect, Event
+from invoker.containers.last_output import LastOutput
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from relay.clients.fetch import FetchClient
@@ -52,7 +54,9 @@ def busy(fleet: Fleet, n_runs: int) -> Live:
 
 def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
     publisher = Noted()
-    fleet = Fleet(Containers(), FetchClient("/none"), publisher, Ledger(1), Log("test"))  # type: ignore[arg-type]
+    fleet = Fleet(
+        Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
+    )  # type: ignore[arg-type]
     live = busy(fleet, 3)
     fleet.release(live.record.instance_id, only_idle=False, drain_s=WAIT_S)
     publisher.heard.clear()
@@ -66,7 +70,9 @@ def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
 
 def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() -> None:
     publisher = Noted()
-    fleet = Fleet(Containers(), FetchClient("/none"), publisher, Ledger(1), Log("test"))  # type: ignore[arg-type]
+    fleet = Fleet(
+        Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
+    )  # type: ignore[arg-type]
     live = busy(fleet, 1)
     deadlines: list[threading.Thread] = []
     fleet._in_background = lambda run: deadlines.append(threading.Thread(target=run))  # type: ignore[method-assign]
@@ -85,7 +91,9 @@ def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() 
 
 
 def test_an_instance_that_is_killed_is_not_taken_back_in_between() -> None:
-    fleet = Fleet(Containers(), FetchClient("/none"), Noted(), Ledger(1), Log("test"))  # type: ignore[arg-type]
+    fleet = Fleet(
+        Containers(), FetchClient("/none"), Noted(), Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
+    )  # type: ignore[arg-type]
     live = busy(fleet, 1)
     apply, undrains = live.apply, list[threading.Thread]()
 
@@ -105,7 +113,9 @@ def test_an_instance_that_is_killed_is_not_taken_back_in_between() -> None:
 
 def test_an_instance_that_ends_while_it_is_announced_as_idle_is_announced_as_gone_last() -> None:
     publisher = Interrupted()
-    fleet = Fleet(Containers(), FetchClient("/none"), publisher, Ledger(1), Log("test"))  # type: ignore[arg-type]
+    fleet = Fleet(
+        Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
+    )  # type: ignore[arg-type]
     live = starting("i", 1)
     assert fleet.add(live)
     live.apply(Event.UP)

@@ -10,6 +10,7 @@ import os
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ import pytest
 from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle, Spec
 from invoker.drivers.programs import PROGRAMS
+from relay.state import keys
 from tests import function_imports
 from tests.invoker.platform import WAIT_S, Host, until
-from thaw.action import KIND_PYTHON
+from thaw.action import KIND_PYTHON, StoredCode
 from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 from thaw.trace import Phase
@@ -65,6 +67,41 @@ def test_a_zip_with_a_module_beside_main_runs(host: Host) -> None:
     host.deploy(base64.b64encode(data.getvalue()).decode(), binary=True, main="niam")
     record = host.ready()
     assert host.run(record.instance_id, {"name": "zip"}) == (200, {"hi": "zip"})
+
+
+def deploy_in_pieces(host: Host, *pieces: bytes) -> StoredCode:
+    upload = host.records.code.begin()
+    for piece in pieces:
+        upload.add(piece)
+    old = host.deploy("")
+    stored = upload.end()
+    action = replace(old, version="0.0.2", exec=replace(old.exec, code=stored))
+    host.records.put_action(action, last=old.version, old=old)
+    return stored
+
+
+def test_code_in_pieces_runs(host: Host) -> None:
+    ice = "\U0001f9ca" * 50_000
+    deploy_in_pieces(
+        host,
+        f"ICE = '{ice[:20_000]}".encode(),
+        f"{ice[20_000:]}'\n".encode(),
+        b"""
+def main(args):
+    return {"n": len(ICE), "quoted": "\\"\\n", "last": ICE[-1]}
+""",
+    )
+    record = host.ready(host.plan(version="0.0.2"))
+    assert host.run(record.instance_id, {}) == (200, {"n": 50_000, "quoted": '"\n', "last": "\U0001f9ca"})
+
+
+def test_code_that_is_not_what_was_deployed_is_not_run(host: Host) -> None:
+    stored = deploy_in_pieces(host, HELLO.encode())
+    host.client.hset(keys.code(stored.id), "0", HELLO.replace("Hello", "Adieu"))
+    instance_id = host.launch(host.plan(version="0.0.2"))
+    record = host.events.instance(InstanceId(instance_id), InstanceState.GONE)
+    assert record.error is not None
+    assert record.error.message == "The stored code of the action is damaged."
 
 
 def test_an_exception_is_an_application_error_with_its_traceback_in_the_logs(host: Host) -> None:

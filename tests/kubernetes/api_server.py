@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.kubernetes.schema import problems
 
 JSON, MERGE, BY_NAME = "application/json", "application/merge-patch+json", "application/strategic-merge-patch+json"
-QUERY = {"labelSelector", "watch", "resourceVersion", "allowWatchBookmarks", "timeoutSeconds"}
+QUERY = {"labelSelector", "fieldSelector", "watch", "resourceVersion", "allowWatchBookmarks", "timeoutSeconds"}
 NAMESPACE = "functions"
 
 
@@ -65,6 +65,7 @@ class ApiServer:
         self.refuse: Callable[[Request], None] = lambda request: None
         self.on_change: Callable[[Event], None] = lambda event: None
         self.can_resize = True
+        self.noted: dict[str, str] = {}  # a pod's name → what its node has noted of its image
         self.token = "secret-of-the-test"
         self._pods: dict[str, dict[str, Any]] = {}
         self._version = 100
@@ -174,6 +175,8 @@ class ApiServer:
             self.requests.append(request)
             self._changed.notify_all()
         self.refuse(request)
+        if request.path == f"/api/v1/namespaces/{NAMESPACE}/events":
+            return self._events_of(query)
         name, sub = self._place(request.path)
         with self._changed:
             match request.method, bool(name), sub:
@@ -226,6 +229,13 @@ class ApiServer:
     def _list(self, query: dict[str, str]) -> dict[str, Any]:
         items = [copy.deepcopy(p) for p in self._pods.values() if _selected(p, query)]
         return {"kind": "PodList", "metadata": {"resourceVersion": str(self._version)}, "items": items}
+
+    def _events_of(self, query: dict[str, str]) -> dict[str, Any]:
+        wanted = dict(term.split("=", 1) for term in query["fieldSelector"].split(","))
+        with self._changed:
+            uids = {pod["metadata"]["uid"]: name for name, pod in self._pods.items()}
+        said = self.noted.get(uids[wanted["involvedObject.uid"]]) if wanted["reason"] == "Pulled" else None
+        return {"kind": "EventList", "items": [{"message": said}] if said else []}
 
     def _create(self, body: Any, content: str) -> dict[str, Any]:
         self._check(body, "V1Pod", content, {JSON})

@@ -26,6 +26,7 @@ class CustomResources(ApiServer):
         (version,) = definition()["spec"]["versions"]
         self.schema = version["schema"]["openAPIV3Schema"]["properties"]
         self.scale_paths = version["subresources"]["scale"]
+        self.uid = str(uuid.uuid4())  # of the namespace
         super().__init__()
 
     # what users and other controllers do -----------------------------------------------------------------------------
@@ -70,6 +71,8 @@ class CustomResources(ApiServer):
             self.requests.append(request)
             self._changed.notify_all()
         self.refuse(request)
+        if (request.method, request.path) == ("GET", f"/api/v1/namespaces/{NAMESPACE}"):
+            return {"metadata": {"name": NAMESPACE, "uid": self.uid}}
         name, sub = self._place(request.path)
         with self._changed:
             match request.method, bool(name), sub:

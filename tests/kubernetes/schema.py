@@ -21,8 +21,8 @@ _PLAIN: dict[str, type | tuple[type, ...]] = {
 
 
 def problems(value: Any, kind: str, where: str = "", *, partial: bool = False) -> list[str]:
-    """What is wrong with ``value`` as a ``kind`` (``V1Pod``, ``list[str]``, …).  ``partial``: a patch, which may leave
-    out required fields."""
+    """Describe each way in which ``value`` is no ``kind`` (``V1Pod``, ``list[str]``, …).  ``partial``: a patch, which may
+    leave out required fields."""
     if kind == "object":
         return []
     if kind in _PLAIN:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from invoker.containers.preflight import FORK_BYTES
 from invoker.drivers.kubernetes.driver import KubernetesDriver
 from invoker.drivers.kubernetes.spec import CLAIMANT, ROLE
+from invoker.drivers.programs import PROGRAMS
+from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
+from tests.invoker import fake_llm
+from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import Host, until
 from tests.kubernetes.api_server import NAMESPACE, Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.kubelet import NODE
-from thaw.action import KIND_PYTHON
-from thaw.ids import random_hex_id
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.config import parse_llm_config
+from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 
 HELLO = "def main(args):\n    print('hello')\n    return {'ok': True}\n"
@@ -25,6 +35,11 @@ HELLO = "def main(args):\n    print('hello')\n    return {'ok': True}\n"
 def by_hand(pod: dict[str, Any]) -> None:
     """What ``kubectl delete`` does to a pod."""
     pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1}
+
+
+def taken_by_another(pod: dict[str, Any]) -> None:
+    pod["metadata"]["labels"][ROLE] = "instance"
+    pod["metadata"]["annotations"][CLAIMANT] = "another"
 
 
 @contextmanager
@@ -75,16 +90,12 @@ def test_a_stem_cell_serves_a_start_and_is_claimed_by_it(cluster: FakeCluster, v
 def test_a_start_whose_stem_cell_another_invoker_took_makes_a_pod(
     cluster: FakeCluster, valkey_url: str, run_dir: Path
 ) -> None:
-    def taken(pod: dict[str, Any]) -> None:
-        pod["metadata"]["labels"][ROLE] = "instance"
-        pod["metadata"]["annotations"][CLAIMANT] = "another"
-
     with host_in(cluster, valkey_url, run_dir) as host:
         cells = host.agent.cells
         cells.set_target(KIND_PYTHON, 1)
         until(lambda: bool(cells.view()))
         cell_id = cells.view()[0].cell_id
-        cluster.api.change(f"thaw-{cell_id}", taken)
+        cluster.api.change(f"thaw-{cell_id}", taken_by_another)
         record = host.ready()
         assert record.start_mode is StartMode.COLD
         assert host.run(record.instance_id, {}) == (200, {"ok": True})
@@ -127,6 +138,71 @@ def test_a_start_whose_stem_cell_cannot_have_its_memory_makes_a_pod(
         assert record.start_mode is StartMode.COLD
         assert host.run(record.instance_id, {}) == (200, {"ok": True})
         assert f"thaw-{cell_id}" not in cluster.api.left()
+
+
+class Listening(FakeFetchd):
+    """A node looks whether a pod's socket to fetchd is there, and the driver whether fetchd listens on it."""
+
+    def __init__(self, directory: Path, sockets: ExitStack) -> None:
+        super().__init__(directory)
+        self._sockets = sockets
+
+    def open_descriptor_socket(self, instance_id: InstanceId, *, deadline_s: float = 0) -> str:
+        path = super().open_descriptor_socket(instance_id)
+        listener = self._sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen()
+        return path
+
+
+@pytest.fixture
+def engine(cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """A host whose fetchd is in this process and that has a stem cell of an engine."""
+    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
+    with ExitStack() as sockets, host_in(cluster, valkey_url, run_dir, memory_mb=8192) as host:
+        fetchd = Listening(run_dir, sockets)
+        host.agent.fleet.fetch = host.agent.cells._fetch = host.agent.port.preflights._fetch = fetchd
+        host.agent.cells.set_target(KIND_LLM, 1)
+        until(lambda: bool(host.agent.cells.view()))
+        yield host
+
+
+def preflight(host: Host) -> PreflightFound:
+    config = parse_llm_config({"kind": KIND_LLM, "model": {"uri": "s3://models/m"}})
+    return host.agent.port.preflights.check(PreflightWanted(config, 20_000, True, "guest"))
+
+
+def test_a_preflight_asks_a_stem_cell_that_no_other_invoker_can_take_meanwhile(
+    cluster: FakeCluster, engine: Host, run_dir: Path
+) -> None:
+    (cell,) = engine.agent.cells.view()
+    (door,) = run_dir.glob("door-*.init")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(preflight, engine)
+        with door.open("w") as asked:  # opens when the container has the question
+            pod = cluster.api.pods()[f"thaw-{cell.cell_id}"]
+            asked.write('{"engine": "toy 1.0", "max_model_len": 512, "notes": []}')
+        assert answer.result().engine == "toy 1.0"
+    assert pod["metadata"]["labels"][ROLE] == "instance"
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(cell.n_bytes + FORK_BYTES)
+    assert f"thaw-{cell.cell_id}" not in cluster.api.left()
+
+
+def test_a_preflight_whose_stem_cell_is_anothers_or_cannot_be_had_refuses_no_deploy(
+    cluster: FakeCluster, engine: Host
+) -> None:
+    def refuse(request: Request) -> None:
+        if request.method == "PATCH":
+            raise Refusal(400, "BadRequest", 'admission webhook "a.b" denied the request: ask Alice')
+
+    (cell,) = engine.agent.cells.view()
+    cluster.api.change(f"thaw-{cell.cell_id}", taken_by_another)
+    assert preflight(engine).unchecked == "another invoker has just taken the host's stem cell"
+    until(lambda: bool(engine.agent.cells.view()))
+    cluster.api.refuse = refuse
+    assert "ask Alice" in preflight(engine).unchecked
+    cluster.api.refuse = lambda request: None
+    cluster.kubelet.kill(f"thaw-{cell.cell_id}")
 
 
 def test_an_image_that_cannot_be_pulled_is_the_starts_error(

@@ -127,5 +127,5 @@ def test_an_invoker_may_do_what_the_driver_asks_for_and_no_more() -> None:
     rules = named("Role", "node")["rules"]
     allowed = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     verbs = ("get", "list", "watch", "create", "patch", "delete")
-    assert allowed == {("pods", verb) for verb in verbs} | {("pods/resize", "patch")}
+    assert allowed == {("pods", verb) for verb in verbs} | {("pods/resize", "patch"), ("events", "list")}
     assert not [m for m in manifests() if m["kind"].startswith("ClusterRole")]

@@ -61,11 +61,11 @@ def action(gateway: GatewayProcess) -> dict[str, Any]:
 
 def wait_models(gateway: GatewayProcess, *names: str) -> None:
     """Wait until these models are deployed and no others, as the gateway tells it."""
-    found: dict[str, Any] = {"token": "", "actions": [{"name": ""}]}
+    found: dict[str, Any] = {"mark": "", "actions": [{"name": ""}]}
     while [each["name"] for each in found["actions"]] != list(names):
-        query = {"known": found["token"], "wait_s": 20}
+        query = {"known": found["mark"], "wait_s": 20}
         now = gateway.call("GET", "/api/v1/namespaces/_/standings", params=query).json()
-        assert now["token"] != found["token"], now
+        assert now["mark"] != found["mark"], now
         found = now
 
 
@@ -84,7 +84,7 @@ def test_a_resource_deploys_and_shows_how_the_model_stands(
 ) -> None:
     cluster.apply("chat", LLM_CONFIG)
     cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
-    assert action(gateway)["config"]["model"] == LLM_CONFIG["model"]
+    assert action(gateway)["config"]["model"]["uri"] == LLM_CONFIG["model"]["uri"]
     ready = invoker.ready("guest/chat")
     cluster.wait_status("chat", instances=1, readyInstances=1, version="0.0.1", observedGeneration=1)
     cluster.wait_condition("chat", "Ready", "True", "Serving")

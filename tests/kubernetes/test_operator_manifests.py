@@ -20,6 +20,10 @@ def manifests() -> list[dict[str, Any]]:
     return [made for name in listed for made in yaml.safe_load_all((HERE / name).read_text())]
 
 
+def namespace() -> str:
+    return str(yaml.safe_load((HERE / "kustomization.yaml").read_text())["namespace"])
+
+
 def one(kind: str) -> dict[str, Any]:
     (found,) = [m for m in manifests() if m["kind"] == kind]
     return found
@@ -32,8 +36,12 @@ def test_a_manifest_is_what_the_api_describes(made: dict[str, Any]) -> None:
 
 def test_it_may_do_what_it_does_and_no_more() -> None:
     allowed = {(r, verb) for rule in one("Role")["rules"] for r in rule["resources"] for verb in rule["verbs"]}
-    assert allowed == {("modelfunctions", "list"), ("modelfunctions", "watch"), ("modelfunctions/status", "patch")}
-    assert [rule["apiGroups"] for rule in one("Role")["rules"]] == [["thaw.dev"]] * 2
+    assert allowed == {
+        *{("modelfunctions", "list"), ("modelfunctions", "watch"), ("modelfunctions/status", "patch")},
+        ("namespaces", "get"),
+    }
+    assert [rule["apiGroups"] for rule in one("Role")["rules"]] == [["thaw.dev"], ["thaw.dev"], [""]]
+    assert one("Role")["rules"][-1]["resourceNames"] == [namespace()], "its own"
     assert not [m for m in manifests() if m["kind"].startswith("ClusterRole")]
 
 

@@ -91,7 +91,7 @@ def test_a_cell_that_the_successor_ended_cannot_be_claimed(
     ends = Ends(driver)
     waiting = up(driver, cell())
     (owned,) = successor.list_owned()
-    successor.end([owned])
+    assert successor.end([owned]) == [owned]
     ends.wait("cell")
     with pytest.raises(WorkerLost, match="is no more"):
         driver.claim(waiting)
@@ -137,7 +137,7 @@ def test_what_a_living_invoker_starts_is_left_to_it_until_it_is_no_more(
         "cell": {"role": "instance", "record": "{}"},
         "cold": {"role": "instance"},
     }
-    new.end(left)
+    assert new.end(left) == []
     assert preparing.directory.exists()
     assert listens(waiting.socket_path)
     assert cluster.api.left() == {"thaw-cell", "thaw-cold"}

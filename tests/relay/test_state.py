@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import redis
@@ -11,14 +11,15 @@ import redis
 from relay.protocol.messages import DemandAdded
 from relay.state import keys, redis_link
 from relay.state.api_keys import ApiKey, ApiKeys, Subject
+from relay.state.code import UNNAMED_TTL_S
 from relay.state.lease import SchedulerLease
-from relay.state.records import RECORD_TTL_S, Ended, Pending, Records
+from relay.state.records import RECORD_TTL_S, RELEASED_CODES, Ended, Pending, Records
 from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.relay.samples import GROUP, INSTANCE, PLAN, record
 from thaw import wire
 from thaw.action import Action, Exec, Limits
-from thaw.errors import Conflict, NotFound, PlatformError, Unavailable
+from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, Unavailable
 from thaw.host import Device, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceState
@@ -121,6 +122,177 @@ def test_of_two_who_write_the_same_version_of_an_action_one_is_refused(client: r
     assert client.ttl(keys.last_version(CHAT)) == -1
 
 
+def with_code(records: Records, version: str, *pieces: bytes) -> Action:
+    upload = records.code.begin()
+    for piece in pieces:
+        upload.add(piece)
+    return replace(ACTION, version=version, exec=Exec("python:3.11", upload.end()))
+
+
+def code_key(action: Action) -> str:
+    assert action.exec.stored is not None
+    return keys.code(action.exec.stored.id)
+
+
+def test_code_stays_while_an_action_names_it(client: redis.Redis) -> None:
+    records = Records(client)
+    first = with_code(records, "0.0.1", b"abc", b"def")
+    assert 0 < int(client.ttl(code_key(first))) <= UNNAMED_TTL_S
+    records.put_action(first, last=None)
+    assert client.ttl(code_key(first)) == -1
+    assert list(records.code.pieces(records.action(GUEST, CHAT))) == [b"abc", b"def"]
+    second = with_code(records, "0.0.2", b"ghi")
+    records.put_action(second, last="0.0.1", old=first)
+    assert client.ttl(code_key(second)) == -1
+    assert 0 < int(client.ttl(code_key(first))) <= UNNAMED_TTL_S
+    assert list(records.code.pieces(first)) == [b"abc", b"def"], "who reads it now reads to the end"
+    assert records.delete_action(GUEST, CHAT) == second
+    assert int(client.ttl(code_key(second))) > 0
+
+
+def test_a_namespace_has_few_codes_that_no_action_names(client: redis.Redis) -> None:
+    """Else a tenant who updates, or deletes and creates, all the time would fill the state server."""
+    records = Records(client)
+    old, versions = None, [f"0.0.{i}" for i in range(1, 8)]
+    for last, version in zip(["", *versions], versions, strict=False):
+        new = with_code(records, version, b"abc")
+        records.put_action(new, last=last or None, old=old)
+        old = new
+    assert len(client.keys("thaw:code:*")) == RELEASED_CODES + 1
+    for i in range(RELEASED_CODES + 1):
+        other = replace(with_code(records, "0.0.1", b"abc"), name=ActionName(f"guest/other-{i}"))
+        records.put_action(other, last=None)
+        records.delete_action(GUEST, other.name)
+    assert len(client.keys("thaw:code:*")) == RELEASED_CODES + 1
+    theirs = replace(with_code(records, "0.0.1", b"abc"), name=ActionName("b/f"), namespace=Namespace("b"))
+    records.put_action(theirs, last=None)
+    records.delete_action(theirs.namespace, theirs.name)
+    assert len(client.keys("thaw:code:*")) == RELEASED_CODES + 2
+    assert client.ttl(keys.released_code("guest")) > 0
+
+
+def test_the_code_of_a_deleted_action_is_read_to_its_end_while_others_are_deleted(client: redis.Redis) -> None:
+    records = Records(client)
+    actions = [replace(with_code(records, "0.0.1", b"abc"), name=ActionName(f"guest/a{i}")) for i in range(3)]
+    for action in actions:
+        records.put_action(action, last=None)
+    first, *_ = [records.delete_action(GUEST, action.name) for action in actions]
+    assert list(records.code.pieces(first)) == [b"abc"]
+
+
+def test_an_action_that_was_deleted_while_it_was_updated_stays_deleted(client: redis.Redis) -> None:
+    """Written again, it would name code that has an end."""
+    records = Records(client)
+    first = with_code(records, "0.0.1", b"abc")
+    records.put_action(first, last=None)
+    read = records.action(GUEST, CHAT)
+    records.delete_action(GUEST, CHAT)
+    with pytest.raises(Conflict):
+        records.put_action(replace(read, version="0.0.2"), last="0.0.1", old=read)
+    with pytest.raises(NotFound):
+        records.action(GUEST, CHAT)
+    assert int(client.ttl(code_key(first))) > 0
+
+
+def test_code_that_an_action_takes_back_is_released_no_longer(client: redis.Redis) -> None:
+    records = Records(client)
+    first = with_code(records, "0.0.1", b"abc")
+    records.put_action(first, last=None)
+    records.delete_action(GUEST, CHAT)
+    again = replace(first, version="0.0.2")
+    records.put_action(again, last="0.0.1")
+    for i in range(RELEASED_CODES + 1):
+        other = replace(with_code(records, "0.0.1", b"def"), name=ActionName(f"guest/other-{i}"))
+        records.put_action(other, last=None)
+        records.delete_action(GUEST, other.name)
+    assert list(records.code.pieces(records.action(GUEST, CHAT))) == [b"abc"]
+
+
+@dataclass(frozen=True)
+class OldExec:
+    kind: str
+    code: str = ""
+    binary: bool = False
+    main: str = ""
+
+
+@dataclass(frozen=True)
+class OldAction:
+    name: str
+    exec: OldExec
+
+
+def test_a_reader_that_knows_no_stored_code_refuses_the_action(client: redis.Redis) -> None:
+    """An older gateway would else write it back without its code, which nobody would find again."""
+    records = Records(client)
+    records.put_action(with_code(records, "0.0.1", b"abc"), last=None)
+    row = client.hget(keys.actions(GUEST), CHAT)
+    assert isinstance(row, bytes)
+
+    with pytest.raises(ProtocolError, match=r"\$\.exec\.code: expected str"):
+        wire.loads(OldAction, row)
+
+
+def test_code_of_an_action_that_was_not_written_expires(client: redis.Redis) -> None:
+    records = Records(client)
+    records.put_action(ACTION, last=None)
+    late = with_code(records, "0.0.2", b"abc")
+    with pytest.raises(Conflict):
+        records.put_action(late, last="0.0.0", old=ACTION)
+    assert int(client.ttl(code_key(late))) > 0
+    client.delete(code_key(late))
+    with pytest.raises(Unavailable, match="was lost before the action was written"):
+        records.put_action(late, last="0.0.1", old=ACTION)
+    assert records.action(GUEST, CHAT) == ACTION
+    with pytest.raises(Unavailable, match="was changed or deleted while its code was read"):
+        list(records.code.pieces(late))
+
+
+def test_code_that_is_lost_is_not_taken_for_replaced(client: redis.Redis) -> None:
+    records = Records(client)
+    action = with_code(records, "0.0.1", b"abc")
+    records.put_action(action, last=None)
+    client.delete(code_key(action))
+    with pytest.raises(PlatformError, match="deploy the action again"):
+        list(records.code.pieces(action))
+    with pytest.raises(PlatformError, match="deploy the action again"):
+        records.put_action(replace(action, version="0.0.2"), last="0.0.1", old=action)
+    records.delete_action(GUEST, CHAT)
+    with pytest.raises(Unavailable, match="try again"):
+        list(records.code.pieces(action))
+
+
+def test_an_upload_is_discarded_unless_an_action_has_its_code(client: redis.Redis) -> None:
+    records = Records(client)
+    upload = records.code.begin()
+    upload.add(b"abc")
+    action = replace(ACTION, exec=Exec("python:3.11", upload.end()))
+    records.put_action(action, last=None)
+    upload.discard()  # the answer to put_action may have been lost
+    assert client.exists(code_key(action))
+    other = records.code.begin()
+    other.add(b"def")
+    other.discard()
+    assert client.keys("thaw:code:*") == [code_key(action).encode()]
+
+
+def test_an_action_that_is_updated_while_it_is_deleted_goes_with_its_new_code(client: redis.Redis) -> None:
+    first = with_code(Records(client), "0.0.1", b"abc")
+
+    class Slow(Records):
+        def action(self, namespace: Namespace, name: ActionName) -> Action:
+            found = super().action(namespace, name)
+            if found.version == "0.0.1":
+                self.second = with_code(self, "0.0.2", b"ghi")
+                self.put_action(self.second, last="0.0.1", old=found)
+            return found
+
+    records = Slow(client)
+    records.put_action(first, last=None)
+    assert records.delete_action(GUEST, CHAT) == records.second
+    assert int(client.ttl(code_key(records.second))) > 0
+
+
 def test_an_action_of_before_versions_were_kept_is_updated_and_deleted(client: redis.Redis) -> None:
     records = Records(client)
     client.hset(keys.actions(GUEST), CHAT, wire.dumps(ACTION))
@@ -201,6 +373,7 @@ def test_the_index_of_records_loses_those_that_have_expired(client: redis.Redis)
     records.end(record("a" * 32, start_ms=1000))
     records.end_all([Ended(record("b" * 32, start_ms=week_ms)), Ended(record("c" * 32, start_ms=1000, namespace="x"))])
     assert records.count_activations(GUEST) == 2
+    client.delete(keys.activation("a" * 32))
     records.end(record("d" * 32, start_ms=1001 + week_ms))
     assert [a.activation_id for a in records.activations(GUEST, limit=9)] == ["d" * 32, "b" * 32]
     assert (records.count_activations(GUEST), records.count_activations(Namespace("x"))) == (2, 1)

@@ -233,10 +233,14 @@ def pair(url: str) -> Iterator[list[AutoTransport]]:
 
 
 def talk_until_up(pair: list[AutoTransport]) -> int:
-    """Send messages through redis until the helper has connected.  Return the number of messages."""
-    count, deadline = 0, time.monotonic() + 20
-    while pair[0].path(1) is not HopPath.TCP:
+    """Send messages through redis until the helper has connected, and one by the short cut.  Return their number.
+
+    The receiver that waited for the last one has asked the relay for more.
+    """
+    count, deadline, is_up = 0, time.monotonic() + 20, False
+    while not is_up:
         assert time.monotonic() < deadline
+        is_up = pair[0].path(1) is HopPath.TCP
         pair[0].send(1, HIDDEN, count.to_bytes(4, "little"), deadline_s=20)
         assert bytes(pair[1].receive(deadline_s=20).payload) == count.to_bytes(4, "little")
         count += 1

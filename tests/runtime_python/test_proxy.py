@@ -19,6 +19,7 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running
+from thaw_runtime.action import child
 
 SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"
 ECHO = "def main(args):\n    return args\n"
@@ -92,6 +93,19 @@ def test_the_runs_context_is_fresh_each_time(proxy: Proxy) -> None:
         "__OW_EXTRA": "{'a': 1}",
     }
     assert proxy.run(activation_id="2")[1] == {"__OW_API_HOST": "h", "__OW_ACTIVATION_ID": "2"}
+
+
+def test_a_runs_key_is_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that the function left behind would find it."""
+    monkeypatch.setattr(os, "environ", {})
+    seen: list[str] = []
+
+    def main(_: object) -> dict[str, object]:
+        seen.append(os.environ["__OW_API_KEY"])
+        raise ValueError
+
+    child._answer(main, b'{"api_key": "k"}')
+    assert (seen, "__OW_API_KEY" in os.environ) == (["k"], False)
 
 
 def test_an_exception_is_the_result_and_its_traceback_is_on_stderr(proxy: Proxy) -> None:

@@ -118,7 +118,7 @@ def play(history: list[tuple[str, int]]) -> Watched:
     return c
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(history=histories)
 def test_in_the_end_nothing_is_left_and_no_worker_was_ended_with_its_pipeline(history: list[tuple[str, int]]) -> None:
     c = play(history)
@@ -135,9 +135,20 @@ def test_in_the_end_nothing_is_left_after_three_thousand_histories(history: list
     nothing_is_left(c)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(history=histories)
 def test_a_pipeline_that_is_let_go_on_becomes_one_worker_in_the_end(history: list[tuple[str, int]]) -> None:
+    becomes_one_worker(history)
+
+
+@pytest.mark.full
+@settings(max_examples=500, deadline=None)
+@given(history=histories)
+def test_a_pipeline_becomes_one_worker_in_the_end_of_five_hundred_histories(history: list[tuple[str, int]]) -> None:
+    becomes_one_worker(history)
+
+
+def becomes_one_worker(history: list[tuple[str, int]]) -> None:
     c = play(history)
     c.settle()
     for facts in ACTIONS:

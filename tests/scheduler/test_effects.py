@@ -16,6 +16,7 @@ from gateway.scheduler.decisions import (
     InspectModelOn,
     LearnFrom,
     RewritePlan,
+    StageStart,
     StartGroup,
 )
 from gateway.scheduler.io.effects import Arrival, Effects, load_history
@@ -24,7 +25,7 @@ from gateway.scheduler.io.group_credentials import GroupCredentials
 from gateway.scheduler.placement.predict import f_factor
 from gateway.scheduler.view.history import History, Learned
 from gateway.scheduler.view.shortest_times import Least
-from relay.protocol.messages import Consolidate
+from relay.protocol.messages import Consolidate, DemandAdded
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
@@ -33,7 +34,7 @@ from tests.relay.samples import GROUP, PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire
 from thaw.bound import Part
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import StartMode
 from thaw.logs import Log
 from thaw.trace import Phase, TraceEvent
@@ -145,6 +146,30 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
     effects.seen(ActivationId("a"), now)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), now)
     assert "wait_s" not in Records(client).trace(PLAN.group_id)[1].attrs
+
+
+def test_a_host_is_told_once_which_adapters_the_requests_want_that_wait_for_a_start(client: redis.Redis) -> None:
+    effects, now = effects_on(client), Arrival.now()
+    wanted = {"a": "s3://m/x", "b": "s3://m/x", "c": "", "d": "s3://m/y", "gone": "s3://m/z"}
+    for name, adapter in wanted.items():
+        effects.seen(ActivationId(name), now, adapter)
+    effects.gone(ActivationId("gone"))
+    stages = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
+    effects.apply(StartGroup(PLAN, stages, tuple(map(ActivationId, wanted)), {}), now)
+    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
+    assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/x", "s3://m/y")
+
+
+def test_after_a_rebuild_the_demand_that_is_there_says_which_adapters_are_wanted(client: redis.Redis) -> None:
+    effects, now = effects_on(client), Arrival.now()
+    effects.seen(ActivationId("missed its end"), now, "s3://m/x")
+    demand = DemandAdded(ActivationId("a"), PLAN.action, Namespace("guest"), GatewayId("g"), 0, 0, False, "s3://m/y")
+    effects.reloaded([demand])
+    stages = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
+    names = (ActivationId("missed its end"), ActivationId("a"))
+    effects.apply(StartGroup(PLAN, stages, names, {}), now)
+    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
+    assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/y",)
 
 
 def test_a_host_is_told_which_instance_is_to_become_one_worker(client: redis.Redis) -> None:

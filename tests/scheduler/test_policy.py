@@ -146,6 +146,14 @@ def test_min_instances_are_started_without_demand_and_outlive_their_keep_alive()
     assert of(w.later(600.0), ReleaseInstance) == []
 
 
+def test_the_minimum_of_a_function_is_kept_as_well_and_a_lower_one_lets_go() -> None:
+    w = world(facts=hello())
+    (start,) = of(w.do(ActionSeen(hello(min_instances=1), changed=True)), StartGroup)
+    w.ready(start)
+    assert of(w.later(600.0), ReleaseInstance) == []
+    assert len(of(w.do(ActionSeen(hello(), changed=True)), ReleaseInstance)) == 1, "of the same version"
+
+
 def served_at_once(w: World, n: int) -> list[Decision]:
     """Send requests that are queued and find a slot before the scheduler reads about them."""
     asked = [w.request(CHAT) for _ in range(n)]
@@ -658,3 +666,12 @@ def test_models_go_to_an_accelerator_and_ordinary_functions_to_the_cpu_slice_bes
     w.do(ActionSeen(hello()))
     assert of(w.ask(CHAT), StartGroup)[0].plan.stages[0].device == "cuda:0"
     assert of(w.ask(HELLO), StartGroup)[0].plan.stages[0].device == "cpu"
+
+
+def test_a_request_that_moves_to_another_action_waits_there_alone() -> None:
+    w = World()
+    demand = DemandAdded(ActivationId("a"), CHAT, Namespace("guest"), GatewayId("g"), 0)
+    w.view.add_demand(demand, 1.0)
+    assert w.view.add_demand(replace(demand, action=HELLO), 2.0)
+    assert [(name, list(w.view.action(name).waiting)) for name in (CHAT, HELLO)] == [(CHAT, []), (HELLO, ["a"])]
+    assert w.view.demand[ActivationId("a")].queued_s == 1.0, "it keeps its age"

@@ -40,6 +40,13 @@ def test_a_claim_is_known_by_the_name_that_fetchd_gives_to_the_same_content(
     assert claim.ranges == (*FIRST, *LATER)
 
 
+def test_two_models_of_a_hub_with_the_same_content_are_one_claim_and_two_of_a_bucket_are_two() -> None:
+    a, b = "a" * 40, "b" * 40
+    hub = [PlanModel(uri, "", etag, 100) for uri, etag in ((f"hf://o/x@{a}", f"{a}.c"), (f"hf://p/y@{b}", f"{b}.c"))]
+    bucket = [PlanModel(uri, "c" * 64, "", 100) for uri in ("s3://models/x", "s3://models/y")]
+    assert [len({claim_of(model, STAGE).key for model in models}) for models in (hub, bucket)] == [1, 2]
+
+
 def test_a_host_that_has_not_said_anything_of_its_pool_has_room_for_everything() -> None:
     silent = PoolAccount()
     silent.claim(A, replace(TWO))

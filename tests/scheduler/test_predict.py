@@ -176,6 +176,13 @@ def test_waiting_for_a_stem_cell_is_no_part_of_the_container() -> None:
     assert measured.t_cc == pytest.approx(0.1)
 
 
+def test_pulling_an_image_is_no_part_of_the_container_because_the_next_start_has_it() -> None:
+    pulled = [
+        replace(e, attrs={"mode": "cold", "image_pull_s": 0.4}) if e.name is Phase.CONTAINER_END else e for e in TRACE
+    ]
+    assert measure(pulled).t_cc == pytest.approx(0.1)
+
+
 def test_one_early_start_that_waited_for_the_first_stem_cell_makes_no_other_start_look_later() -> None:
     history = History()
     before = history.times("guest/other", "cpu", StartMode.PREWARMED, LLAMA2_7B)

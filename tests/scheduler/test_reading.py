@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
+from gateway.scheduler.events import QuotasSeen
 from gateway.scheduler.io.group_credentials import GroupCredentials
 from gateway.scheduler.io.reading import Reading
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.history import History
 from relay.protocol.messages import CommandRefused, ConsolidationFailed, InstanceChanged, StartFailed
-from relay.state import redis_link
+from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
+from relay.state.quotas import NamespaceQuotas
 from tests.relay.samples import GROUP, INSTANCE
 from thaw.errors import ErrorInfo
-from thaw.ids import CommandId
+from thaw.ids import CommandId, Namespace
 from thaw.logs import Log
 from thaw.model_uri import policy_of
+from thaw.quotas import OwnQuotas
 
 ERROR = ErrorInfo("Unavailable", "not now")
 
@@ -45,3 +49,34 @@ def test_the_policy_is_told_what_hosts_say(client: redis.Redis, message: Any, is
     reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
     view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
     assert list(reading.events_of([message], view)) == ([message] if is_told else [])
+
+
+def test_the_policy_learns_of_quotas_when_they_change_and_when_it_begins(client: redis.Redis) -> None:
+    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
+    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+    quotas, guest = NamespaceQuotas(client), Namespace("guest")
+    quotas.change(guest, {"weight": 3.0})
+    quotas.change(guest, {"starts": 2})
+    rows: Any = client.xrange(keys.EVENTS)
+    told = [bus.unpack(fields[b"f"]) for _, fields in rows]
+    seen = QuotasSeen(guest, OwnQuotas(starts=2, weight=3.0))
+    assert list(reading.events_of(told, view)) == [seen, seen]
+    assert reading.rebuilt().quotas == (seen,)
+
+
+def test_who_schedules_puts_counts_right_when_it_begins_and_now_and_then(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
+    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+
+    def is_right_after(step: Callable[[], object]) -> bool:
+        client.hset(keys.HELD, "guest", 5)
+        step()
+        return not client.exists(keys.HELD)
+
+    assert is_right_after(reading.rebuilt)
+    assert not is_right_after(lambda: list(reading.heartbeats(view)))
+    later_s = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert is_right_after(lambda: list(reading.heartbeats(view)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import HostsSeen
 from gateway.scheduler.view.history import Measured
+from relay.protocol.messages import ModelInspected
 from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, chat, llm_world, of, report
 from thaw.host import Device, Resident
 from thaw.ids import HostId
@@ -41,9 +42,9 @@ def test_a_part_of_a_model_or_another_one_is_fetched_like_any() -> None:
 
 def test_what_a_host_has_given_up_is_forgotten_with_its_next_report() -> None:
     w = llm_world(report("h0"), report("h1", resident=(Resident("s3://m", FACTS.n_bytes),)))
-    assert set(w.view.index.with_model("s3://m")) == {"h1"}
+    assert set(w.view.index.with_model("s3://m", "")) == {"h1"}
     w.do(HostsSeen((report("h0"), report("h1"))))
-    assert set(w.view.index.with_model("s3://m")) == set()
+    assert set(w.view.index.with_model("s3://m", "")) == set()
 
 
 def test_a_model_that_was_pushed_anew_is_fetched_though_its_former_version_lies_there() -> None:
@@ -54,6 +55,24 @@ def test_a_model_that_was_pushed_anew_is_fetched_though_its_former_version_lies_
     assert start.plan.predicted_ttft_s > FACTS.n_bytes / SLOW
     now = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.n_bytes, FACTS.sha256),))
     assert of(llm_world(now).ask(CHAT), StartGroup)[0].attrs["fallback"] is False
+
+
+@pytest.mark.parametrize(("content", "host"), [("c0ffee", "h1"), ("another", "h0")])
+def test_a_model_of_a_hub_lies_where_another_one_with_the_same_files_lies(content: str, host: str) -> None:
+    mine, other = "a" * 40, "b" * 40
+    uri = f"hf://org/x@{mine}"
+    there = Resident(f"hf://other/copy@{other}", FACTS.n_bytes, f"{other}.{content}")
+    w = llm_world(
+        report("h0", network_bytes_per_s=2 * SLOW),
+        report("h1", network_bytes_per_s=SLOW, resident=(there,)),
+        facts=chat(model_uri=uri),
+    )
+    w.answers_looks = False
+    w.ask(CHAT)
+    facts = replace(FACTS, uri=uri, name=uri, sha256="", etag=f"{mine}.c0ffee")
+    (start,) = of(w.do(ModelInspected(uri, HostId("h0"), facts)), StartGroup)
+    assert [s.host for s in start.plan.stages] == [host]
+    assert bool(w.view.hosts[HostId(host)].ledger.fetches()) == (host == "h0")
 
 
 def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link() -> None:

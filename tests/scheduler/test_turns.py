@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import ActionSeen
+from gateway.scheduler.decisions import FailDemand, StartGroup, TimerKind, Wake
+from gateway.scheduler.events import ActionSeen, QuotasSeen
 from gateway.scheduler.view.waiting_line import Turn, Turns
-from relay.protocol.messages import DemandRemoved
-from tests.scheduler.world import MIB, World, hello, of, report
-from thaw.ids import ActionName, HostId
+from relay.protocol.messages import DemandAdded, DemandRemoved
+from tests.scheduler.world import HELLO, MIB, World, hello, of, report, world
+from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceState
+from thaw.quotas import OwnQuotas
 
 TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
 
@@ -150,3 +151,191 @@ def test_only_one_device_is_kept_and_the_others_go_on() -> None:
     (here,) = [s for s in running[:1] if s.plan.stages[0].host == "h0"]
     w.ask(small)
     assert [s.plan.action for s in serve(w, here)] == [small]
+
+
+def between(world: World, owners: dict[str, int]) -> list[StartGroup]:
+    """A host that is full, and so many functions of each namespace that wait."""
+    running = of(world.ask(ActionName("guest/first")), StartGroup)
+    for owner, n in owners.items():
+        for i in range(n):
+            name = ActionName(f"{owner}/f{i}")
+            world.do(ActionSeen(replace(hello(), name=name, slo_ttft_s=TIGHT_S, keep_alive_s=0.0)))
+            assert of(world.ask(name), StartGroup) == []
+    return running
+
+
+def start_elsewhere(world: World, owners: list[str]) -> None:
+    for owner in owners:
+        (start,) = of(world.ask(ActionName(f"{owner}/small")), StartGroup)
+        world.ready(start)
+        world.said(start, InstanceState.GONE)
+
+
+def test_who_waits_is_not_behind_all_those_of_another_because_a_third_one_finds_room_at_once() -> None:
+    w = World(report("h0", 256), report("h1", 128))
+    w.do(ActionSeen(replace(hello(), name=ActionName("z/small"), need_bytes=128 * MIB, keep_alive_s=0.0)))
+    w.do(ActionSeen(replace(hello(), name=ActionName("guest/first"), keep_alive_s=0.0)))
+    running, order = between(w, {"honest": 1, "x": 10}), []
+    for _ in range(3):
+        start_elsewhere(w, ["z"] * 4)
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    assert "honest/f0" in order[:2]
+
+
+@given(
+    elsewhere=st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 9)), max_size=9),
+    x_has=st.integers(0, 12),
+)
+def test_a_check_that_finds_no_room_costs_no_turn(elsewhere: list[tuple[str, int]], x_has: int) -> None:
+    turns = Turns()
+    waiting = [
+        Turn(0.0, ActionName("honest/f"), 8),
+        *(Turn(0.0, ActionName(f"{o}/f{i}"), 8) for o in "wx" for i in range(x_has)),
+    ]
+    for turn in waiting:
+        turns.put(turn)
+    order: list[str] = []
+    while "honest/f" not in order:
+        for owner, n in elsewhere:
+            turns.started(ActionName(f"{owner}/small"), n)
+        for turn in list(turns):
+            turns.lift(turn.name)
+            turns.put(turn)
+            turns.settle(turn.name)
+        first = ActionName(turns.first or "")
+        order.append(first)
+        turns.lift(first)
+        turns.started(first, 8)
+        turns.settle(first)
+    owners = [name.partition("/")[0] for name in order]
+    assert len(set(owners)) == len(owners)
+
+
+def test_one_who_has_had_much_beside_the_line_owes_one_turn() -> None:
+    turns = Turns()
+    for i in range(9):
+        turns.put(Turn(0.0, ActionName(f"x/f{i}"), 8))
+    for _ in range(100):
+        turns.started(ActionName("z/f"), 8)
+    turns.put(Turn(0.0, ActionName("z/f"), 8))
+    order = []
+    for _ in range(3):
+        first = ActionName(turns.first or "")
+        order.append(first)
+        turns.lift(first)
+        turns.started(first, 8)
+        turns.settle(first)
+    assert order == ["x/f0", "x/f1", "z/f"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    crowd=st.dictionaries(st.sampled_from("abc"), st.integers(1, 12), max_size=3),
+    n_before=st.integers(0, 6),
+    weights=st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0, 10.0])),
+    elsewhere=st.lists(st.sampled_from("abz"), max_size=4),
+)
+def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other(
+    crowd: dict[str, int], n_before: int, weights: dict[str, float], elsewhere: list[str]
+) -> None:
+    """However much earlier, and however many, the others' requests are due; and whatever others start ``elsewhere``
+    meanwhile, where those who wait find no room."""
+    w = World(report("h0", 256), report("h1", 128))
+    for owner in "abz":
+        small = replace(hello(), name=ActionName(f"{owner}/small"), need_bytes=128 * MIB, keep_alive_s=0.0)
+        w.do(ActionSeen(small))
+    w.do(ActionSeen(replace(hello(), name=ActionName("guest/first"), keep_alive_s=0.0)))
+    for owner, weight in weights.items():
+        w.do(QuotasSeen(Namespace(owner), OwnQuotas(weight=weight)))
+    running = between(w, crowd)
+    for _ in range(n_before):
+        start_elsewhere(w, elsewhere)
+        running = serve(w, running[0]) if running else []
+    w.do(ActionSeen(replace(hello(), name=ActionName("honest/f"), slo_ttft_s=60.0, keep_alive_s=0.0)))
+    others = {turn.name.partition("/")[0] for turn in w.view.blocked}
+    order = [s.plan.action for s in of(w.ask(ActionName("honest/f")), StartGroup)]
+    while "honest/f" not in order:
+        start_elsewhere(w, elsewhere)
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    before = [name.partition("/")[0] for name in order[: order.index(ActionName("honest/f"))]]
+    assert len(set(before)) == len(before)
+    assert set(before) <= others
+
+
+def test_ten_thousand_requests_of_one_namespace_delay_another_ones_start_by_one() -> None:
+    w = one_slot({"guest/first": 1.0, "flood/f": TIGHT_S, "honest/f": LOOSE_S})
+    running = of(w.ask(ActionName("guest/first")), StartGroup)
+    flood = [
+        DemandAdded(ActivationId(f"x{i}"), ActionName("flood/f"), Namespace("flood"), GatewayId("g"), 0, 60_000)
+        for i in range(10_000)
+    ]
+    assert of(w.do(*flood), StartGroup) == []
+    assert of(w.ask(ActionName("honest/f")), StartGroup) == []
+    order = []
+    for _ in range(4):
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    assert order == ["flood/f", "honest/f", "flood/f", "flood/f"]
+
+
+def test_namespaces_that_always_wait_start_by_their_weights() -> None:
+    w = one_slot({"guest/first": 1.0})
+    w.do(QuotasSeen(Namespace("b"), OwnQuotas(weight=3.0)))
+    running, order = between(w, {"a": 12, "b": 12}), []
+    for _ in range(12):
+        running = serve(w, running[0])
+        order += [s.plan.action[0] for s in running]
+    assert order.count("b") in (9, 8)
+
+
+def test_a_namespace_has_no_more_starts_in_progress_than_its_quota() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2)))
+    w.do(ActionSeen(hello()), ActionSeen(replace(hello(), name=ActionName("other/f"))))
+    running = [start for _ in range(4) for start in of(w.ask(), StartGroup)]
+    assert len(running) == 2
+    assert len(of(w.ask(ActionName("other/f")), StartGroup)) == 1, "another namespace has its own"
+    assert of(w.later(2.0), StartGroup) == []
+    assert len(of(w.ready(running[0]), StartGroup)) == 1, "one of the two is ready now"
+    assert of(w.said(running[1], InstanceState.GONE), StartGroup) == []
+    assert len(of(w.later(1.0), StartGroup)) == 1, "one has failed, and its action has paused"
+
+
+def test_a_quota_of_starts_that_is_raised_is_used_at_once_in_the_order_of_the_line() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=0)))
+    for i in range(4):
+        w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{i}"))))
+        assert of(w.ask(ActionName(f"guest/f{i}")), StartGroup) == []
+    assert [wake.key for wake in w.timers if wake.at_s < w.now + 60] == [], "nobody looks every second"
+    assert of(w.ask(ActionName("guest/f0")), StartGroup) == []  # which keeps its place
+    started = of(w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2))), StartGroup)
+    assert [s.plan.action for s in started] == ["guest/f0", "guest/f0"]
+    assert [s.plan.action for s in of(w.ready(started[0]), StartGroup)] == ["guest/f1"]
+
+
+def test_a_request_that_waited_for_its_namespaces_starts_is_told_so_before_its_time_limit() -> None:
+    w = World(report("h0", 4096))
+    w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=0)), ActionSeen(replace(hello(), timeout_s=30.0)))
+    w.ask()
+    assert of(w.later(27.0), FailDemand) == []
+    (told,) = of(w.later(2.0), FailDemand)
+    assert "as many in progress as allowed (0). THAW_QUOTA_STARTS is" in told.error.message
+    assert of(w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=1))), StartGroup) == []
+
+
+def test_a_timer_that_an_earlier_one_has_replaced_decides_nothing_and_sets_no_other() -> None:
+    w = world(report(memory_mb=300))
+    w.ask(HELLO)
+    w.ask(HELLO)  # waits for room
+    (timer,) = (t for t in w.timers if t.kind is TimerKind.RESCALE)
+    assert w.view.action(HELLO).wake_s == timer.at_s
+    w.now = timer.at_s - 0.25
+    assert w.fire(timer) == []
+    assert w.view.action(HELLO).wake_s == timer.at_s
+    w.now = timer.at_s
+    (following,) = w.fire(timer)
+    assert isinstance(following, Wake)
+    assert following.at_s > timer.at_s

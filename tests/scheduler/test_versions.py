@@ -111,6 +111,19 @@ def test_a_pin_is_looked_at_once() -> None:
     assert (len(of(again, InspectModelOn)), len(of(again, StartGroup))) == (0, 1)
 
 
+def test_a_commit_of_a_hub_is_looked_at_before_each_start_because_it_may_not_be_ours_to_read_any_more() -> None:
+    uri = f"hf://org/m@{OLD[:40]}"
+    w = watched(llm_world(facts=chat(model_uri=uri)))
+    w.ask(CHAT)
+    commit = replace(SMOLLM2, uri=uri, etag=f"{OLD[:40]}.{NEW[:32]}", sha256="")
+    (start,) = of(w.do(ModelInspected(uri, HostId("h0"), commit)), StartGroup)
+    w.ready(start)
+    w.later(30.0)
+    w.said(start, InstanceState.GONE)
+    again = w.ask(CHAT)
+    assert (len(of(again, InspectModelOn)), len(of(again, StartGroup))) == (1, 0)
+
+
 def test_a_model_that_was_too_large_is_looked_at_before_it_is_refused_again() -> None:
     slabs = 4  # of 64 MiB
     large = replace(version(OLD), files={"w.safetensors": 1024 * MIB}, parts=None)

@@ -68,8 +68,11 @@ def slow_reader(gateway: GatewayProcess, ask: bytes, n_bytes: int = 4096) -> soc
     return sock
 
 
-def put_code(gateway: GatewayProcess, key: str, name: str, n_bytes: int) -> None:
-    body = {"exec": {"kind": "python:3.11", "code": "#" * n_bytes + "\ndef main(a):\n    return a\n"}}
+def put_large(gateway: GatewayProcess, key: str, name: str, n_bytes: int) -> None:
+    """An action whose answer is whole, and not made as it is read."""
+    code = "def main(a):\n    return a\n"
+    parameters = [{"key": "a", "value": "#" * n_bytes}]
+    body = {"exec": {"kind": "python:3.11", "code": code}, "parameters": parameters}
     url = f"{gateway.url}/api/v1/namespaces/_/actions/{name}"
     user, _, password = key.partition(":")
     assert requests.put(url, json=body, auth=(user, password), timeout=WAIT_S).status_code == 200
@@ -106,9 +109,9 @@ def test_a_tenant_that_hoards_connections_takes_none_from_newcomers(start: Start
 
 
 def test_a_tenant_that_reads_no_answers_cuts_none_of_another_one(start: Start) -> None:
-    gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000")
-    put_code(gateway, KEY, "large", 6_000_000)
-    put_code(gateway, OTHER_KEY, "huge", 10_000_000)
+    gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000", THAW_PARAMETERS_BYTES="12000000")
+    put_large(gateway, KEY, "large", 6_000_000)
+    put_large(gateway, OTHER_KEY, "huge", 10_000_000)
     path = "/api/v1/namespaces/_/actions/"
     with ExitStack() as stack:
         honest = stack.enter_context(slow_reader(gateway, head("GET", path + "large", "Connection: close"), 65536))
@@ -123,8 +126,8 @@ def test_a_tenant_that_reads_no_answers_cuts_none_of_another_one(start: Start) -
 
 def test_what_is_left_of_an_answer_counts_as_the_whole(start: Start) -> None:
     """The kernel's buffers take megabytes of each, and the rest keeps all of it."""
-    gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000")
-    put_code(gateway, KEY, "large", 6_000_000)
+    gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000", THAW_PARAMETERS_BYTES="12000000")
+    put_large(gateway, KEY, "large", 6_000_000)
     ask = head("GET", "/api/v1/namespaces/_/actions/large", "Connection: close")
     with ExitStack() as stack:
         unread = [stack.enter_context(slow_reader(gateway, ask)) for _ in range(8)]
@@ -168,8 +171,9 @@ def hold_threads(start: Start) -> Iterator[Callable[..., GatewayProcess]]:
     """A gateway all of whose threads have requests that wait for a cold start."""
     with ExitStack() as stack:
 
-        def hold(**environ: str) -> GatewayProcess:
+        def hold(first: Callable[[GatewayProcess], None] = lambda _: None, **environ: str) -> GatewayProcess:
             gateway = start(THAW_GATEWAY_THREADS="8", **environ)
+            first(gateway)
             for key in (KEY, OTHER_KEY):
                 user, _, password = key.partition(":")
                 url = f"{gateway.url}/api/v1/namespaces/_/actions/chat"
@@ -189,6 +193,26 @@ def test_a_request_that_finds_no_thread_in_time_is_a_503(hold_threads: Callable[
         sock.sendall(MODELS)
         assert read_answer(sock)[0] == 503
         assert read_to_end(sock) == b""
+
+
+def test_an_answer_that_has_begun_goes_on_while_requests_hold_all_threads(
+    hold_threads: Callable[..., GatewayProcess],
+) -> None:
+    path = "/api/v1/namespaces/_/actions/long"
+    with ExitStack() as stack:
+        begun: list[socket.socket] = []
+
+        def begin(gateway: GatewayProcess) -> None:
+            body = {"exec": {"kind": "python:3.11", "code": "#" * 20_000_000}}
+            assert gateway.call("PUT", path, json=body).status_code == 200
+            begun.append(stack.enter_context(slow_reader(gateway, head("GET", path, "Connection: close"), 65536)))
+            assert begun[0].recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+        gateway = hold_threads(begin, THAW_GATEWAY_HEAD_S="0.5")
+        with connect(gateway) as late:
+            late.sendall(MODELS)
+            assert read_answer(late)[0] == 503
+        assert read_to_end(begun[0]).endswith(b"\r\n0\r\n\r\n")
 
 
 def test_requests_that_wait_for_a_thread_are_bounded(hold_threads: Callable[..., GatewayProcess]) -> None:

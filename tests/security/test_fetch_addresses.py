@@ -349,9 +349,10 @@ def test_a_server_whose_numbers_are_none_is_told_of_as_every_other(tmp_path: Pat
         assert re.search(r": [a-z ,]+ \(error id \w{8}\)$", told.value.message), told.value.message
 
 
-def test_an_error_that_nobody_foresaw_is_logged_and_not_told(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("uri", ["HTTP://store.example/m", "hf://org/m"])
+def test_an_error_that_nobody_foresaw_is_logged_and_not_told(capfd: pytest.CaptureFixture[str], uri: str) -> None:
     log = Log("fetchd")
-    told = disclosed("HTTP://store.example/m", ValueError(SECRET), log)
+    told = disclosed(uri, ValueError(SECRET), log)
     assert isinstance(told, PlatformError)
     assert SECRET not in str(told.info())
     assert SECRET in capfd.readouterr().err

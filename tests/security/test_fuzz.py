@@ -14,8 +14,11 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from jsonschema import Draft4Validator
 from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import response_schema_conformance
 
+from gateway.api import openai_body, responses_body
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -24,14 +27,28 @@ from tests.security.slow import module_gateway, status_of, worker_pid
 
 N_LONG: Final = int(os.environ.get("THAW_FUZZ_REQUESTS", "1000000"))
 WAIT_S: Final = 30.0
+N_AGREE: Final = int(os.environ.get("THAW_FUZZ_AGREE", "15"))
+DEPENDS: Final = {
+    *(
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "echo",
+        "return_token_ids",
+        "suffix",
+    ),
+    *("prompt_logprobs", "best_of", "prompt", "top_logprobs", "continue_final_message", "tools", "tool_choice"),
+    *("response_format", "text", "add_generation_prompt", "chat_template_kwargs", "stream", "min_tokens", "messages"),
+}
+"""Parameters that a 400 may name although each of them is as described: they depend on others."""
 
 
 def test_the_document_names_every_route_and_no_other() -> None:
     known = set()
     for rule, method in routes():
         path = re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule)
-        if "<any(" not in path:  # packages, triggers and rules, which are absent
-            known.add((path, method.lower()))
+        known.add((path, method.lower()))
     described = {(path, method) for path, item in document()["paths"].items() for method in item}
     assert described == known
 
@@ -50,12 +67,73 @@ def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
 
 
 def test_the_document_is_served(gateway: GatewayProcess) -> None:
-    reply = requests.get(f"{gateway.url}/api/v1/api-docs", timeout=WAIT_S)
-    assert reply.json() == document()
+    for path in ("/openapi.json", "/api/v1/api-docs"):
+        assert requests.get(f"{gateway.url}{path}", timeout=WAIT_S).json() == document()
 
 
 def test_no_request_that_the_document_describes_or_forbids_is_a_500(gateway: GatewayProcess) -> None:
     fuzz(gateway, random.randrange(2**32), 12)
+
+
+def test_the_document_names_every_parameter_of_v1_and_no_other() -> None:
+    known = {"chat/completions": openai_body.known("chat"), "completions": openai_body.known("completions")}
+    for path, names in {**known, "responses": responses_body.KNOWN}.items():
+        body = document()["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert set(body["properties"]) == set(names), path
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
+)
+def test_what_the_document_describes_is_accepted_and_what_it_does_not_is_refused(
+    gateway: GatewayProcess, path: str
+) -> None:
+    schema: Any = schemathesis.openapi.from_dict(document())
+    operation, number = schema[path]["POST"], random.randrange(2**32)
+    body = document()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    described = Draft4Validator(as_json_schema(body))
+    print(f"seed {number}")
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        agree(gateway, operation.as_strategy(generation_mode=mode), number, N_AGREE, described)
+
+
+def agree(
+    gateway: GatewayProcess, strategy: st.SearchStrategy[Any], number: int, n: int, described: Draft4Validator
+) -> None:
+    @seed(number)
+    @settings(
+        max_examples=n, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(case=strategy)
+    def one(case: Any) -> None:
+        if not isinstance(case.body, dict):
+            return
+        if isinstance(case.body.get("model"), str):
+            case.body["model"] = "chat"
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+            if type(case.body.get(name)) is int:  # the model writes as many as it is told
+                case.body[name] = min(case.body[name], 8)
+        auth = tuple(KEY.split(":"))
+        reply = case.call(base_url=gateway.url, session=gateway.session, auth=auth, timeout=WAIT_S)
+        problem = next(described.iter_errors(case.body), None)
+        what = (json.dumps(case.body), reply.text[:500], problem and problem.message)
+        if problem is not None or reply.status_code != 200:
+            assert reply.status_code == 400, what
+            case.validate_response(reply, checks=[response_schema_conformance])
+        if problem is None and reply.status_code != 200:
+            assert re.split(r"[.[]", reply.json()["error"]["param"])[0] in DEPENDS, what
+
+    one()
+
+
+def as_json_schema(schema: Any) -> Any:
+    """OpenAPI 3.0 has two words of its own."""
+    if isinstance(schema, list):
+        return [as_json_schema(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {name: as_json_schema(value) for name, value in schema.items() if name != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if schema.get("nullable") is True else plain
 
 
 @pytest.mark.full

@@ -39,6 +39,7 @@ WHO_MAY = {
     "GET /": ANYBODY,
     "GET /api/v1": ANYBODY,
     "GET /api/v1/api-docs": ANYBODY,
+    "GET /openapi.json": ANYBODY,
     "GET /health": ANYBODY,
     "GET /live": ANYBODY,
     "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
@@ -50,28 +51,49 @@ WHO_MAY = {
     "PUT /api/v1/namespaces/<ns>/actions/<path:name>": OWN,
     "DELETE /api/v1/namespaces/<ns>/actions/<path:name>": OWN,
     "POST /api/v1/namespaces/<ns>/actions/<path:name>": OWN,
+    "POST /api/v1/namespaces/<ns>/preflight": OWN,
+    "GET /api/v1/namespaces/<ns>/logs/<path:name>": OWN,
+    "GET /api/v1/namespaces/<ns>/scaling/<path:name>": OWN,
+    "PUT /api/v1/namespaces/<ns>/scaling/<path:name>": OWN,
+    "POST /api/v1/namespaces/<ns>/warm/<path:name>": OWN,
+    "GET /api/v1/namespaces/<ns>/work": OWN,
+    "GET /api/v1/namespaces/<ns>/endings": OWN,
     "GET /api/v1/namespaces/<ns>/activations": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>/result": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>/logs": OWN,
     "GET /api/v1/namespaces/<ns>/activations/<activation_id>/trace": OWN,
     **{
-        f"{method} /api/v1/namespaces/<ns>/<any(packages, triggers, rules):kind>{rest}": OWN
-        for method in ("GET", "PUT", "POST", "DELETE")
-        for rest in ("", "/<path:rest>")
+        f"{method} /api/v1/namespaces/<ns>/{kind}s{rest}": OWN
+        for kind in ("package", "trigger", "rule")
+        for method, rest in (("GET", ""), *((m, f"/<{kind}>") for m in ("GET", "PUT", "DELETE", "POST")))
+        if (kind, method) != ("package", "POST")
+    },
+    "GET /api/v1/namespaces/<ns>/packages": KEY_HOLDER,  # of another namespace those that it shares: test_packages
+    "POST /api/v1/namespaces/<ns>/packages/refresh": OWN,
+    **{
+        f"{method} /api/v1/web/<ns>/<package>/<path:rest>": ANYBODY  # web actions; what else is there, nobody learns
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH")
     },
     "GET /v1/models": KEY_HOLDER,
     "GET /v1/models/<path:name>": KEY_HOLDER,
     "POST /v1/chat/completions": KEY_HOLDER,
+    "POST /v1/responses": KEY_HOLDER,
+    "POST /tokenize": KEY_HOLDER,
+    "POST /detokenize": KEY_HOLDER,
     "POST /v1/completions": KEY_HOLDER,
     "GET /api/v1/thaw/hosts": OPERATOR,
     "GET /api/v1/thaw/hosts/<host_id>/drain": OPERATOR,
     "PUT /api/v1/thaw/hosts/<host_id>/drain": OPERATOR,
     "DELETE /api/v1/thaw/hosts/<host_id>/drain": OPERATOR,
+    "GET /api/v1/thaw/work": OPERATOR,
     "GET /api/v1/thaw/keys": OPERATOR,
     "POST /api/v1/thaw/keys": OPERATOR,
     "DELETE /api/v1/thaw/keys/<key_id>": OPERATOR,
+    "GET /api/v1/thaw/models": OPERATOR,
     "GET /api/v1/thaw/namespaces": OPERATOR,
+    "GET /api/v1/thaw/namespaces/<ns>/quotas": OPERATOR,
+    "PUT /api/v1/thaw/namespaces/<ns>/quotas": OPERATOR,
     "GET /api/v1/thaw/namespaces/<ns>/models": OPERATOR,
     "PUT /api/v1/thaw/namespaces/<ns>/models": OPERATOR,
     "DELETE /api/v1/thaw/namespaces/<ns>/models": OPERATOR,
@@ -79,8 +101,10 @@ WHO_MAY = {
 VALUES = {
     "<path:name>": ACTION,
     "<activation_id>": ACTIVATION,
-    "<any(packages, triggers, rules):kind>": "rules",
     "<path:rest>": "x",
+    "<package>": "default",
+    "<trigger>": "nothing",
+    "<rule>": "nothing",
     "<host_id>": "h0",
     "<key_id>": "nobody",
 }

@@ -124,6 +124,37 @@ def test_a_prefix_without_a_place_allows_every_place_of_its_scheme_and_no_other(
         policy_of("").check("guest", "s3://models/x", ())
 
 
+@pytest.mark.parametrize(
+    ("prefix", "may", "may_not"),
+    [
+        ("hf://org", ["hf://org/a", "hf://org/a@v1", "HF://org/a@refs/pr/1"], ["hf://org-evil/a", "hf://ORG/a"]),
+        ("hf://org/a/", ["hf://org/a", "hf://org/%61%40v1"], ["hf://org/ab", "hf://org/b", "hf://a/org"]),
+        ("hf://org/a@main", ["hf://org/a", "hf://org/a@main"], ["hf://org/a@v1", "hf://org/a@main2"]),
+        ("hf://", ["hf://any/model"], ["s3://any/model"]),
+    ],
+)
+def test_a_prefix_of_a_hub_is_an_organisation_a_model_or_a_revision(
+    prefix: str, may: list[str], may_not: list[str]
+) -> None:
+    policy = policy_of(prefix)
+    for uri in may:
+        policy.check("guest", uri, ())
+    for uri in may_not:
+        with pytest.raises(Forbidden):
+            policy.check("guest", uri, ())
+    for uri in (
+        "hf://org",
+        "hf:///a",
+        "hf://org/a/b",
+        "hf://org/a@",
+        "hf://org/@v1",
+        "hf://org/a@v1@v2",
+        "hf://org/a@-x",
+    ):
+        with pytest.raises(BadRequest):
+            policy.check("guest", uri, ())
+
+
 @pytest.mark.parametrize("text", ["models", "s3://a/../b", "s3://models; file:///x y?", "https://u@h/"])
 def test_a_prefix_that_cannot_be_read_stops_the_start_with_the_settings_name(text: str) -> None:
     with pytest.raises(SettingError, match="THAW_MODELS"):

@@ -211,15 +211,15 @@ def test_requests_sent_together_are_answered_in_their_order(start: Callable[...,
 
 
 def put_large(gateway: GatewayProcess, n_bytes: int) -> None:
-    code = "#" * n_bytes + "\ndef main(args):\n    return args\n"
-    reply = gateway.call(
-        "PUT", "/api/v1/namespaces/_/actions/large", json={"exec": {"kind": "python:3.11", "code": code}}
-    )
+    """An action whose answer is whole, and not made as it is read."""
+    exec_ = {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}
+    body = {"exec": exec_, "parameters": [{"key": "a", "value": "#" * n_bytes}]}
+    reply = gateway.call("PUT", "/api/v1/namespaces/_/actions/large", json=body)
     assert reply.status_code == 200, reply.text
 
 
 def test_clients_that_do_not_read_hold_no_thread_and_are_cut(start: Callable[..., GatewayProcess]) -> None:
-    gateway = start(**FEW_THREADS, THAW_GATEWAY_ANSWER_S="2")
+    gateway = start(**FEW_THREADS, THAW_GATEWAY_ANSWER_S="2", THAW_PARAMETERS_BYTES="7000000")
     put_large(gateway, 6_000_000)
     ask = head("GET", "/api/v1/namespaces/_/actions/large", "Connection: close")
     with ExitStack() as stack:

@@ -51,13 +51,17 @@ def test_a_deploy_takes_the_arguments_that_the_engine_takes() -> None:
     ("change", "path", "fix"),
     [
         ({"kind": "llm:other"}, "$.kind", 'the only kind that takes a config is "llm:vllm"'),
-        ({"model": {}}, "$.model.uri", "add it: s3://bucket/prefix, http(s)://host/path or file:///absolute/path"),
+        (
+            {"model": {}},
+            "$.model.uri",
+            "add it: s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path",
+        ),
         (
             {"model": {"uri": "ftp://x"}},
             "$.model.uri",
-            "s3://bucket/prefix, http(s)://host/path or file:///absolute/path",
+            "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path",
         ),
-        ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: served_name, uri"),
+        ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: adapter, base, served_name, uri"),
         ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch", "requests one instance runs at once, 1 to 1024"),
         (
             {"scaling": {"stages": 9}},

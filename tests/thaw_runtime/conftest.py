@@ -18,8 +18,10 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import LlmInit
+from tests.conftest import ValkeyServer
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import write_tiny_model
+from tests.thaw_runtime.pipelines import Pipelines
 from thaw import wire
 from thaw.config import EngineConfig, LlmConfig, ModelConfig
 from thaw.ids import ActionName, GroupId, HostId
@@ -120,6 +122,13 @@ def llm_init(
         HostId("h1"),
         model_version=model_version,
     )
+
+
+@pytest.fixture(scope="session")
+def pipelines(_shared_relay: ValkeyServer) -> Iterator[Pipelines]:
+    """Real pipelines of tiny models, and plain vLLM's answers.  tests/order.py gives all that use it to one worker."""
+    with Pipelines(_shared_relay.url) as made:
+        yield made
 
 
 @pytest.fixture

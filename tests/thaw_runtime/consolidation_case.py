@@ -21,6 +21,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,7 @@ class FirstStage:
             made.engine.submit(LEAVER)
             threading.Thread(target=self._leave, daemon=True).start()
         first = earlier | self._ask("", works, together=self._case.get("at_once", False))
+        first |= self._meanwhile(works) if {"plant", "faults"} & self._case.keys() else {}
         if not self._ended.wait(WAIT_S):
             raise SystemExit("the consolidation never ended")
         if self._case.get("release"):
@@ -140,6 +142,17 @@ class FirstStage:
         made.engine.stop()
         made.engine.join()
         return report
+
+    def _meanwhile(self, works: Sequence[str]) -> dict[str, list[Answer]]:
+        """Ask the works again until the consolidation is over, so that errors and faults meet open requests.
+
+        On a slow machine the first requests end before the rest of the model is there.
+        """
+        found, give_up_s = dict[str, list[Answer]](), time.monotonic() + WAIT_S
+        while not self._ended.is_set() and time.monotonic() < give_up_s:
+            answers = self._ask(f"more-{len(found)}-", works)
+            found |= {f"{work}, {len(found)} more": answers[work] for work in works}
+        return found
 
     def _consolidate(self, begun: threading.Event) -> None:
         def ended(outcome: ConsolidationEnded) -> None:

@@ -1,5 +1,7 @@
 """Measures the memory that one engine of each model family really holds.  Prints one JSON object, family → Measured.
 
+``python kv_probe.py [FAMILY …]`` measures these families, or all.
+
 One process imports vLLM and forks a child for each family, as a zygote does.  A child's own memory is its anonymous
 memory (libraries are files, the segment is shared memory) less the memory that it had when it was forked.  The kernel
 records the peak as VmHWM, which is reset before each measurement.
@@ -248,7 +250,8 @@ def main() -> None:
     warm_up()
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, config in FAMILIES.items():
+        for name in sys.argv[1:] or FAMILIES:
+            config = FAMILIES[name]
             directory = Path(scratch) / name
             directory.mkdir()
             model = real_model() if config is None else directory / "model"

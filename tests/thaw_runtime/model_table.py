@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +14,11 @@ from typing import Any, Final
 from tests.conftest import ValkeyServer
 from tests.thaw_runtime.conftest import ROOT
 from tests.thaw_runtime.pipeline_probe import FAMILIES
+from tests.thaw_runtime.pipelines import Pipelines
 
 PAGE: Final = ROOT / "docs" / "models.md"
 BEGIN: Final = "| family |"
 WORKS: Final = ("greedy", "seeded")
-_AT_A_TIME: Final = 900  # seconds for one process
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +54,14 @@ def cases(family: str) -> list[dict[str, Any]]:
 def measure(families: Iterable[str], url: str) -> Iterator[Row]:
     """Measure each family in a process of its own, so that one that fails does not end the others."""
     for family in families:
-        yield row_of(family, *probe(url, cases(family)))
+        with Pipelines(url) as pipelines:
+            yield row_of(family, *pipelines.ask(cases(family)))
 
 
-def measure_together(families: Sequence[str], url: str) -> list[Row]:
+def measure_together(families: Sequence[str], pipelines: Pipelines) -> list[Row]:
     """Measure in one process, whose import of vLLM takes longer than a family."""
-    found, error = probe(url, [case for family in families for case in cases(family)])
+    found, error = pipelines.ask([case for family in families for case in cases(family)])
     return [row_of(family, [answer for answer in found if answer["family"] == family], error) for family in families]
-
-
-def probe(url: str, asked: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """The results of pipeline_probe.py until the first case that fails, and the end of what it said then."""
-    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    command = [sys.executable, str(Path(__file__).parent / "pipeline_probe.py"), url]
-    done = subprocess.run(
-        command, input=json.dumps(asked), env=env, capture_output=True, text=True, timeout=_AT_A_TIME, check=False
-    )
-    lines = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    return [json.loads(line) for line in lines], done.stderr[-3000:] if done.returncode else ""
 
 
 def row_of(family: str, found: Sequence[dict[str, Any]], error: str) -> Row:

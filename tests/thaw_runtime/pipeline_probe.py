@@ -2,8 +2,9 @@
 line.
 
 One process imports vLLM and forks everything else, as a zygote does, so a stage costs a second of CPU instead of ten.
-``python pipeline_probe.py RELAY_URL`` reads cases as JSON from stdin, each ``{"family", "n_stages", "works",
-"mutation"}``; 0 stages means plain vLLM.  A line is ``{…case, "answers": {work: [token ids]}, …}``.
+``python pipeline_probe.py RELAY_URL`` reads lines from stdin (pipelines.py writes them), each a JSON list of cases
+``{"family", "n_stages", "works", "mutation"}``; 0 stages means plain vLLM.  It answers with a line ``ANSWER NUMBER {…case,
+"answers": {work: [token ids]}, …}`` for each case, by its place in the list, and with ``ENDED`` behind the last one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from thaw_runtime.engine.vllm.warm import warm_up
 VOCAB = 512
 MAX_MODEL_LEN = 384
 RESERVE = 512 << 20
+MOST_BESIDE = 2
+"""So many pipelines may wait for a silent stage while another one computes."""
 
 _TINY = {
     "vocab_size": VOCAB,
@@ -525,25 +528,55 @@ def run(case: dict[str, Any], model: Path, url: str, directory: Path) -> dict[st
 
 
 def main() -> None:
-    url, cases = sys.argv[1], json.load(sys.stdin)
     engine_env.prepare(1)
     warm_up()
     import vllm.entrypoints.llm  # noqa: F401  plain vLLM needs it
 
     with tempfile.TemporaryDirectory() as scratch:
-        for case in cases:
-            directory = Path(scratch) / case["family"]
-            model = directory / "model"
-            if not model.exists():
-                directory.mkdir()
-                in_child(lambda case=case, model=model: make_checkpoint(FAMILIES[case["family"]], model))
+        for line in sys.stdin:
+            answer_all(json.loads(line), sys.argv[1], Path(scratch))
+            print("ENDED", flush=True)
 
-            def child(case: dict[str, Any] = case, model: Path = model, directory: Path = directory) -> None:
-                if case.get("mutation") == "residual":
-                    drop_residual()
-                print("ANSWER " + json.dumps(case | run(case, model, url, directory)), flush=True)
 
-            in_child(child)
+def answer_all(cases: Sequence[dict[str, Any]], url: str, scratch: Path) -> None:
+    """Run the cases one after another.  Those in which a stage falls silent last ten seconds, in which nobody computes,
+    so others run beside them.
+    """
+    beside: list[tuple[int, int, Path]] = []
+    for number, case in enumerate(cases):
+        directory, answer = scratch / case["family"], scratch / f"answer-{number}"
+        model = directory / "model"
+        if not model.exists():
+            directory.mkdir()
+            in_child(lambda case=case, model=model: make_checkpoint(FAMILIES[case["family"]], model))
+
+        def child(
+            case: dict[str, Any] = case, model: Path = model, directory: Path = directory, answer: Path = answer
+        ) -> None:
+            if case.get("mutation") == "residual":
+                drop_residual()
+            answer.write_text(json.dumps(case | run(case, model, url, directory)))
+
+        running = (fork(child), number, answer)
+        if not falls_silent(case):
+            tell(*running)
+            continue
+        beside.append(running)
+        if len(beside) > MOST_BESIDE:
+            tell(*beside.pop(0))
+    for running in beside:
+        tell(*running)
+
+
+def falls_silent(case: dict[str, Any]) -> bool:
+    return "kill" in case or any(fault in ("die", "hang") for fault, _ in case.get("faults", {}).values())
+
+
+def tell(pid: int, number: int, answer: Path) -> None:
+    """Wait for a case, and print its answer."""
+    if os.waitpid(pid, 0)[1] != 0:
+        raise SystemExit("a case failed; see above")
+    print(f"ANSWER {number} {answer.read_text()}", flush=True)
 
 
 if __name__ == "__main__":

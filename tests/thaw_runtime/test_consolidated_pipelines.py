@@ -7,12 +7,11 @@ the same again, when its prefix cache has blocks of before.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 
-from tests.conftest import ValkeyServer
-from tests.thaw_runtime.test_pipeline import FAMILIES, Case, case, probe, references
+from tests.thaw_runtime.pipelines import Case, Pipelines
+from tests.thaw_runtime.test_pipeline import FAMILIES, case
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -66,15 +65,10 @@ SEEN: dict[str, Case] = {
 Found = dict[str, Case]
 
 
-def run(url: str, cases: dict[str, Case]) -> Found:
+def run(pipelines: Pipelines, cases: dict[str, Case]) -> Found:
     """The results by the cases' names, each with ``same``: work → whether every token is plain vLLM's."""
-    needed = [{**c, "works": [*c["works"], *c.get("before", ())]} for c in cases.values()]
-    named = [{**c, "name": name, "consolidate": True} for name, c in cases.items()]
-    plain, found = dict[str, Any](), dict[str, Case]()
-    for answer in probe(url, references(needed) + named):
-        if answer["n_stages"] == 0:
-            plain[answer["family"]] = answer["answers"]
-            continue
+    plain, found = pipelines.plain(list(cases.values())), Found()
+    for answer in pipelines.answers([{**c, "name": name, "consolidate": True} for name, c in cases.items()]):
         known = plain[answer["family"]]
         same = {work: tokens == known[work.partition(",")[0]] for work, tokens in answer["answers"].items()}
         found[answer["name"]] = answer | {"same": same, "plain": known}
@@ -82,9 +76,9 @@ def run(url: str, cases: dict[str, Case]) -> Found:
 
 
 @pytest.fixture(scope="module")
-def found(_shared_relay: ValkeyServer) -> Found:
+def found(pipelines: Pipelines) -> Found:
     cases = {**ANSWERED, **LOST, **{name: c for name, (c, _) in REFUSED.items()}}
-    return run(_shared_relay.url, cases | {f"{name}, unchecked": c for name, c in SEEN.items()})
+    return run(pipelines, cases | {f"{name}, unchecked": c for name, c in SEEN.items()})
 
 
 def check_answered(result: Case) -> None:
@@ -144,24 +138,24 @@ def test_without_the_checks_the_tokens_show_the_error(found: Found, name: str) -
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
-def test_groups_of_every_family_and_size_become_one_worker(relay_url: str, family: str) -> None:
+def test_groups_of_every_family_and_size_become_one_worker(pipelines: Pipelines, family: str) -> None:
     works = [["long"]] if family == "gemma2" else [["greedy"], ["seeded"], ["penalties"], ["long", "many"]]
     transports = ("redis", "tcp", "object")
     cases = {
         f"{n} {' '.join(w)}": case(family, n, w, transport=transports[i % 3], at_once=i % 2 == 0, release=n == 3)
         for i, (n, w) in enumerate(product((2, 3, 5, 8), works))
     }
-    for result in run(relay_url, cases).values():
+    for result in run(pipelines, cases).values():
         check_answered(result)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["die", "hang", "delay", "twice", "backwards"])
 @pytest.mark.parametrize("transport", ["redis", "tcp", "object"])
-def test_every_stage_may_fail_in_every_round(relay_url: str, transport: str, fault: str) -> None:
+def test_every_stage_may_fail_in_every_round(pipelines: Pipelines, transport: str, fault: str) -> None:
     cases = {
         f"{stage} {at}": case("llama", 3, ["seeded"], transport=transport, faults={stage: [fault, at]})
         for stage, at in product((1, 2), (1, 2, "last"))
     }
-    for result in run(relay_url, cases).values():
+    for result in run(pipelines, cases).values():
         (check_lost if fault in ("die", "hang") else check_answered)(result)

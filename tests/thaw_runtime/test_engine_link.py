@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,18 @@ from relay.protocol.frames import MAX_PAYLOAD_BYTES
 from thaw.errors import ErrorInfo, InitFailed, InstanceGone, ModelUnsupported, ProtocolError, ThawError, WorkerLost
 from thaw_runtime.engine.link import Answer, EngineLink
 from thaw_runtime.engine.protocol import EngineRequest, EngineStarted, Event, Failed, Finished, Sampling, Token, Usage
-from thaw_runtime.engine.wire import Abort, EngineReady, EngineStartFailed, Events, Message, Submit, decode, encode
+from thaw_runtime.engine.wire import (
+    Abort,
+    AdapterEnded,
+    EngineReady,
+    EngineStartFailed,
+    Events,
+    LoadAdapter,
+    Message,
+    Submit,
+    decode,
+    encode,
+)
 
 WAIT_S = 10.0
 
@@ -170,3 +182,26 @@ def test_an_engine_that_a_signal_killed_fails_its_requests_by_the_signals_name(n
     (failed,) = answer.next(20)
     assert isinstance(failed, Failed)
     assert failed.error.message == f"the engine process was killed by {name}"
+
+
+def test_two_loads_of_one_adapter_both_end(played: Played) -> None:
+    with open(os.devnull) as weights:
+        loads = [
+            threading.Thread(target=played.link.load_adapter, args=("a", "", "{}", weights.fileno()), daemon=True)
+            for _ in range(2)
+        ]
+        for load in loads:
+            load.start()
+        for _ in loads:
+            message = played.heard()
+            assert isinstance(message, LoadAdapter)
+            played.says(AdapterEnded(message.number))
+        for load in loads:
+            load.join(WAIT_S)
+    assert not any(load.is_alive() for load in loads)
+
+
+def test_an_adapter_that_does_not_fit_in_a_frame_leaves_nothing_behind(played: Played) -> None:
+    with open(os.devnull) as weights, pytest.raises(ProtocolError):
+        played.link.load_adapter("a", "", "x" * MAX_PAYLOAD_BYTES, weights.fileno())
+    assert not played.link._loads

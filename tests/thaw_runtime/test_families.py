@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import ValkeyServer
 from tests.thaw_runtime import model_table
 from tests.thaw_runtime.model_table import Row
 from tests.thaw_runtime.pipeline_probe import FAMILIES
+from tests.thaw_runtime.pipelines import Pipelines
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -17,8 +17,8 @@ adds positions to what it is given, in every stage."""
 
 
 @pytest.fixture(scope="module")
-def sampled(_shared_relay: ValkeyServer) -> list[Row]:
-    return model_table.measure_together(SAMPLE, _shared_relay.url)
+def sampled(pipelines: Pipelines) -> list[Row]:
+    return model_table.measure_together(SAMPLE, pipelines)
 
 
 def test_the_page_has_a_row_for_each_family() -> None:

@@ -6,24 +6,16 @@ relay server: see pipeline_probe.py.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ValkeyServer
-from tests.thaw_runtime.conftest import ROOT
+from tests.thaw_runtime.pipelines import Case, Pipelines
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
-WORKS = [*EVERYTHING, "one", "three", "many"]
 SAMPLE = [  # every size and every family, and every kind of work with two hidden tensors and with one
     ("llama", 2, EVERYTHING),
     ("qwen2", 5, ["greedy"]),
@@ -35,59 +27,30 @@ SAMPLE = [  # every size and every family, and every kind of work with two hidde
     ("llama", 1, ["greedy", "long"]),
 ]
 
-Case = dict[str, Any]
-
-
-def probe(url: str, cases: list[Case]) -> Iterator[Case]:
-    """The results of pipeline_probe.py, case by case."""
-    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    command = [sys.executable, str(Path(__file__).parent / "pipeline_probe.py"), url]
-    done = subprocess.run(
-        command, input=json.dumps(cases), env=env, capture_output=True, text=True, timeout=850, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    for line in done.stdout.splitlines():
-        if line.startswith("ANSWER "):
-            yield json.loads(line.removeprefix("ANSWER "))
-
-
-def references(cases: list[Case]) -> list[Case]:
-    works = {
-        family: [w for w in WORKS if any(w in c["works"] for c in cases if c["family"] == family)]
-        for family in dict.fromkeys(c["family"] for c in cases)
-    }
-    return [{"family": family, "n_stages": 0, "works": works[family]} for family in works]
-
 
 def case(family: str, n_stages: int, works: list[str], **more: Any) -> Case:
     return {"family": family, "n_stages": n_stages, "works": works, **more}
 
 
-def compare(url: str, cases: list[Case]) -> list[tuple[Case, dict[str, bool]]]:
+def compare(pipelines: Pipelines, cases: list[Case]) -> list[tuple[Case, dict[str, bool]]]:
     """For each case and each work, whether every token is the same as plain vLLM's."""
-    plain: dict[str, dict[str, list[list[int]]]] = {}
+    plain = pipelines.plain(cases)
+    for family, work in {(c["family"], work) for c in cases for work in c["works"]}:
+        assert len(plain[family][work]) >= 8
+        for tokens in plain[family][work]:
+            assert len(tokens) >= 64
+            assert len(set(tokens)) >= 20, f"{family} {work}: a degenerate reference proves nothing"
     found = []
-    for answer in probe(url, references(cases) + cases):
-        if answer["n_stages"] == 0:
-            plain[answer["family"]] = answer["answers"]
-            for work, answers in answer["answers"].items():
-                assert len(answers) >= 8
-                for tokens in answers:
-                    assert len(tokens) >= 64
-                    assert len(set(tokens)) >= 20, f"{answer['family']} {work}: a degenerate reference proves nothing"
-        else:
-            known = plain[answer["family"]]
-            same = {work: answers == known[work.partition(",")[0]] for work, answers in answer["answers"].items()}
-            found.append((answer, same))
+    for answer in pipelines.answers(cases):
+        known = plain[answer["family"]]
+        same = {work: answers == known[work.partition(",")[0]] for work, answers in answer["answers"].items()}
+        found.append((answer, same))
     return found
 
 
 @pytest.fixture(scope="module")
-def sampled(_shared_relay: ValkeyServer) -> list[tuple[Case, dict[str, bool]]]:
-    """The results of all cases from one process, because its import of vLLM takes longer than a case.
-
-    The cases with a mutation are broken on purpose.
-    """
+def sampled(pipelines: Pipelines) -> list[tuple[Case, dict[str, bool]]]:
+    """The results of all cases.  Those with a mutation are broken on purpose."""
     cases = [case(*c) for c in SAMPLE]
     cases += [
         case("llama", 2, ["greedy"], mutation="swap"),
@@ -97,7 +60,7 @@ def sampled(_shared_relay: ValkeyServer) -> list[tuple[Case, dict[str, bool]]]:
     ]
     cases += [case("llama", 2, ["seeded"], scarce=True), case("llama", 3, ["greedy"], full=[0, 1])]
     cases += [case("qwen2", 3, ["greedy"], kill=k) for k in (0, 1)]
-    return compare(_shared_relay.url, cases)
+    return compare(pipelines, cases)
 
 
 def of(sampled: list[tuple[Case, dict[str, bool]]], **wanted: Any) -> tuple[Case, dict[str, bool]]:
@@ -190,10 +153,10 @@ def test_followers_whose_first_stage_was_killed_end(sampled: list[tuple[Case, di
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
-def test_full_workers_of_every_family_become_whole(relay_url: str, family: str) -> None:
+def test_full_workers_of_every_family_become_whole(pipelines: Pipelines, family: str) -> None:
     works = ["long"] if family == "gemma2" else ["greedy"]
     cases = [case(family, 1, works), *(case(family, n, works, full=list(range(n))) for n in (2, 3, 8))]
-    (whole, _), *grown = compare(relay_url, cases)
+    (whole, _), *grown = compare(pipelines, cases)
     for found, same in grown:
         assert same == {w: True for work in works for w in (work, f"{work}, whole")}
         assert found["weights"] == whole["weights"] * found["n_stages"]
@@ -201,7 +164,7 @@ def test_full_workers_of_every_family_become_whole(relay_url: str, family: str) 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_size_of_every_family_answers_as_plain_vllm_does(relay_url: str, family: str) -> None:
+def test_every_size_of_every_family_answers_as_plain_vllm_does(pipelines: Pipelines, family: str) -> None:
     works = ["long"] if family == "gemma2" else EVERYTHING  # a greedy random Gemma 2 repeats one token for ever
-    for found, same in compare(relay_url, [case(family, n, works) for n in range(1, 9)]):
+    for found, same in compare(pipelines, [case(family, n, works) for n in range(1, 9)]):
         assert same == dict.fromkeys(works, True), f"{family} in {found['n_stages']} stages"

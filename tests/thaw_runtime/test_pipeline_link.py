@@ -219,17 +219,16 @@ ANSWERED = Parted((5, 6), (-0.5, -1.25))
 
 
 def test_every_stage_hears_behind_its_last_batch_that_stage_0_has_left(make: Make) -> None:
-    first, *later = make(3, LONG)
+    first, middle, last = make(3, LONG)
     first.send_batch(batch(1))
-    first.send_parted(ANSWERED)
-    for link in later:
-        came = link.next_batch()
-        assert came is not None
-        if link is not later[-1]:
-            link.send_batch(came)
-    for link in later:
-        assert link.next_batch() is None
-        assert link.parted == ANSWERED
+    came = middle.next_batch()
+    assert came is not None
+    middle.send_batch(came)
+    first.send_parted(ANSWERED)  # stage 0 leaves when every stage has sent its last batch
+    assert middle.next_batch() is None
+    assert last.next_batch() is not None
+    assert last.next_batch() is None
+    assert (middle.parted, last.parted) == (ANSWERED, ANSWERED)
 
 
 def test_after_that_neither_silence_nor_the_loss_of_another_stage_means_anything(make: Make) -> None:

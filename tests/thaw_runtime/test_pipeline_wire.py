@@ -11,7 +11,7 @@ from relay.protocol import tensors
 from relay.protocol.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
-from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.engine.protocol import EngineRequest, Grammar, GrammarKind, Sampling
 from thaw_runtime.pipeline.wire import (
     Batch,
     Beat,
@@ -35,10 +35,12 @@ from thaw_runtime.pipeline.wire import (
 BOUNDS = Bounds(n_blocks=10, block_size=4, max_tokens=16, max_requests=3, max_model_len=12, vocab_size=100)
 WANTED = {"hidden_states": ("F32", 2), "residual": ("F32", 2)}
 KNOWN = {"old": 2}
-SAMPLING = Sampling(9, 0.5, 0.9, 40, 0.1, 1.0, 0.5, 1.1, (3, 4), 2, 5, {7: -1.5})
+GRAMMAR = Grammar(GrammarKind.JSON, "{}", "response_format")
+SAMPLING = Sampling(9, 0.5, 0.9, 40, 0.1, 1.0, 0.5, 1.1, (3, 4), 2, 5, {7: -1.5}, GRAMMAR)
+MASK = bytes(4 * 4)  # of 100 tokens
 NEW = NewSequence(EngineRequest("new", (1, 2, 3), SAMPLING, 42, 1, (4,)), ((3,),), 0)
 OLD = KnownSequence("old", False, (17,), ((5,),), 8, 3)
-STEP = Step(6, (NEW,), (OLD,), {"new": 4, "old": 1}, ("gone",), ((1, 2),))
+STEP = Step(6, (NEW,), (OLD,), {"new": 4, "old": 1}, ("gone",), ((1, 2),), masks={"old": MASK})
 
 
 def hidden(n_tokens: int, width: int = 2) -> HostTensor:
@@ -130,6 +132,8 @@ def old(**change: Any) -> tuple[KnownSequence, ...]:
         ({"known": old(resumed=True)}, "has 1 blocks for 9 tokens"),
         ({"known": old(blocks=((11,),))}, "none of the 10"),
         ({"copies": ((1, 10),)}, "none of the 10"),
+        ({"masks": {"stranger": MASK}}, "a mask of a request that it does not schedule"),
+        ({"masks": {"old": MASK[1:]}}, "a mask that has not 16 bytes"),
     ],
 )
 def test_a_step_that_reaches_beyond_the_stage_is_refused(change: dict[str, Any], problem: str) -> None:

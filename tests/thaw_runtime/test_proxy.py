@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,13 @@ def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Contain
     assert reply["info"]["hint"] == "context_length_exceeded"
 
 
+def test_more_than_a_message_holds_is_refused_and_not_sent(ready: Container) -> None:
+    """The gateway would end the run as one of a broken container."""
+    (last,) = ready.stream({"tokens": [97] * 2_200_000}, "detokenize")
+    assert (last["t"], last["error"]["code"]) == ("RunFailed", "BadRequest")
+    assert last["error"]["message"].startswith("what is known of this text takes")
+
+
 def test_tokens_that_the_model_does_not_have_are_no_beginning_of_an_answer(ready: Container) -> None:
     status, reply = ready.run(PROMPT, resume={"output_token_ids": [1, 999_999]})
     assert (status, reply["info"]["code"]) == (400, "BadRequest")
@@ -329,3 +339,103 @@ def test_a_containers_engine_waits_for_no_import_that_only_its_proxy_needs() -> 
     code = f"import sys, thaw_runtime.llm.main, thaw_runtime.engine.main; print({asked} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# ── the preflight ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def preflight(container: Container, **changes: Any) -> tuple[int, Any]:
+    container.door.arrive(container.door.sidecar_bytes)
+    return container.ask("POST", "/preflight", {"value": llm_init(**changes)})
+
+
+def test_a_preflight_answers_before_any_weight_has_come(container: Container) -> None:
+    assert preflight(container) == (200, {"engine": "toy 1.0", "max_model_len": 512, "notes": []})
+    assert container.init()[0] == 409, "the container was used up"
+
+
+def test_a_preflight_gives_the_engines_refusal_and_its_next_step(container: Container) -> None:
+    status, reply = preflight(container, args={"refuse": "no such architecture"})
+    assert (status, reply["info"]["code"]) == (502, "ModelUnsupported")
+    assert (reply["error"], reply["info"]["hint"]) == ("no such architecture", "take another model")
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [({"raise": 1}, "PlatformError"), ({"exit": 3}, "InitFailed"), ({"grow": 1 << 30}, "PlatformError")],
+)
+def test_a_preflight_in_which_the_engine_breaks_is_answered(
+    container: Container, args: dict[str, int], code: str
+) -> None:
+    status, reply = preflight(container, args=args)
+    assert (status, reply["info"]["code"]) == (500 if code == "PlatformError" else 502, code)
+
+
+@pytest.mark.parametrize(
+    ("template", "note"),
+    [
+        (None, "the model has no chat template, so it answers /v1/completions and no chat"),
+        (
+            "{{ raise_exception('no users') }}",
+            "the chat template refuses a plain question (the chat template refuses these messages: no users), so chat "
+            "requests will fail",
+        ),
+    ],
+)
+def test_a_preflight_says_that_chat_will_not_work(tmp_path: Path, template: str | None, note: str) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with container_of(model, tmp_path) as made:
+        assert preflight(made)[1]["notes"] == [note]
+
+
+def _with_template(model: Path, template: str | None) -> None:
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "message"),
+    [
+        (lambda m: (m / "tokenizer.json").unlink(), "ModelUnsupported", "the checkpoint has no tokenizer.json"),
+        (
+            partial(_with_template, template="{% if %}"),
+            "ModelUnsupported",
+            "the chat template does not compile: Expected an expression, got 'end of statement block'",
+        ),
+        *(
+            (
+                partial(_with_template, template=template),
+                "ModelUnsupported",
+                f"the chat template does not compile: {why}",
+            )
+            for template, why in (
+                ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "maximum recursion depth exceeded"),
+                ("{% if 1 %}" * 200 + "{% endif %}" * 200, "too many levels of indentation"),
+            )
+        ),
+        *(
+            (partial(_with_template, template=template), "PlatformError", "the chat template takes more memory than a")
+            for template in ("{{ ('a' * 2000000000)|length }}", "{{ (messages[0].content * 400000000)|length }}")
+        ),
+    ],
+)
+def test_a_preflight_refuses_a_text_side_that_does_not_load(
+    tmp_path: Path, spoil: Callable[[Path], object], code: str, message: str
+) -> None:
+    spoil(model := write_tiny_model(tmp_path / "model"))
+    with container_of(model, tmp_path) as made:
+        status, reply = preflight(made)
+        assert (reply["info"]["code"], reply["error"][: len(message)]) == (code, message)
+        assert status == (500 if code == "PlatformError" else 502)
+
+
+@contextmanager
+def container_of(model: Path, directory: Path) -> Iterator[Container]:
+    door = Doorway(model, directory / "own-door", arrived=False)
+    made = Container([sys.executable, "-c", START], directory, door)
+    try:
+        made.wait_listening()
+        yield made
+    finally:
+        made.close()
+        door.close()

@@ -18,8 +18,8 @@ from tests.thaw_runtime.conftest import ROOT
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw import wire
-from thaw.errors import BadRequest
-from thaw_runtime.engine.protocol import Sampling
+from thaw.errors import BadParameter, BadRequest, from_info
+from thaw_runtime.engine.protocol import Grammar, GrammarKind, Sampling
 from thaw_runtime.llm.model_text import load_model_text
 from thaw_runtime.llm.openai_request import parse_run
 
@@ -154,3 +154,61 @@ def test_every_seed_of_64_bits_is_one_to_the_engine() -> None:
     command = [sys.executable, "-c", SEEDS, *map(str, asked)]
     out = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=500, check=True).stdout
     assert json.loads(out.splitlines()[-1]) == [0, 2**63 - 2, 2**63 - 1, 0, 7, 2**63 - 1]
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        (
+            {"response_format": {"type": "json_object"}},
+            Grammar(GrammarKind.JSON, '{"type": "object"}', "response_format"),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": CITY}}},
+            Grammar(GrammarKind.JSON, json.dumps(CITY), "response_format"),
+        ),
+        ({"guided_json": json.dumps(CITY)}, Grammar(GrammarKind.JSON, json.dumps(CITY), "guided_json")),
+        ({"guided_choice": ["a", "b"]}, Grammar(GrammarKind.CHOICE, '["a", "b"]', "guided_choice")),
+        ({"guided_regex": "a*"}, Grammar(GrammarKind.REGEX, "a*", "guided_regex")),
+        ({"structured_outputs": {"json": CITY}}, Grammar(GrammarKind.JSON, json.dumps(CITY), "structured_outputs")),
+        (
+            {"structured_outputs": {"json_object": True, "regex": None}},
+            Grammar(GrammarKind.JSON, '{"type": "object"}', "structured_outputs"),
+        ),
+        (
+            {"structured_outputs": {"grammar": "root ::= 'a'"}},
+            Grammar(GrammarKind.GRAMMAR, "root ::= 'a'", "structured_outputs"),
+        ),
+    ],
+)
+def test_each_way_to_ask_for_a_form_gives_its_grammar(choose: Choose, body: dict[str, Any], grammar: Grammar) -> None:
+    assert choose(None, **body).grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"guided_regex": "a" * 262_145}, "guided_regex"),
+        ({"guided_json": '{"items":' * 65 + "{}" + "}" * 65}, "guided_json"),
+        ({"guided_json": '{"items":' * 9_000 + "{}" + "}" * 9_000}, "guided_json"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"guided_regex": "a", "min_tokens": 3}, "min_tokens"),
+    ],
+)
+def test_a_form_that_no_answer_can_have_is_refused_by_its_name(
+    choose: Choose, body: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadParameter) as caught:
+        choose(None, **body)
+    assert caught.value.param == param
+    again = from_info(caught.value.info())
+    assert isinstance(again, BadParameter)
+    assert again.param == param

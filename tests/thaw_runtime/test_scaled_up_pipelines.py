@@ -10,9 +10,9 @@ from itertools import product
 
 import pytest
 
-from tests.conftest import ValkeyServer
+from tests.thaw_runtime.pipelines import Case, Pipelines
 from tests.thaw_runtime.test_consolidated_pipelines import Found, check_answered, check_lost, run
-from tests.thaw_runtime.test_pipeline import FAMILIES, Case, case
+from tests.thaw_runtime.test_pipeline import FAMILIES, case
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -30,8 +30,8 @@ LOST = {"killed while its blocks are copied": case("llama", 2, ["greedy"], keep=
 
 
 @pytest.fixture(scope="module")
-def found(_shared_relay: ValkeyServer) -> Found:
-    return run(_shared_relay.url, SCALED | ENDED | REFUSED | LOST)
+def found(pipelines: Pipelines) -> Found:
+    return run(pipelines, SCALED | ENDED | REFUSED | LOST)
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -72,20 +72,20 @@ def test_one_that_ends_before_stage_0_has_left_ends_the_pipeline_as_any_stage_do
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
-def test_groups_of_every_family_become_several_workers(relay_url: str, family: str) -> None:
+def test_groups_of_every_family_become_several_workers(pipelines: Pipelines, family: str) -> None:
     works = [["long"]] if family == "gemma2" else [["greedy"], ["seeded", "penalties"], ["long"]]
     transports = ("redis", "tcp", "object")
     cases = {
         f"{n} {keep} {' '.join(w)}": case(family, n, w, keep=keep, transport=transports[i % 3], at_once=i % 2 == 0)
         for i, ((n, keep), w) in enumerate(product(((2, 2), (4, 2), (4, 4)), works))
     }
-    for result in run(relay_url, cases).values():
+    for result in run(pipelines, cases).values():
         check_scaled_up(result)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["delay", "twice", "backwards", "die", "hang"])
-def test_a_stage_that_stays_may_fail_in_every_round_as_any_stage(relay_url: str, fault: str) -> None:
+def test_a_stage_that_stays_may_fail_in_every_round_as_any_stage(pipelines: Pipelines, fault: str) -> None:
     cases = {str(at): case("llama", 3, ["seeded"], keep=2, faults={1: [fault, at]}) for at in (1, 2, "last")}
-    for result in run(relay_url, cases).values():
+    for result in run(pipelines, cases).values():
         (check_lost if fault in ("die", "hang") else check_scaled_up)(result)

@@ -66,7 +66,8 @@ def test_a_continued_answer_shows_what_the_uninterrupted_one_would(tokenizer: To
     shown = [whole.push(b) for b in data]
     for cut in range(1, 12):
         continued = TextStream(tokenizer, (), ["STOP"])
-        continued.replay(data[:cut])
+        for token_id in data[:cut]:
+            continued.push(token_id)
         assert [continued.push(b) for b in data[cut:]] == shown[cut:]
 
 

@@ -1,4 +1,4 @@
-"""``thaw action create|update|get|list|delete|invoke``."""
+"""``thaw action create|update|get|list|delete|logs|invoke``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thaw.cli.context import client, print_json, say_ok
+from thaw.cli.context import client, print_json, say_aside, say_ok
+from thaw.cli.lists import Limit, NameSort, Skip, by_name
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Deploy and call functions.")
 
@@ -24,12 +26,33 @@ ParamFile = Annotated[
     list[Path] | None, typer.Option("--param-file", "-P", help="A file with a JSON object of parameters. Repeatable.")
 ]
 Notes = Annotated[list[str] | None, typer.Option("--annotation", "-a", help="An annotation: KEY VALUE. Repeatable.")]
+NoteFile = Annotated[
+    list[Path] | None,
+    typer.Option("--annotation-file", "-A", help="A file with a JSON object of annotations. Repeatable."),
+]
+DelNotes = Annotated[list[str] | None, typer.Option("--del-annotation", help="An annotation to take away. Repeatable.")]
 Timeout = Annotated[int | None, typer.Option("--timeout", "-t", help="Time limit of a run, in milliseconds.")]
 Memory = Annotated[int | None, typer.Option("--memory", "-m", help="Memory limit, in MB.")]
 Concurrency = Annotated[
     int | None, typer.Option("--concurrency", "-c", help="Most requests at the same time in one container.")
 ]
+LogSize = Annotated[int | None, typer.Option("--logsize", "-l", help="Most that a run may print, in MB.")]
+Web = Annotated[
+    str | None,
+    typer.Option(help="Answer HTTP requests without a key: true, raw (the request as it came) or false."),
+]
+WebSecure = Annotated[
+    str | None,
+    typer.Option(help="Ask web requests for X-Require-Whisk-Auth: a secret, true (one is made) or false."),
+]
+Sequence = Annotated[
+    bool, typer.Option("--sequence", help="FILE names actions, separated by commas, that run one after another.")
+]
+Copy = Annotated[bool, typer.Option("--copy", help="FILE names an action, which is copied.")]
+Docker = Annotated[str | None, typer.Option(help="An image of your own (absent in this version).")]
+Native = Annotated[bool, typer.Option("--native", help="A native program (absent in this version).")]
 Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
+Force = Annotated[bool, typer.Option("--force", help="Deploy it even if a check says that its model would not start.")]
 
 
 @app.command()
@@ -46,19 +69,49 @@ def create(
     memory: Memory = None,
     concurrency: Concurrency = None,
     stages: Stages = None,
+    logsize: LogSize = None,
+    web: Web = None,
+    web_secure: WebSecure = None,
+    sequence: Sequence = False,
+    annotation_file: NoteFile = None,
+    del_annotation: DelNotes = None,
+    copy: Copy = False,
+    docker: Docker = None,
+    native: Native = False,
+    force: Force = False,
 ) -> None:
     """Deploy a new function."""
     from thaw.cli.deploy import Deployment, action_body
     from thaw.errors import BadRequest
 
+    _refuse_images(docker, native)
     if file is None and config is None:
         raise BadRequest(
             "there is nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json"
         )
     body = action_body(
-        Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
+        Deployment(
+            None if copy else file,
+            config,
+            kind,
+            main,
+            param,
+            param_file,
+            annotation,
+            timeout,
+            memory,
+            concurrency,
+            stages,
+            logsize,
+            web,
+            web_secure,
+            sequence,
+            annotation_file,
+            del_annotation,
+        )
     )
-    _put(name, body, overwrite=False, done="created")
+    body = _copied(file, body) if copy else body
+    _put(name, body, overwrite=False, force=force, done="created")
 
 
 @app.command()
@@ -75,34 +128,117 @@ def update(
     memory: Memory = None,
     concurrency: Concurrency = None,
     stages: Stages = None,
+    logsize: LogSize = None,
+    web: Web = None,
+    web_secure: WebSecure = None,
+    sequence: Sequence = False,
+    annotation_file: NoteFile = None,
+    del_annotation: DelNotes = None,
+    copy: Copy = False,
+    docker: Docker = None,
+    native: Native = False,
+    force: Force = False,
 ) -> None:
     """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
     from thaw.cli.deploy import Deployment, action_body
 
+    _refuse_images(docker, native)
     body = action_body(
-        Deployment(file, config, kind, main, param, param_file, annotation, timeout, memory, concurrency, stages)
+        Deployment(
+            None if copy else file,
+            config,
+            kind,
+            main,
+            param,
+            param_file,
+            annotation,
+            timeout,
+            memory,
+            concurrency,
+            stages,
+            logsize,
+            web,
+            web_secure,
+            sequence,
+            annotation_file,
+            del_annotation,
+        )
     )
-    _put(name, body, overwrite=True, done="updated")
+    body = _copied(file, body) if copy else body
+    _put(name, body, overwrite=True, force=force, done="updated")
 
 
-def _put(name: str, body: dict[str, Any], *, overwrite: bool, done: str) -> None:
+def _refuse_images(docker: str | None, native: bool) -> None:
+    from thaw.errors import BadRequest
+
+    if docker is not None or native:
+        raise BadRequest(
+            "images and programs of your own are absent here",
+            hint="deploy a .py or a .zip file, which may bring its packages in virtualenv/",
+        )
+
+
+def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """The body that makes a copy of an action, with the changes of the command line."""
     from thaw.cli.client import action_path
+    from thaw.errors import BadRequest
+    from thaw.standing import RESOURCE_MARK
 
-    made = client().put(action_path(name), body, overwrite=overwrite)
+    if source is None:
+        raise BadRequest("--copy needs the action to copy", hint="thaw action create NAME --copy ACTION")
+    found = client().get(action_path(str(source)))
+    body = {
+        field: found[field] for field in ("exec", "parameters", "annotations", "limits", "config") if field in found
+    }
+    own = [p for p in body["annotations"] if p["key"] != RESOURCE_MARK]  # no resource of a cluster makes the copy
+    merged = {p["key"]: p for field in (own, changes.get("annotations", [])) for p in field}
+    limits = {**body["limits"], **changes.get("limits", {})}
+    return {**body, **changes, "annotations": list(merged.values()), "limits": limits}
+
+
+def _put(name: str, body: dict[str, Any], *, overwrite: bool, force: bool, done: str) -> None:
+    from thaw.cli.client import action_path
+    from thaw.cli.preflight import say_notes
+
+    made = client().put(action_path(name), body, overwrite=overwrite, force=True if force else None)
+    say_notes(made.get("preflight"))
     say_ok(f"{done} action {made.get('name', name)} {made.get('version', '')}".rstrip())
 
 
 @app.command()
-def get(name: Name, save: Annotated[bool, typer.Option(help="Print only the code.")] = False) -> None:
-    """Print a function as JSON, and say what serves a model now."""
+def get(
+    name: Name,
+    field: Field = None,
+    summary: Summary = False,
+    save: Annotated[bool, typer.Option("--save", help="Write the code to a file of the function's name.")] = False,
+    save_as: Annotated[Path | None, typer.Option("--save-as", help="Write the code to this file.")] = None,
+    url: Annotated[bool, typer.Option("--url", "-r", help="Print only the URL at which it is called.")] = False,
+) -> None:
+    """Print a function as JSON, and say on stderr what serves a model now."""
     from thaw.cli.client import action_path
 
-    found = client().get(action_path(name), code=save)
-    if save:
-        print(found.get("exec", {}).get("code", ""), end="")
-        return
-    say_ok(f"got action {found.get('name', name)}{_served_by(found.get('instances', []))}")
-    print_json(found)
+    saved = save or save_as is not None
+    found = client().get(action_path(name), code=saved)
+    if url:
+        print(_url(found))
+    elif saved:
+        from thaw.cli.saving import save_code
+
+        say_ok(f"saved action code to {save_code(found, save_as)}")
+    else:
+        show_entity("action", found, field, summary, served=_served_by(found.get("instances", [])))
+
+
+def _url(action: dict[str, Any]) -> str:
+    """Where a web action answers, else where the action is invoked with a key."""
+    from urllib.parse import quote
+
+    namespace, _, package = (quote(part) for part in action["namespace"].partition("/"))
+    notes = {a["key"]: a["value"] for a in action.get("annotations", [])}
+    name = quote(action["name"])
+    if notes.get("web-export") is True:
+        return f"{client().apihost}/api/v1/web/{namespace}/{package or 'default'}/{name}"
+    return f"{client().apihost}/api/v1/namespaces/{namespace}/actions/{package and package + '/'}{name}"
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
@@ -125,14 +261,21 @@ def _kind_of(instance: dict[str, Any]) -> str:
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
-    skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
+    package: Annotated[
+        str | None, typer.Argument(help="Only the actions of this package: NAME or /NAMESPACE/NAME.")
+    ] = None,
+    limit: Limit = 30,
+    skip: Skip = 0,
+    name_sort: NameSort = False,
 ) -> None:
     """List the functions of this namespace, the one changed last first."""
+    from thaw.cli.client import action_path
     from thaw.cli.tables import moment, show, table
 
     rows = table("action", "version", "kind", "timeout", "memory", "updated")
-    for action in client().get("actions", limit=limit, skip=skip):
+    path = "actions" if package is None else f"{action_path(package)}/"
+    found = by_name(client().get(path, limit=limit, skip=skip), name_sort)
+    for action in found:
         kind = next((a["value"] for a in action.get("annotations", []) if a["key"] == "exec"), "")
         limits = action.get("limits", {})
         rows.add_row(
@@ -143,7 +286,7 @@ def list_(
             f"{limits.get('memory', '')} MB",
             moment(action.get("updated")),
         )
-    show(rows)
+    show(rows, found)
 
 
 @app.command()
@@ -153,6 +296,21 @@ def delete(name: Name) -> None:
 
     client().delete(action_path(name))
     say_ok(f"deleted action {name}")
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then print what its calls have printed, as each one ends.")
+    ] = False,
+) -> None:
+    """Print what its containers wrote to stderr before they ended, within the last hour."""
+    from thaw.cli.last_output import show_calls, show_last_output
+
+    show_last_output(client(), name)
+    if follow:
+        show_calls(client(), name)
 
 
 @app.command()
@@ -177,11 +335,14 @@ def invoke(
     )
     activation = body.get("activationId", "") if isinstance(body, dict) else ""
     if status == 202:
-        waited = " is still running" if blocking or result else ""
-        say_ok(f"invoked {name}{waited} with id {activation}")
+        waits = blocking or result
+        unfinished = ", but the request has not yet finished," if waits else ""
+        say_ok(f"invoked {name}{unfinished} with id {activation}")
+        if waits:
+            raise typer.Exit(status)  # as wsk has it
         return
     if not result:
-        say_ok(f"invoked {name} with id {activation}")
+        say_aside(f"invoked {name} with id {activation}")
     print_json(body)
     if status >= 400:
         raise typer.Exit((status - 256) % 256)

@@ -1,16 +1,25 @@
-"""``thaw activation list|get|logs|result|explain``."""
+"""``thaw activation list|get|poll|logs|result|explain``."""
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from thaw.cli.context import client, out, print_json, say_ok
+from thaw.cli.context import client, err, out, print_json
+from thaw.cli.lists import Limit, Skip
+from thaw.cli.shown import Field, Summary, show_entity
 
 app = typer.Typer(no_args_is_help=True, help="Show the records of calls (activations).")
+
+_STAMP: Final = re.compile(r"\A\S+ +(stdout|stderr): ?")
+"""What stands before the text of each line of a log."""
+
+_HELD_S: Final = 20.0
 
 Id = Annotated[str | None, typer.Argument(help="Activation id (32 hex digits).")]
 Last = Annotated[bool, typer.Option("--last", "-l", help="Take the newest activation.")]
@@ -19,15 +28,19 @@ Last = Annotated[bool, typer.Option("--last", "-l", help="Take the newest activa
 @app.command("list")
 def list_(
     name: Annotated[str | None, typer.Argument(help="Show only activations of this action.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", help="Show at most this many; 0 means 200.")] = 30,
-    skip: Annotated[int, typer.Option("--skip", "-s", help="Leave out this many at the beginning.")] = 0,
+    limit: Limit = 30,
+    skip: Skip = 0,
     since: Annotated[int | None, typer.Option(help="Show none before this time (milliseconds since 1970).")] = None,
     upto: Annotated[int | None, typer.Option(help="Show none after this time (milliseconds since 1970).")] = None,
+    full: Annotated[bool, typer.Option("--full", "-f", help="Print the whole records as JSON.")] = False,
 ) -> None:
     """List activations, the newest first."""
     from thaw.cli.tables import moment, show, table
 
-    found = client().get("activations", name=name, limit=limit, skip=skip, since=since, upto=upto)
+    found = client().get("activations", name=name, limit=limit, skip=skip, since=since, upto=upto, docs=full or None)
+    if full:
+        print_json(found)
+        return
     rows = table("datetime", "activation id", "start", "duration", "status", "action")
     for record in found:
         notes = {a["key"]: a["value"] for a in record.get("annotations", [])}
@@ -39,7 +52,7 @@ def list_(
             _status(record),
             record["name"],
         )
-    show(rows)
+    show(rows, found)
 
 
 def _start(notes: dict[str, Any]) -> str:
@@ -55,37 +68,84 @@ def _status(record: dict[str, Any]) -> str:
 @app.command()
 def get(
     activation_id: Id = None,
+    field: Field = None,
     last: Last = False,
+    summary: Summary = False,
+    logs: Annotated[bool, typer.Option("--logs", "-g", help="Print only its logs, without times and streams.")] = False,
     wait: Annotated[float, typer.Option("--wait", "-w", help="Wait for this many seconds while it still runs.")] = 0.0,
 ) -> None:
     """Print the whole record as JSON."""
+    if last and activation_id is not None and field is None:
+        activation_id, field = None, activation_id  # the id was left out
     found = _ended(_chosen(activation_id, last), wait)
-    say_ok(f"got activation {found['activationId']}")
-    print_json(found)
+    if logs:
+        _print_logs(found["logs"], strip=True)
+        return
+    show_entity("activation", found, field, summary, name=found["activationId"])
 
 
 def _ended(activation_id: str, wait_s: float) -> dict[str, Any]:
-    """The record of an activation, which exists once the activation has ended.  The API has no call that waits for it,
-    so this asks again until ``wait_s`` have passed.
-    """
+    """The record of an activation, which exists once the activation has ended; the gateway holds the request for it.
+    One that does not is asked again after a pause."""
     from thaw.cli.client import ApiError
+    from thaw.cli.pauses import pause
 
-    until = time.monotonic() + wait_s
+    until_s = time.monotonic() + wait_s
     while True:
+        asked_s = time.monotonic()
+        held_s = min(_HELD_S, max(0.0, until_s - asked_s))
         try:
-            found: dict[str, Any] = client().get(f"activations/{activation_id}")
+            found: dict[str, Any] = client().get(
+                f"activations/{activation_id}", wait_s=f"{held_s:.3f}" if held_s else None
+            )
             return found
         except ApiError as e:
-            if e.http_status != HTTPStatus.NOT_FOUND or time.monotonic() >= until:
+            now_s = time.monotonic()
+            if e.http_status not in (HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS) or now_s >= until_s:
                 raise
-            time.sleep(0.25)
+            if now_s - asked_s < held_s / 2:
+                pause(until_s - now_s)
 
 
 @app.command()
-def logs(activation_id: Id = None, last: Last = False) -> None:
+def poll(
+    name: Annotated[str | None, typer.Argument(help="Only the calls of this function.")] = None,
+    exit_after: Annotated[
+        float | None, typer.Option("--exit", "-e", help="End after so many seconds, not at Ctrl-C.")
+    ] = None,
+    since_seconds: Annotated[int, typer.Option("--since-seconds", "-s", help="Begin so many seconds ago.")] = 0,
+    since_minutes: Annotated[int, typer.Option("--since-minutes", "-m", help="Begin so many minutes ago.")] = 0,
+    since_hours: Annotated[int, typer.Option("--since-hours", help="Begin so many hours ago.")] = 0,
+    since_days: Annotated[int, typer.Option("--since-days", "-d", help="Begin so many days ago.")] = 0,
+) -> None:
+    """Print the logs of calls as they end."""
+    from thaw.cli.following import ended
+    from thaw.cli.last_output import say_passed_over
+
+    back_s = since_seconds + 60 * since_minutes + 3600 * since_hours + 86_400 * since_days
+    since_ms = max(0, round(1000 * (time.time() - back_s))) if back_s else None
+    err().print("Enter Ctrl-c to exit.\nPolling for activation logs", markup=False)
+    for record in ended(client(), name=name, since_ms=since_ms, for_s=exit_after, passed_over=say_passed_over):
+        print(f"\nActivation: '{record['name']}' ({record['activationId']})")
+        print_json(record["logs"])
+        sys.stdout.flush()
+
+
+@app.command()
+def logs(
+    activation_id: Id = None,
+    last: Last = False,
+    strip: Annotated[
+        bool, typer.Option("--strip", "-r", help="Leave the time and the stream of each line out.")
+    ] = False,
+) -> None:
     """Print what the function wrote to stdout and stderr."""
-    for line in client().get(f"activations/{_chosen(activation_id, last)}/logs")["logs"]:
-        print(line)
+    _print_logs(client().get(f"activations/{_chosen(activation_id, last)}/logs")["logs"], strip=strip)
+
+
+def _print_logs(lines: list[str], *, strip: bool) -> None:
+    for line in lines:
+        print(_STAMP.sub("", line) if strip else line)
 
 
 @app.command()

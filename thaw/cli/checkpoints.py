@@ -1,7 +1,7 @@
 """Push, read and verify a checkpoint: its files, and ``thaw-index.json`` beside them.
 
-A push reads every file twice.  First it hashes each chunk of 8 MiB (xxh3 of the chunk and of the tensors' edges in it,
-sha256 of the file), which gives the model's version.  Then it writes the files to the place of that version
+A push reads every file twice.  First it digests each chunk of 8 MiB and the tensors' edges in it (BLAKE3),
+which gives the model's version.  Then it writes the files to the place of that version
 (thaw/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that was
 interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes on
 where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
@@ -15,29 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw import checkpoint, versions
-from thaw.cli import near_misses
+from thaw import checkpoint, hash_tree, versions
+from thaw.cli import guards, near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.hub import is_hub
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]
 """A callback that gets the number of bytes of each step of progress."""
 
 
-def _xxh3(chunk: bytes) -> str:
-    import xxhash
+def _digest(piece: bytes | memoryview) -> str:
+    from blake3 import blake3
 
-    return str(xxhash.xxh3_64_hexdigest(chunk))
+    return str(blake3(piece).hexdigest())
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files that a push uploads: known sidecars, and the weights that belong to the model.  Raises ModelNotFound,
-    ModelUnsupported, ModelCorrupt.
+    """The files that a push uploads: known sidecars, and the weights that belong to the model; the two files of an
+    adapter.  Raises ModelNotFound, ModelUnsupported, ModelCorrupt.
     """
     if not directory.is_dir():
         raise ModelNotFound(f"{directory} is not a directory", hint="give the directory that holds config.json")
+    if is_adapter(directory):
+        return [directory / name for name in (checkpoint.ADAPTER_CONFIG_NAME, checkpoint.ADAPTER_WEIGHTS_NAME)]
     weights = _weights_of(directory)
     sidecars = [n for n in checkpoint.SIDECAR_NAMES if (directory / n).is_file()]
     if "config.json" not in sidecars:
@@ -46,6 +49,13 @@ def files_of(directory: Path) -> list[Path]:
     for path in paths:
         near_misses.check_not_pointer(path)
     return paths
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether it holds an adapter and no model.  An adapter beside a model is no part of it."""
+    names = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
+    both = {checkpoint.ADAPTER_CONFIG_NAME, checkpoint.ADAPTER_WEIGHTS_NAME}
+    return both <= names and not names & {checkpoint.WEIGHTS_NAME, checkpoint.SHARDS_NAME}
 
 
 def _weights_of(directory: Path) -> list[str]:
@@ -88,7 +98,7 @@ def check(directory: Path) -> int:
     :func:`tensors_of` raise."""
     paths = files_of(directory)
     _tensors(paths)
-    _read_config((directory / "config.json").read_bytes())
+    _read_config(paths[0].read_bytes())
     return sum(p.stat().st_size for p in paths)
 
 
@@ -100,19 +110,19 @@ def hash_files(directory: Path, advance: Advance) -> Hashed:
     """Read the whole checkpoint.  Raises what :func:`check` raises."""
     check(directory)
     paths = files_of(directory)
-    sums = {p: checkpoint.TensorSums(tensors, _xxh3) for p, tensors in _tensors(paths).items()}
+    sums = {p: hash_tree.TensorDigests(tensors, _digest) for p, tensors in _tensors(paths).items()}
     files = [_hash_file(p, sums[p], advance) for p in paths]
     return Hashed(directory, checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()]))
 
 
-def _hash_file(path: Path, sums: checkpoint.TensorSums, advance: Advance) -> ModelFile:
+def _hash_file(path: Path, sums: hash_tree.TensorDigests, advance: Advance) -> ModelFile:
     def chunks() -> Iterator[bytes]:
         for chunk in _chunks_of(path):
             sums.update(chunk)
             advance(len(chunk))
             yield chunk
 
-    return checkpoint.describe_file(path.name, chunks(), _xxh3)
+    return checkpoint.describe_file(path.name, chunks(), _digest)
 
 
 @dataclass(slots=True)
@@ -139,12 +149,21 @@ def check_pushable(store: Store) -> None:
     store.check_writable()
 
 
-def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None = None) -> Pushed:
+def upload(
+    hashed: Hashed,
+    store: Store,
+    advance: Advance,
+    before: bytes | None = None,
+    approve: Callable[[str], None] = lambda uri: None,
+) -> Pushed:
     """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
+    ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
 
-    Raises ModelCorrupt for a file that is not what was hashed, and Conflict when another push has moved the name
-    meanwhile.  The check and the write are two requests, so two pushes that end at once may both move it.
+    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that is not what was hashed,
+    and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so two
+    pushes that end at once may both move it.
     """
+    text = _index_text(hashed)
     check_pushable(store)
     before = pointer(store) if before is None else before
     index, directory = hashed.index, hashed.directory
@@ -154,6 +173,7 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
         pushed.sent_bytes += n_bytes
         advance(n_bytes)
 
+    stamp = guards.begin_push(version)
     for file in index.files:
         if version.size(file.name) == file.n_bytes:  # only a push of this version writes here, and whole files only
             advance(file.n_bytes)
@@ -162,15 +182,32 @@ def upload(hashed: Hashed, store: Store, advance: Advance, before: bytes | None 
     shards = directory / checkpoint.SHARDS_NAME
     if shards.is_file():  # no host reads it; it makes the place a checkpoint that other programs can load
         version.write(checkpoint.SHARDS_NAME, shards.read_bytes())
-    version.write(INDEX_NAME, checkpoint.write_index(index))
-    ours = versions.write_pointer(index.sha256)
-    if pointer(store) not in (before, ours):
-        raise Conflict(
-            f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
-            hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
-        )
-    store.write(versions.POINTER_NAME, ours)
+    version.write(INDEX_NAME, text)
+    try:
+        approve(version.uri)
+        ours = versions.write_pointer(index.sha256)
+        if pointer(store) not in (before, ours):
+            raise Conflict(
+                f"somebody else has pushed {store.uri} meanwhile, and the name means that version now",
+                hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
+            )
+        store.write(versions.POINTER_NAME, ours)
+    finally:  # an unfinished version keeps its stamp, which keeps it for a day
+        guards.end_push(version, stamp)
     return pushed
+
+
+def _index_text(hashed: Hashed) -> bytes:
+    """The content of the version's index.  Raises ModelUnsupported when no host would read it."""
+    text = checkpoint.write_index(hashed.index)
+    try:
+        checkpoint.read_index(text)
+    except ModelCorrupt as e:
+        raise ModelUnsupported(
+            f"{hashed.directory}: no host would read the index of this model: {e.message}",
+            hint="docs/formats/checkpoint-index.md has the bounds",
+        ) from None
+    return text
 
 
 def pointer(store: Store) -> bytes:
@@ -182,7 +219,7 @@ def pointer(store: Store) -> bytes:
 
 
 def _held(store: Store) -> dict[tuple[str, int], Held]:
-    """The chunks of the newest version, by checksum and length."""
+    """The chunks of the newest version, by digest and length."""
     try:
         place = newest(store)
         if place is store:
@@ -191,9 +228,9 @@ def _held(store: Store) -> dict[tuple[str, int], Held]:
     except (ModelNotFound, ModelCorrupt, ModelUnsupported):
         return {}  # a push is what repairs a damaged or an older pointer or index
     return {
-        (xxh3, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
+        (digest, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
         for f in files
-        for i, xxh3 in enumerate(f.chunks_xxh3)
+        for i, digest in enumerate(f.chunks_blake3)
     }
 
 
@@ -204,14 +241,14 @@ def _content(
         with path.open("rb") as f:
             f.seek(number * CHUNK_BYTES)
             data = f.read(CHUNK_BYTES)
-            is_longer = number == len(file.chunks_xxh3) - 1 and f.read(1)
-        if _xxh3(data) != file.chunks_xxh3[number] or is_longer:
+            is_longer = number == len(file.chunks_blake3) - 1 and f.read(1)
+        if _digest(data) != file.chunks_blake3[number] or is_longer:
             raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
         return data
 
     def held_at(number: int) -> Held | None:
         n_bytes = min(CHUNK_BYTES, file.n_bytes - number * CHUNK_BYTES)
-        return held.get((file.chunks_xxh3[number], n_bytes))
+        return held.get((file.chunks_blake3[number], n_bytes))
 
     return Content(file.n_bytes, chunk, held_at, sent, there)
 
@@ -224,38 +261,76 @@ def _chunks_of(path: Path) -> Iterator[bytes]:
 
 def newest(store: Store) -> Store:
     """The place of the newest version of a plain name; ``store`` itself for a pin, or for a model without versions."""
-    if versions.pinned(store.uri):
-        return store
+    return resolve(store)[0]
+
+
+def resolve(store: Store) -> tuple[Store, str]:
+    """The place of the version that the store's URI means, and (the first digits of) its root.  Without versions it is
+    ``store`` itself, and the root is empty."""
+    if digits := versions.pinned(store.uri):
+        place = versions.place(store.uri)
+        return (store if store.uri == place else open_store(place)), digits
     try:
         found = b"".join(store.read(versions.POINTER_NAME))
     except ModelNotFound:
-        return store
-    return open_store(versions.pin(store.uri, versions.read_pointer(store.uri, found)))
+        return store, ""
+    root = versions.read_pointer(store.uri, found)
+    return open_store(versions.pin(store.uri, root)), root
 
 
-def read_index(store: Store) -> ModelIndex:
-    """The model's index in the store.  Raises ModelNotFound when the model was never pushed."""
+def read_index(store: Store, root: str = "") -> ModelIndex:
+    """The model's index in the store.  ``root``: (the first digits of) the one that its hash tree must have.
+
+    Raises ModelNotFound when the model was never pushed, and ModelCorrupt.
+    """
     try:
         data = b"".join(store.read(INDEX_NAME))
     except ModelNotFound as e:
-        raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"push it: thaw model push DIR {store.uri}") from e
-    return checkpoint.read_index(data)
+        command = f"thaw model push {store.uri} s3://…" if is_hub(store.uri) else f"thaw model push DIR {store.uri}"
+        raise ModelNotFound(f"{store.uri} has no {INDEX_NAME}", hint=f"a push makes one: {command}") from e
+    return checkpoint.read_index(data, root or versions.pinned(store.uri))
+
+
+def has_index(store: Store) -> bool:
+    try:
+        next(iter(store.read(INDEX_NAME)), b"")
+    except ModelNotFound:
+        return False
+    return True
+
+
+def read_architecture(store: Store) -> str:
+    """What config.json calls a model without an index, so nothing binds it.  Raises ModelNotFound, ModelCorrupt."""
+    architectures = _read_config(b"".join(store.read("config.json"))).get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+
+
+def index_of(store: Store, root: str = "") -> ModelIndex:
+    """As :func:`read_index`; for a hub, which has no index of ours, what its files say."""
+    from thaw.cli.hub import HubStore
+
+    return store.index() if isinstance(store, HubStore) else read_index(store, root)
 
 
 def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
-    return checkpoint.facts_of(store.uri, index, _read_config(b"".join(store.read("config.json"))))
+    """Raises ModelCorrupt, also for a config.json that is not the one of a verified index, and ModelNotFound."""
+    file = checkpoint.config_file(index)
+    config = b"".join(store.read(file.name))
+    if index.verified:
+        checkpoint.check_config(file, config, _digest)
+    return checkpoint.facts_of(store.uri, index, _read_config(config))
 
 
-def verify(store: Store, advance: Advance) -> ModelIndex:
-    """Read all files again and compare every chunk.  Raises ModelCorrupt, which names the file and the byte."""
-    index = read_index(store)
+def verify(store: Store, index: ModelIndex, advance: Advance) -> None:
+    """Read all files again and compare every chunk with ``index``, whose hash tree :func:`read_index` has compared with
+    the version.  Raises ModelCorrupt, which names the file and the byte."""
     for expected in index.files:
         done = 0
         for number, chunk in enumerate(store.read(expected.name)):
-            if number >= len(expected.chunks_xxh3) or _xxh3(chunk) != expected.chunks_xxh3[number]:
+            if number >= len(expected.chunks_blake3) or _digest(chunk) != expected.chunks_blake3[number]:
                 raise ModelCorrupt(
                     f"{store.uri}/{expected.name}: chunk {number} at byte {done} is not what was pushed",
-                    hint="push the model again",
+                    hint="somebody has changed it at the store, or it is damaged: push the model again",
                 )
             done += len(chunk)
             advance(len(chunk))
@@ -264,7 +339,6 @@ def verify(store: Store, advance: Advance) -> ModelIndex:
                 f"{store.uri}/{expected.name} has {done} bytes, {expected.n_bytes} were pushed",
                 hint="push the model again",
             )
-    return index
 
 
 def _read_config(data: bytes) -> dict[str, Any]:

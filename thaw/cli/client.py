@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -10,9 +11,11 @@ from urllib.parse import quote
 import requests
 
 from thaw.cli.properties import Target
+from thaw.cli.unreachable import no_api, unreachable
 from thaw.errors import ThawError, Unavailable
 
 CONNECT_TIMEOUT_S = 5.0
+CA_VARIABLE = "SSL_CERT_FILE"  # as with wsk and every other program that is written in Go
 READ_TIMEOUT_S = 3700.0
 """It is above the longest time limit of a function, so that the server decides when a call is over."""
 
@@ -37,28 +40,49 @@ _HINTS = {
 
 
 class Client:
-    def __init__(self, target: Target, read_timeout_s: float = READ_TIMEOUT_S) -> None:
-        self._target, self._read_timeout_s = target, read_timeout_s
+    def __init__(
+        self,
+        target: Target,
+        *,
+        insecure: bool = False,
+        tell: Callable[[requests.Response, bool], None] | None = None,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        """``insecure``: take any certificate.  ``tell`` is called with every answer, and whether it is a stream."""
+        self._target, self._tell, self._read_timeout_s = target, tell, read_timeout_s
         self._session = requests.Session()
         user, _, key = target.require_auth().partition(":")
         self._session.auth = (user, key)
         self._session.trust_env = False  # use no proxy to the platform, and no .netrc instead of the key
+        self._session.verify = os.environ.get(CA_VARIABLE) or True
+        if target.cert:
+            self._session.cert = (target.cert, target.key) if target.key else target.cert
+        if insecure:
+            import urllib3
+
+            self._session.verify = False
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
     @property
     def apihost(self) -> str:
         return self._target.apihost
 
+    @property
+    def auth(self) -> str:
+        """The API key, for a feed that fires a trigger with it."""
+        return self._target.require_auth()
+
     def get(self, path: str, **params: object) -> Any:
         return self._json("GET", path, params)
 
-    def post(self, path: str, body: object) -> Any:
-        return self._json("POST", path, {}, body)
+    def post(self, path: str, body: object, **params: object) -> Any:
+        return self._json("POST", path, params, body)
 
     def put(self, path: str, body: object, **params: object) -> Any:
         return self._json("PUT", path, params, body)
 
-    def delete(self, path: str, body: object = None) -> Any:
-        return self._json("DELETE", path, {}, body)
+    def delete(self, path: str, body: object = None, **params: object) -> Any:
+        return self._json("DELETE", path, params, body)
 
     def invoke(self, path: str, body: object, **params: object) -> tuple[int, Any]:
         """Return status and body.  The record of a failed run is an answer here, not an error."""
@@ -87,6 +111,8 @@ class Client:
         content = _decode(response)
         if not response.ok:
             raise _error(response.status_code, content)
+        if isinstance(content, str) and content:
+            raise no_api(self._target.apihost, response.status_code)
         return content
 
     def _request(
@@ -95,22 +121,27 @@ class Client:
         url = self._target.apihost + (path if path.startswith("/") else f"/api/v1/namespaces/_/{path}")
         query = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in params.items() if v is not None}
         try:
-            return self._session.request(
+            response = self._session.request(
                 method, url, params=query, json=body, stream=stream, timeout=(CONNECT_TIMEOUT_S, self._read_timeout_s)
             )
-        except requests.RequestException as e:
-            raise Unavailable(
-                f"{self._target.apihost} does not answer: {_reason(e)}",
-                hint="is the platform up?  thaw dev status; thaw property get",
-            ) from e
+        except (requests.RequestException, OSError) as e:  # OSError: a certificate's file that is not there
+            raise unreachable(self._target.apihost, e) from e
+        if self._tell is not None:
+            self._tell(response, stream)
+        return response
 
 
 def action_path(name: str) -> str:
     """``chat``, ``pkg/chat``, ``/ns/chat`` or ``/ns/pkg/chat`` → the path of the action."""
+    return entity_path("actions", name)
+
+
+def entity_path(kind: str, name: str) -> str:
+    """The path of one of the actions, packages, triggers or rules; without a name the path of their list."""
     if name.startswith("/"):
         namespace, _, rest = name[1:].partition("/")
-        return f"/api/v1/namespaces/{quote(namespace, safe='')}/actions/{quote(rest)}"
-    return f"actions/{quote(name)}"
+        return f"/api/v1/namespaces/{quote(namespace, safe='')}/{kind}{'/' if rest else ''}{quote(rest)}"
+    return f"{kind}/{quote(name)}" if name else kind
 
 
 def _decode(response: requests.Response) -> Any:
@@ -132,8 +163,3 @@ def _error(status: int, content: Any) -> ApiError:
         message = str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
         hint = str((inner if isinstance(inner, dict) else content).get("hint") or "")
     return ApiError(status, message.strip(), body=content, hint=hint or _HINTS.get(status, ""))
-
-
-def _reason(error: requests.RequestException) -> str:
-    text = str(error)
-    return "connection refused" if "Connection refused" in text else text.splitlines()[0][:200]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import secrets
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_PYTHON, KINDS
-from thaw.cli.params import pairs, parameters, read_object
+from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_PYTHON, KIND_SEQUENCE, KINDS
+from thaw.cli.params import key_values, parameters, read_object
 from thaw.errors import BadRequest
 
 
@@ -29,6 +30,12 @@ class Deployment:
     memory: int | None = None
     concurrency: int | None = None
     stages: int | None = None
+    logsize: int | None = None
+    web: str | None = None
+    web_secure: str | None = None
+    sequence: bool = False
+    annotation_file: list[Path] | None = None
+    del_annotation: list[str] | None = None
 
 
 def action_body(given: Deployment) -> dict[str, Any]:
@@ -45,16 +52,51 @@ def action_body(given: Deployment) -> dict[str, Any]:
         body["exec"] = {"kind": KIND_LLM, "code": "", "binary": False}
     elif given.stages is not None:
         raise BadRequest("--stages is for LLM functions only", hint="give it together with --config FILE.json")
+    elif given.sequence:
+        body["exec"] = {"kind": KIND_SEQUENCE, "components": _components(given.file)}
     elif given.file is not None:
         body["exec"] = _exec(given, given.file)
     if given.param is not None or given.param_file is not None:
-        body["parameters"] = _key_values(parameters(given.param, given.param_file))
-    if given.annotation is not None:
-        body["annotations"] = _key_values(pairs(given.annotation))
-    limits = {"timeout": given.timeout, "memory": given.memory, "concurrency": given.concurrency}
+        body["parameters"] = key_values(parameters(given.param, given.param_file))
+    if given.del_annotation is not None:
+        body["delAnnotations"] = given.del_annotation
+    annotations = {**parameters(given.annotation, given.annotation_file), **_web(given)}
+    if annotations:
+        body["annotations"] = key_values(annotations)
+    limits = {
+        "timeout": given.timeout,
+        "memory": given.memory,
+        "concurrency": given.concurrency,
+        "logs": given.logsize,
+    }
     if any(v is not None for v in limits.values()):
         body["limits"] = {k: v for k, v in limits.items() if v is not None}
     return body
+
+
+def _components(names: Path | None) -> list[str]:
+    """``a,/ns/b,pkg/c`` as the API takes them: with a leading slash, in the caller's namespace unless they name one."""
+    if names is None:
+        raise BadRequest("a sequence needs its actions", hint="thaw action create NAME --sequence ACTION,ACTION")
+    found = [name.strip() for name in str(names).split(",")]
+    return [name if name.startswith("/") else f"/_/{name}" for name in found]
+
+
+def _web(given: Deployment) -> dict[str, Any]:
+    """The annotations of ``--web`` and ``--web-secure``, which are wsk's."""
+    found: dict[str, Any] = {}
+    if given.web is not None:
+        mode = {"yes": "true", "no": "false"}.get(given.web, given.web)
+        if mode not in ("true", "false", "raw"):
+            raise BadRequest(
+                f"--web takes true, raw or false, not {given.web!r}", hint="thaw action update NAME --web true"
+            )
+        exported = mode != "false"
+        found = {"web-export": exported, "raw-http": mode == "raw", "final": exported}
+    if given.web_secure is not None:
+        secret: object = {"true": secrets.randbelow(2**53), "false": False}.get(given.web_secure, given.web_secure)
+        found["require-whisk-auth"] = secret
+    return found
 
 
 def _llm_config(given: Deployment) -> dict[str, Any]:
@@ -103,7 +145,3 @@ def _text(file: Path, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as e:
         raise BadRequest(f"{file} is neither text nor a zip: {e}", hint="give a .py or a .zip file") from e
-
-
-def _key_values(values: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": k, "value": v} for k, v in values.items()]

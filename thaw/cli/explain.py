@@ -42,6 +42,7 @@ _COLOURS = {
 _NOTED = (
     "mode",
     "stem_cell_wait_s",
+    "image_pull_s",
     "cpu_s",
     "core_wait_s",
     "threads_wait_s",

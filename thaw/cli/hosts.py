@@ -1,8 +1,8 @@
-"""``thaw host list``, ``drain`` and ``undrain``, and ``thaw namespace``."""
+"""``thaw host list``, ``drain`` and ``undrain``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 import typer
@@ -16,68 +16,12 @@ from thaw.host import HostLeft
 if TYPE_CHECKING:
     from thaw.cli.client import Client
 
-host_app = typer.Typer(
+app = typer.Typer(
     no_args_is_help=True, help="Show and drain the hosts that functions run on (needs an operator's key)."
 )
-namespace_app = typer.Typer(no_args_is_help=True, help="Show namespaces, what they use and what they may run.")
 
 
-@namespace_app.command("list")
-def namespaces() -> None:
-    """List the namespaces of the API key."""
-    print("namespaces")
-    for name in client().get("/api/v1/namespaces"):
-        print(name)
-
-
-@namespace_app.command("usage")
-def usage() -> None:
-    """List what every namespace has: keys, actions, records of the last week, instances (needs an operator's key)."""
-    columns = ("namespace", "keys", "actions", "activations", "instances")
-    rows = table(*columns)
-    for one in client().get("/api/v1/thaw/namespaces")["namespaces"]:
-        rows.add_row(*(str(one[name]) for name in columns))
-    show(rows)
-
-
-Prefixes = Annotated[
-    list[str], typer.Argument(metavar="PREFIX...", help="Beginnings of models' URIs, for example s3://team-a/.")
-]
-Tenant = Annotated[str, typer.Argument(metavar="NAMESPACE", help="The namespace.")]
-
-
-@namespace_app.command("models")
-def models(namespace: Tenant) -> None:
-    """List what a namespace may run (needs an operator's key)."""
-    _show_models(client().get(_models_path(namespace)))
-
-
-@namespace_app.command("allow-models")
-def allow_models(namespace: Tenant, prefixes: Prefixes) -> None:
-    """Let a namespace run the models below these prefixes, too (needs an operator's key)."""
-    _show_models(client().put(_models_path(namespace), {"prefixes": prefixes}))
-
-
-@namespace_app.command("disallow-models")
-def disallow_models(namespace: Tenant, prefixes: Prefixes) -> None:
-    """Take prefixes back (needs an operator's key).  What runs goes on, and nothing else starts."""
-    _show_models(client().delete(_models_path(namespace), {"prefixes": prefixes}))
-
-
-def _models_path(namespace: str) -> str:
-    return f"/api/v1/thaw/namespaces/{quote(namespace, safe='')}/models"
-
-
-def _show_models(found: dict[str, Any]) -> None:
-    rows = table("models below", "allowed for")
-    for prefix in found["for_all"]:
-        rows.add_row(prefix, "all namespaces (THAW_MODELS)")
-    for prefix in found["own"]:
-        rows.add_row(prefix, found["namespace"])
-    show(rows)
-
-
-@host_app.command("list")
+@app.command("list")
 def hosts() -> None:
     """List the hosts, with their devices, memory and instances."""
     from thaw.cli.host_reports import reports
@@ -106,7 +50,7 @@ _LONG_POLL_S: Final = 20.0
 Name = Annotated[str, typer.Argument(metavar="HOST", help="A host, as thaw host list names it.")]
 
 
-@host_app.command("drain")
+@app.command("drain")
 def drain(
     host: Name,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until no instance is left there.")] = False,
@@ -147,7 +91,7 @@ def _sentence(host: str, left: HostLeft) -> str:
     return f"{host}: {', '.join(parts)}"
 
 
-@host_app.command("undrain")
+@app.command("undrain")
 def undrain(host: Name) -> None:
     """Let new functions start on a drained host again."""
     client().delete(_drain_path(host))

@@ -41,9 +41,10 @@ def list_(
     from thaw.cli.tables import moment, show, table
 
     rows = table("id", "namespace", "role", "created")
-    for key in client().get(_PATH, namespace=namespace)["keys"]:
+    found = client().get(_PATH, namespace=namespace)["keys"]
+    for key in found:
         rows.add_row(key["id"], key["namespace"], key["role"], moment(key["created_ms"]))
-    show(rows)
+    show(rows, found)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from thaw import versions
 from thaw.cli.checkpoints import newest, read_index
 from thaw.cli.stores import open_store
 from thaw.dev.layout import default_layout
-from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
+from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
 from thaw.model import INDEX_NAME, ModelIndex
 
 _NAMES: Final = (versions.POINTER_NAME, INDEX_NAME, "config.json")
@@ -36,7 +36,7 @@ def models() -> Iterator[Listed]:
     for uri in sorted(uri for uri in uris if not (versions.pinned(uri) and versions.plain_name(uri) in uris)):
         try:
             yield Listed(uri, read_index(newest(open_store(uri))), n_versions[uri])
-        except (ModelNotFound, ModelCorrupt):
+        except (ModelNotFound, ModelCorrupt, ModelUnsupported):
             yield Listed(uri, None, n_versions[uri])
 
 

@@ -68,19 +68,19 @@ def _snapshot(repo: Path) -> Path | None:
 
 
 def _adapter(directory: Path) -> ThawError | None:
-    if not (directory / "adapter_config.json").is_file():
+    if not (directory / checkpoint.ADAPTER_CONFIG_NAME).is_file():
         return None
     try:
-        base = str(json.loads((directory / "adapter_config.json").read_text())["base_model_name_or_path"])
+        base = str(json.loads((directory / checkpoint.ADAPTER_CONFIG_NAME).read_text())["base_model_name_or_path"])
     except (OSError, ValueError, KeyError, TypeError):
         base = "its base model"
-    merge = (
+    save = (
         "from peft import AutoPeftModelForCausalLM as M; "
-        f"M.from_pretrained({str(directory)!r}).merge_and_unload().save_pretrained('merged')"
+        f"M.from_pretrained({str(directory)!r}).save_pretrained('saved')"
     )
     return ModelUnsupported(
-        f"{directory} holds an adapter for {base} and not a model",
-        hint=f"merge the two, then push the result: python -c {shlex.quote(merge)}",
+        f"{directory} holds an adapter for {base}, but not its {checkpoint.ADAPTER_WEIGHTS_NAME}",
+        hint=f"save it as safetensors, then push the result: python -c {shlex.quote(save)}",
     )
 
 

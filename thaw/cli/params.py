@@ -10,15 +10,16 @@ from typing import Any
 from thaw.errors import BadRequest
 
 PAIRED = ("--param", "-p", "--annotation", "-a")
+WITH_PARAMETERS = ("action", "package", "trigger")
 SEPARATOR = "\x1f"  # a control character that no shell line contains
 
 
 def join_pairs(argv: list[str]) -> list[str]:
     """Turn ``-p KEY VALUE`` into ``-p KEY<sep>VALUE``, because typer's list options take one word each.
 
-    ``-p`` takes a pair only in the commands of ``action``.
+    ``-p`` takes a pair only in the commands of actions, packages and triggers.
     """
-    if argv[:1] != ["action"]:
+    if not argv or argv[0] not in WITH_PARAMETERS:
         return argv
     rest: list[str] = []
     words = iter(argv)
@@ -52,6 +53,11 @@ def parameters(words: Sequence[str] | None, files: Sequence[Path] | None) -> dic
     for path in files or ():
         merged |= read_object(path)
     return merged | pairs(words)
+
+
+def key_values(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Parameters or annotations as the API takes them."""
+    return [{"key": k, "value": v} for k, v in values.items()]
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The commands read the file that WSK_CONFIG_FILE names, else ~/.wskprops, else th
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from thaw.errors import BadRequest, Unauthorized
 
 NAMES = ("APIHOST", "AUTH", "NAMESPACE", "APIVERSION", "CERT", "KEY")
 _DEFAULT_APIHOST = "http://127.0.0.1:3233"
+_API_PATH = re.compile(r"(/api(/v1)?|/v1)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Target:
     apihost: str
     auth: str
     source: str  # the file, for messages
+    cert: str = ""  # a client's certificate (PEM), and its key
+    key: str = ""
 
     def require_auth(self) -> str:
         if not self.auth:
@@ -62,20 +66,25 @@ def effective_file() -> Path:
     return dev if dev.exists() else path
 
 
-def resolve(apihost: str | None, auth: str | None) -> Target:
+def resolve(apihost: str | None, auth: str | None, cert: str | None = None, key: str | None = None) -> Target:
     """Options win over the file, the file over the default."""
     path = effective_file()
     found = read_properties(path)
     return Target(
-        normal_apihost(apihost or found.get("APIHOST") or _DEFAULT_APIHOST), auth or found.get("AUTH", ""), str(path)
+        normal_apihost(apihost or found.get("APIHOST") or _DEFAULT_APIHOST),
+        auth or found.get("AUTH", ""),
+        str(path),
+        cert or found.get("CERT", ""),
+        key or found.get("KEY", ""),
     )
 
 
 def normal_apihost(text: str) -> str:
-    """The URL for ``host[:port]`` or a URL.  The default scheme is https, as in wsk; for this machine it is http."""
+    """The URL for ``host[:port]`` or a URL.  The default scheme is https, as in wsk; for this machine it is http.  The
+    path of the API itself is left out: people copy it from an SDK's base URL."""
     if "://" not in text:
         host = text.partition("/")[0].rsplit(":", 1)[0]
         text = ("http://" if host in ("localhost", "127.0.0.1", "[::1]") else "https://") + text
     if not text.startswith(("http://", "https://")):
         raise BadRequest(f"APIHOST {text!r} is not http or https", hint="thaw property set --apihost http://HOST:PORT")
-    return text.rstrip("/")
+    return _API_PATH.sub("", text.rstrip("/"))

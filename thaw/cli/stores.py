@@ -1,4 +1,4 @@
-"""The model stores that the CLI writes and reads: S3, a directory, or (read only) a web server.
+"""The model stores that the CLI writes and reads: S3, a directory, or (read only) a web server or a hub.
 
 fetchd has its own sources, which are made for speed and for resuming; these stores are made to be simple.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -17,6 +19,15 @@ from thaw.cli import multipart
 from thaw.cli.multipart import Content
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
+from thaw.versions import pinned, plain_name
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object.  ``modified_s`` is the store's own time of its last change, in seconds since 1970."""
+
+    n_bytes: int
+    modified_s: float
 
 
 class Store(Protocol):
@@ -40,15 +51,32 @@ class Store(Protocol):
 
     def check_writable(self) -> None: ...
 
+    def objects(self) -> Mapping[str, Stored]:
+        """The objects of this place by name, without those of places below it."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Nothing happens when there is no such object."""
+        ...
+
+    def delete_place(self) -> None:
+        """Remove the place itself where stores have such a thing, if it is empty."""
+        ...
+
+    def versions(self) -> list[str]:
+        """The URIs of the versions beside this plain name, finished or not."""
+        ...
+
 
 def open_store(uri: str) -> Store:
-    """The store of a model's URI.  Raises BadRequest for a URI that names no store."""
+    """The store of a model's URI.  Raises BadRequest for a URI that names no store, and what a hub answers."""
     parts = urlsplit(uri)
     open_one = _STORES.get(parts.scheme)
     store = open_one(uri, parts) if open_one is not None else None
     if store is None:
         raise BadRequest(
-            f"{uri!r} is not the URI of a model", hint="s3://bucket/prefix, file:///absolute/path or http://host/path"
+            f"{uri!r} is not the URI of a model",
+            hint="s3://bucket/prefix, hf://org/name, file:///absolute/path or http://host/path",
         )
     return store
 
@@ -56,6 +84,12 @@ def open_store(uri: str) -> Store:
 def _open_s3(uri: str, parts: SplitResult) -> Store | None:
     prefix = parts.path.strip("/")
     return S3Store(uri, parts.netloc, prefix) if parts.netloc and prefix else None
+
+
+def _open_hub(uri: str, _parts: SplitResult) -> Store | None:
+    from thaw.cli.hub import HubStore
+
+    return HubStore(uri)
 
 
 def _open_directory(uri: str, parts: SplitResult) -> Store | None:
@@ -68,6 +102,7 @@ def _open_http(uri: str, parts: SplitResult) -> Store | None:
 
 _STORES: Final[Mapping[str, Callable[[str, SplitResult], Store | None]]] = {
     "s3": _open_s3,
+    "hf": _open_hub,
     "file": _open_directory,
     "http": _open_http,
     "https": _open_http,
@@ -116,6 +151,29 @@ class DirectoryStore:
         except FileNotFoundError:
             return None
 
+    def objects(self) -> Mapping[str, Stored]:
+        found = {}
+        for path in self._directory.iterdir() if self._directory.is_dir() else ():
+            with suppress(FileNotFoundError):  # somebody else removes files, too
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found[path.name] = Stored(status.st_size, status.st_mtime)
+        return found
+
+    def delete(self, name: str) -> None:
+        with _os_errors(self.uri):
+            (self._directory / name).unlink(missing_ok=True)
+
+    def delete_place(self) -> None:
+        with suppress(OSError):  # not empty, or gone
+            self._directory.rmdir()
+
+    def versions(self) -> list[str]:
+        parent = self._directory.parent
+        beside = parent.iterdir() if parent.is_dir() else ()
+        found = (f"{self.uri.rstrip('/')}{p.name.removeprefix(self._directory.name)}" for p in beside if p.is_dir())
+        return sorted(uri for uri in found if pinned(uri) and plain_name(uri) == self.uri.rstrip("/"))
+
     def check_writable(self) -> None:
         with _os_errors(self.uri):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -138,6 +196,20 @@ class HttpStore:
     def size(self, name: str) -> int | None:
         self.check_writable()
         return None
+
+    def objects(self) -> Mapping[str, Stored]:
+        self.check_writable()
+        return {}
+
+    def delete(self, name: str) -> None:
+        self.check_writable()
+
+    def delete_place(self) -> None:
+        self.check_writable()
+
+    def versions(self) -> list[str]:
+        self.check_writable()
+        return []
 
     def check_writable(self) -> None:
         raise BadRequest(f"{self.uri} is read only", hint="push to s3:// or file:// instead")
@@ -189,6 +261,32 @@ class S3Store:
                 return int(self._s3.head_object(**self._at(name))["ContentLength"])
         except ModelNotFound:
             return None
+
+    def objects(self) -> Mapping[str, Stored]:
+        prefix = f"{self._prefix}/"
+        return {
+            entry["Key"].removeprefix(prefix): Stored(entry["Size"], entry["LastModified"].timestamp())
+            for page in self._pages(prefix)
+            for entry in page.get("Contents", [])
+            if entry["Key"] != prefix
+        }
+
+    def delete(self, name: str) -> None:
+        with self._errors(name):
+            self._s3.delete_object(**self._at(name))
+
+    def delete_place(self) -> None:
+        """A store of objects has no places."""
+
+    def versions(self) -> list[str]:
+        beside = (p["Prefix"] for page in self._pages(f"{self._prefix}@") for p in page.get("CommonPrefixes", []))
+        found = (f"s3://{self._bucket}/{prefix.rstrip('/')}" for prefix in beside)
+        return sorted(uri for uri in found if pinned(uri))
+
+    def _pages(self, prefix: str) -> Iterator[Any]:
+        with self._errors(""):
+            pages = self._s3.get_paginator("list_objects_v2")
+            yield from pages.paginate(Bucket=self._bucket, Prefix=prefix, Delimiter="/")
 
     def check_writable(self) -> None:
         with self._errors(""):

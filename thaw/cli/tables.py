@@ -19,12 +19,18 @@ def table(*columns: str) -> Table:
     return made
 
 
-def show(made: Table) -> None:
-    """Print a table on stdout.  A narrow terminal breaks cells between words, and inside a word only if it must."""
+def show(made: Table, found: object = None) -> None:
+    """Print a table on stdout, or with --json what was ``found``, by default the table's cells.  A narrow terminal
+    breaks cells between words, and inside a word only if it must."""
     from rich.text import Text
 
-    from thaw.cli.context import out
+    from thaw.cli.context import globals_, out, print_json
 
+    if globals_.json:
+        names = [str(column.header) for column in made.columns]
+        cells = zip(*([Text.from_markup(str(c)).plain for c in column.cells] for column in made.columns), strict=True)
+        print_json([dict(zip(names, row, strict=True)) for row in cells] if found is None else found)
+        return
     for column in made.columns:
         words = [w for cell in (column.header, *column.cells) for w in Text.from_markup(str(cell)).plain.split()]
         column.min_width = max(map(len, words), default=0)

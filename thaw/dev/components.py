@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from thaw.dev.options import Options, parse_rate
 from thaw.dev.processes import MARK
 from thaw.errors import PlatformError
 from thaw.model_uri import ModelUri
+from thaw.settings import SettingError
 
 _READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is useful only while it leads
 _UNLIMITED_BYTES_PER_S = 1_250_000_000  # the link rate in plans on loopback: more than the store delivers
@@ -38,6 +40,7 @@ _PASSED_ON = (
     "THAW_FETCHD_ALLOW",
     "THAW_FETCHD_REFUSE",
     "THAW_FETCHD_CREDENTIALS",
+    "HF_ENDPOINT",
 )
 """Children inherit only these variables of our environment: a stray variable of a shell must not change a start.  The
 last ones say who may reach what, which only whoever runs the platform can decide."""
@@ -75,7 +78,7 @@ def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
             state_port,
             secret,
             env,
-            ["appendonly yes", "appendfsync always", "maxmemory-policy noeviction"],
+            ["appendonly yes", "appendfsync always", f"maxmemory {state_memory()}", "maxmemory-policy noeviction"],
         ),
         _valkey(
             layout,
@@ -88,6 +91,16 @@ def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
         ),
     ]
     return found if platform.store_dir else [*found, _weed(layout, platform, env)]
+
+
+def state_memory() -> str:
+    """What the state server may hold.  Raises SettingError."""
+    text = os.environ.get("THAW_STATE_MAXMEMORY", "1gb")
+    if not re.fullmatch(r"[1-9][0-9]*(kb|mb|gb)?", text):
+        raise SettingError(
+            f"THAW_STATE_MAXMEMORY={text!r:.80} is no size", hint="set it to bytes, or to a size like 512mb or 2gb"
+        )
+    return text
 
 
 def _valkey(
@@ -248,6 +261,7 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "THAW_MEMORY_MB": str(options.host_memory_mb),
         "THAW_INVOKER_BIND": f"{platform.host_address(number)}:0",
         "THAW_STAGE_ADDRESS": platform.host_address(number) if direct else "",
+        "THAW_API_HOST": platform.apihost,
         "THAW_STEM_CELLS": "on" if options.stem_cells else "off",
         "THAW_DRIVER": options.driver,
         "THAW_LINK_BYTES_PER_S": str(rate or _UNLIMITED_BYTES_PER_S),

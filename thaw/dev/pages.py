@@ -36,19 +36,32 @@ _CLI_HEAD = """# The command line
 
 `thaw` has the commands and options of `wsk`. `thaw COMMAND --help` prints the help of a command.
 
-**Target.** `--apihost` and `--auth` name the platform and the key; they may stand anywhere on the line. Without them,
+**Target.** `--apihost` and `--auth` name the platform and the key. Without them,
 `thaw` reads the file that `WSK_CONFIG_FILE` names, else `~/.wskprops`, else the key of the platform on this machine
 (`thaw dev up`).
 
-**Errors.** An error is one line on stderr, with a hint on how to go on. The exit code is wsk's: the HTTP status modulo
-256 (400 → 144, 401 → 145, 404 → 148, 409 → 153, 502 → 246, 503 → 247). It is 2 for a line that cannot be read, and 0
-for success.
+**https.** A certificate that no public authority has signed is taken when the file that `SSL_CERT_FILE` names has its
+signer's (as with `wsk`), or with `-i`, which checks nothing. `--cert FILE --key FILE`, or `CERT` and `KEY` in the
+property file, are a client's own certificate.
+
+**The whole line.** `--apihost`, `--auth`, `--cert`, `--key`, `-i`, `-v`, `-d` and `--json` may stand anywhere on it.
+`-v` prints each request and its answer on stderr, without the key; `-d` also where in the program an error comes
+from. Data is on stdout and words are on stderr. Lists are tables, with `--json` JSON.
+
+**Completion.** `source <(thaw completion bash)` in `~/.bashrc`, the same with `zsh` in `~/.zshrc`; in fish `thaw
+completion fish | source`.
+
+**Errors.** An error is one line on stderr, with a hint on how to go on. The exit code is wsk's: the HTTP status
+modulo 256 (400 → 144, 401 → 145, 404 → 148, 409 → 153, 502 → 246, 503 → 247). It is 2 for a line that cannot be read,
+3 when no platform answers, 202 for a blocking call that goes on after its 60 seconds, and 0 for success.
 
 **Parameters.** `-p KEY VALUE` gives a parameter. A value that is JSON is taken as JSON, everything else as text.
 `-P FILE` takes parameters from a JSON object in a file.
 
 **Models.** A model's URI is `s3://bucket/prefix` (in the store that `THAW_S3_ENDPOINT` names, else in that of the
 platform on this machine, else at AWS), `file:///absolute/path`, or `http(s)://host/path`, which can only be read.
+`hf://org/name@revision` is a model of a hub ([models](models.md#from-a-hub)), which can only be read, too:
+`HF_ENDPOINT` names the hub, and `HF_TOKEN` has the token.
 A push makes a version, `URI@VERSION`, and `URI` means the newest one from then on
 ([layout](formats/checkpoint-index.md#where-a-push-puts-a-model)).
 
@@ -78,22 +91,31 @@ def _rows(node: dict[str, Any], cls: Any, prefix: str = "") -> Iterator[tuple[st
             yield from _rows(child, hints[name], f"{path}.")
             continue
         required = name in node.get("required", ())
-        yield path, _kind(child), "required" if required else _default(fields[name]), child.get("description", "")
+        yield path, _kind(child), "required" if required else _default(fields.get(name)), child.get("description", "")
 
 
 def _kind(node: dict[str, Any]) -> str:
     if "const" in node:
         return f'`"{node["const"]}"`'
     if "enum" in node:
-        return "string"
+        return "string" if isinstance(node["enum"][0], str) else "integer"
     return str(node["type"])
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
+def _default(field: dataclasses.Field[Any] | None) -> str:
+    """``field``: None for a key that the parsed config has no place for."""
+    if field is None:
+        return "none"
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return "required without `model.base`"
+    if "default" in field.metadata:
+        return str(field.metadata["default"])
+    if field.default == "":
+        return "none"
     if field.default is None:
         return "the scheduler decides"
     if field.default is not dataclasses.MISSING:
-        return f"`{field.default!r}`".replace("'", '"') if field.default != "" else "the action's name"
+        return f"`{field.default!r}`".replace("'", '"')
     return "`{}`"
 
 

@@ -146,10 +146,14 @@ class Collection(Generic[T]):
         query: Sequence[tuple[str, str]] = (),
         body: Any = None,
         content: str = JSON,
+        timeout_s: float = CALL_S,
+        of: str = "",
     ) -> Mapping[str, Any]:
-        """``path``: below the collection's.  ``what`` is done, for errors."""
+        """``path``: below the collection's, or below ``of``, another one's.  ``what`` is done, for errors."""
         with self._translated(what):
-            found: Mapping[str, Any] = self._request(self._api, method, path, query, body, content)
+            found: Mapping[str, Any] = self._request(
+                self._api, method, path, query, body, content, timeout_s=timeout_s, of=of
+            )
         return found
 
     def ask(
@@ -186,9 +190,10 @@ class Collection(Generic[T]):
         *,
         timeout_s: float = CALL_S,
         preload: bool = True,
+        of: str = "",
     ) -> Any:
         return through.call_api(
-            f"{self._path}{path}",
+            f"{of or self._path}{path}",
             method,
             query_params=[*query],
             header_params={"Accept": JSON, "Content-Type": content},

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thaw.config import schema
+from thaw.config import ScalingConfig, schema
 
 GROUP: Final = "thaw.dev"
 VERSION: Final = "v1"
@@ -80,11 +80,15 @@ def structural(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_schema() -> dict[str, Any]:
-    """The config.  ``/scale`` needs a number of replicas to be there, so it has a default."""
+    """The config.  ``/scale`` needs a number of replicas to be there, so it has a default.  The cluster refuses an
+    autoscaler more of them than there may be."""
     found = structural(schema())
     scaling = found["properties"]["scaling"]
     scaling["default"] = {}
     scaling["properties"]["min_instances"]["default"] = 0
+    most = f"(has(self.max_instances) ? self.max_instances : {ScalingConfig().max_instances})"
+    text = "min_instances, the replicas, must not be more than max_instances"
+    scaling["x-kubernetes-validations"] = [{"rule": f"self.min_instances <= {most}", "message": text}]
     return found
 
 

@@ -3,7 +3,8 @@
 The state server is the truth, and the resource its face:
 
 - A resource's change is carried out once: the action carries the resource's generation.  What ``thaw`` changes in the
-  action later stays, is shown, and is written over by the resource's next change.
+  action later stays, is shown, and is written over by the resource's next change.  A change of nothing but the number
+  of instances writes that alone.
 - An action whose resource is gone is removed.  The action's mark says so, so no finalizer has to.
 - Only the scheduler starts and ends instances.  A resource says how many there shall be at least.
 """
@@ -15,33 +16,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from thaw import wire
 from thaw.action import KIND_LLM
 from thaw.config import parse_llm_config
-from thaw.errors import ConfigError, ErrorInfo
+from thaw.errors import ConfigError, ErrorInfo, PoolFull
 from thaw.kubernetes.resource import (
     ACTION,
+    BOUNDS,
     FALSE,
-    MARK,
     TRUE,
     UNKNOWN,
     Condition,
     Mark,
     ModelFunction,
+    mark_for,
     mark_of,
-    reason_before,
     with_times,
 )
-from thaw.standing import Standing
+from thaw.standing import NO_CAPACITY, RESOURCE_MARK, Standing
 
-NO_CAPACITY: Final = "NoCapacity"
 NAME_TAKEN: Final = "NameTaken"
-_NO_CAPACITY: Final = frozenset({"Unavailable", "PoolFull"})
-_PASSING: Final = frozenset({"Starting", "NotDeployed", "GatewayAway"})
-"""Reasons that are seen anew each time.  Others are remembered here while a gateway that was restarted knows none."""
-
 _LABEL_CHARACTERS: Final = 63
-_SCALING: Final = ("min_instances", "max_instances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,132 +47,135 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Write nothing but how many instances there may be."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Delete the action."""
 
 
-Step = Put | Remove | None
+Step = Put | Scale | Remove
 
 
-def step(resource: ModelFunction | None, standing: Standing | None, namespace: str) -> Step:
-    """``namespace``: the cluster's, in which the resource is or was."""
-    mark = None if standing is None else mark_of(standing)
-    is_own = mark is not None and mark.namespace == namespace
+def step(resource: ModelFunction | None, standing: Standing | None, within: str) -> Step | None:
+    """``within``: the UID of the cluster's namespace, in which the resource is or was."""
+    mark = None if standing is None else _own_mark(standing, within)
     if resource is None or resource.deleting:
-        return Remove() if is_own else None
-    wanted = Mark(namespace, resource.uid, resource.generation)
-    annotations = [{"key": MARK, "value": wanted.plain()}]
+        return None if mark is None else Remove()
+    wanted = mark_for(resource, within)
+    annotations = [{"key": RESOURCE_MARK, "value": wanted.plain()}]
+    put = {"config": resource.spec, "exec": {"kind": KIND_LLM}, "annotations": annotations}
     if standing is None:
-        return Put({"config": resource.spec, "exec": {"kind": KIND_LLM}, "annotations": annotations}, creates=True)
-    if not is_own or mark == wanted:
+        return Put(put, creates=True)
+    if mark is None or mark == wanted:
         return None
-    if (scaling := _only_scaling(resource, standing)) is not None:
-        return Put({"scaling": scaling, "annotations": annotations}, creates=False)
-    return Put({"config": resource.spec, "exec": {"kind": KIND_LLM}, "annotations": annotations}, creates=False)
+    bounds = _bounds(resource) if (mark.uid, mark.spec) == (wanted.uid, wanted.spec) else None
+    if bounds is not None and not _shares_instances(standing):
+        return Scale({**bounds, "annotations": annotations})
+    return Put(put, creates=False)
 
 
-def _only_scaling(resource: ModelFunction, standing: Standing) -> Mapping[str, int] | None:
-    """The bounds of the number of instances if the resource differs from the action in nothing else: then what runs
-    goes on."""
+def _own_mark(standing: Standing, within: str) -> Mark | None:
+    """None for an action that another cluster's resource made, or that is a copy of one of ours."""
+    mark = mark_of(standing)
+    return mark if mark is not None and (mark.within, mark.name) == (within, standing.name) else None
+
+
+def _bounds(resource: ModelFunction) -> Mapping[str, Any] | None:
     try:
-        wanted = wire.to_plain(parse_llm_config(resource.spec))
+        scaling = parse_llm_config(resource.spec).scaling
     except ConfigError:
-        return None
-    is_ = wire.to_plain(standing.config)
-    bounds = {name: wanted["scaling"][name] for name in _SCALING}
-    is_["scaling"] |= bounds
-    return bounds if is_ == wanted else None
+        return None  # the gateway says why
+    return {name: getattr(scaling, name) for name in BOUNDS}
+
+
+def _shares_instances(standing: Standing) -> bool:
+    """Functions with adapters share instances while their settings are the same, so other bounds are other instances
+    (docs/decisions/0043-adapters-share-instances.md)."""
+    return standing.config is not None and bool(standing.config.model.adapter)
 
 
 def status(
     resource: ModelFunction,
     standing: Standing | None,
-    namespace: str,
+    within: str,
     refusal: ErrorInfo | None,
-    away: str,
+    away: ErrorInfo | None,
     now: datetime,
 ) -> Mapping[str, Any]:
-    """``refusal``: what the check at deploy said of this generation.  ``away``: why the gateway does not answer."""
-    own = standing if standing is not None and _is_of(standing, resource, namespace) else None
-    if away:
+    """``refusal``: what the check at deploy said of this generation.  ``away``: why the gateway tells nothing."""
+    mark = None if standing is None else _own_mark(standing, within)
+    own = standing if mark is not None and mark.uid == resource.uid else None
+    if away is not None:
         found: dict[str, Any] = {k: v for k, v in resource.status.items() if k != "conditions"}
     elif own is None:
         found = {"instances": 0, "readyInstances": 0}
     else:
         found = {"version": own.version, "instances": own.ready + own.starting, "readyInstances": own.ready}
-        if started := _last_cold_start(resource, own):
-            found["lastColdStart"] = started
-    found |= {"observedGeneration": resource.generation, "selector": f"{ACTION}={resource.name[:_LABEL_CHARACTERS]}"}
+        if own.cold_start is not None:
+            found["lastColdStart"] = _last_cold_start(own)
+    found |= {"observedGeneration": resource.generation, "selector": f"{ACTION}={_label(resource.name)}"}
     conditions = (
-        _deployed(resource, standing, own, namespace, refusal, away),
-        _ready(resource, own, away),
-        _in_sync(resource, own),
+        _deployed(resource, standing, mark, within, refusal, away),
+        _ready(own, away),
+        _in_sync(resource, own, mark),
     )
     before = resource.status.get("conditions") or ()
     stamp = _stamp(now)
     return {**found, "conditions": with_times([c for c in conditions if c], before, resource.generation, stamp)}
 
 
-def _is_of(standing: Standing, resource: ModelFunction, namespace: str) -> bool:
-    mark = mark_of(standing)
-    return mark is not None and (mark.namespace, mark.uid) == (namespace, resource.uid)
-
-
 def _deployed(
     resource: ModelFunction,
     standing: Standing | None,
-    own: Standing | None,
-    namespace: str,
+    mark: Mark | None,
+    within: str,
     refusal: ErrorInfo | None,
-    away: str,
+    away: ErrorInfo | None,
 ) -> Condition:
     if refusal is not None:
         return Condition("Deployed", FALSE, refusal.code, _sentences(refusal))
-    if own is not None and mark_of(own) == Mark(namespace, resource.uid, resource.generation):
+    if mark == mark_for(resource, within):
         return Condition("Deployed", TRUE, "Deployed")
-    if away:
-        return Condition("Deployed", UNKNOWN, "GatewayAway", away)
-    mark = None if standing is None else mark_of(standing)
-    if standing is not None and (mark is None or mark.namespace != namespace):
-        text = (
-            f"This resource did not make the action {resource.name}.  Delete that: thaw action delete {resource.name}"
-        )
-        return Condition("Deployed", FALSE, NAME_TAKEN, text)
+    if away is not None:
+        return Condition("Deployed", UNKNOWN, away.code, _sentences(away))
+    if standing is not None and mark is None:
+        return Condition("Deployed", FALSE, NAME_TAKEN, _sentences(name_taken(resource.name)))
     return Condition("Deployed", FALSE, "Deploying")
 
 
-def _ready(resource: ModelFunction, own: Standing | None, away: str) -> Condition:
-    if away:
-        return Condition("Ready", UNKNOWN, "GatewayAway", away)
+def name_taken(name: str) -> ErrorInfo:
+    return ErrorInfo(
+        NAME_TAKEN, f"This resource did not make the action {name}.", f"Delete that: thaw action delete {name}"
+    )
+
+
+def _ready(own: Standing | None, away: ErrorInfo | None) -> Condition:
+    if away is not None:
+        return Condition("Ready", UNKNOWN, away.code, _sentences(away))
     if own is None:
         return Condition("Ready", FALSE, "NotDeployed", "See the condition Deployed.")
-    trouble = _trouble(resource, own)
+    if own.config is None:
+        text = "The action was made something else than a model.  The resource's next change makes it one again."
+        return Condition("Ready", FALSE, "NotAModel", text)
     least = own.config.scaling.min_instances
     if own.ready >= max(1, least):
         return Condition("Ready", TRUE, "Serving")
-    if trouble is not None:
-        return Condition("Ready", TRUE if own.ready else FALSE, trouble.reason, trouble.message)
+    if own.trouble is not None:
+        code = NO_CAPACITY if own.trouble.code == PoolFull.__name__ else own.trouble.code
+        return Condition("Ready", TRUE if own.ready else FALSE, code, _sentences(own.trouble))
     if own.ready == own.starting == least == 0:
         return Condition("Ready", TRUE, "ScaledToZero", "The next request starts it.")
     text = f"{own.ready} of {max(1, least)} serve, {own.starting} start."
     return Condition("Ready", TRUE if own.ready else FALSE, "Starting", text)
 
 
-def _trouble(resource: ModelFunction, own: Standing) -> Condition | None:
-    """Why instances are missing.  A gateway forgets it when it ends; then what the status says stands until something
-    happens."""
-    if own.trouble is not None:
-        code = own.trouble.code
-        return Condition("Ready", FALSE, NO_CAPACITY if code in _NO_CAPACITY else code, _sentences(own.trouble))
-    said = reason_before(resource, "Ready")
-    if said is None or own.ready or own.starting or resource.status.get("version") != own.version:
-        return None
-    return said if said.status == FALSE and said.reason not in _PASSING | {NO_CAPACITY} else None
-
-
-def _in_sync(resource: ModelFunction, own: Standing | None) -> Condition | None:
+def _in_sync(resource: ModelFunction, own: Standing | None, mark: Mark | None) -> Condition | None:
     """None while nothing of this resource is deployed, or an older generation of it."""
-    mark = None if own is None else mark_of(own)
     if own is None or mark is None or mark.generation != resource.generation:
         return None
     try:
@@ -187,16 +184,24 @@ def _in_sync(resource: ModelFunction, own: Standing | None) -> Condition | None:
         is_same = False
     if is_same:
         return Condition("InSync", TRUE, "InSync")
-    text = "The action was changed by other means, and runs as changed.  The resource's next change is written over it."
+    text = (
+        "The action was changed by other means, and runs as changed.  The resource's next change is written over it; "
+        "one of its number of instances leaves the rest."
+    )
     return Condition("InSync", FALSE, "ChangedElsewhere", text)
 
 
-def _last_cold_start(resource: ModelFunction, own: Standing) -> Mapping[str, Any] | None:
+def _last_cold_start(own: Standing) -> Mapping[str, Any] | None:
     started = own.cold_start
     if started is None:
-        return resource.status.get("lastColdStart")
+        return None
     at = datetime.fromtimestamp(started.at_wall_ms / 1000, UTC)
     return {"at": _stamp(at), "timeToFirstToken": f"{started.ttft_ms / 1000:.2f}s", "mode": started.start_mode}
+
+
+def _label(name: str) -> str:
+    """As a label's value, which is shorter than a name may be, and ends with a letter or a digit."""
+    return name[:_LABEL_CHARACTERS].rstrip("-.")
 
 
 def _stamp(at: datetime) -> str:

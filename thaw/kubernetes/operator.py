@@ -21,13 +21,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from thaw import lasting, wire
-from thaw.cli.client import ApiError, Client, action_path
+from thaw.cli.client import ApiError, Client, action_path, entity_path
 from thaw.cli.properties import Target, normal_apihost
 from thaw.ending import Ending
-from thaw.errors import ErrorInfo, PlatformError, ThawError
+from thaw.errors import ErrorInfo, PlatformError, ThawError, Unavailable
 from thaw.kubernetes import decide
 from thaw.kubernetes.api import MERGE, Collection, Event
 from thaw.kubernetes.crd import GROUP, PLURAL, VERSION
+from thaw.kubernetes.refusals import Refusals
 from thaw.kubernetes.resource import ModelFunction, seen
 from thaw.kubernetes.settings import OperatorSettings
 from thaw.kubernetes.watch import Watch
@@ -39,33 +40,41 @@ from thaw.standing import Standing, Standings
 _NEWS_S: Final = 25.0
 """How long the gateway may wait for news before it answers, and how late is seen what no event tells of."""
 
+_GAP_S: Final = 0.25
+"""Between two questions for news: a gateway that is about to end answers each of them at once."""
+
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
 _REFUSED_S: Final = 60.0
 """A refusal is asked for again after this time: an operator may have allowed the model meanwhile."""
 
 _JOIN_S: Final = 5.0
+_EXISTS: Final = 409
+_TOO_MANY: Final = 429
 
 
 class Operator:
     """``start`` returns when the threads run; ``stop`` leaves everything as it is."""
 
-    def __init__(self, settings: OperatorSettings, log: Log) -> None:
-        """Raises PlatformError when there are no credentials of a cluster, ThawError for a key that is none."""
+    def __init__(self, settings: OperatorSettings, log: Log, refused_s: float = _REFUSED_S) -> None:
+        """``refused_s``: how long a refusal stands.  Raises PlatformError when there are no credentials of a cluster,
+        ThawError for a key that is none."""
         self._namespace, self._log = settings.pod_namespace, log
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{self._namespace}/{PLURAL}"
         self._cluster = Collection(path, PLURAL, "operator", seen, settings.kubeconfig)
         target = Target(normal_apihost(settings.gateway_url), settings.key, "THAW_API_KEY")
         self._news, self._gateway = (Client(target, read_timeout_s=_NEWS_S + 30.0) for _ in range(2))
+        self._within = ""  # the UID of the cluster's namespace; empty: not read yet
         self._changed = threading.Condition()
         self._stopping = False
         self._pending = True  # a pass is due
         self._resources: dict[str, ModelFunction] | None = None  # None: not listed yet
         self._standings: Mapping[str, Standing] | None = None  # None: nobody has asked since the last write
-        self._token = ""
+        self._mark = ""  # of the standings
         self._n_writes = 0
-        self._away = ""  # why the gateway does not answer
-        self._refusals: dict[tuple[str, int], ErrorInfo] = {}  # by uid and generation
+        self._away: ErrorInfo | None = None  # why the gateway tells nothing
+        self._refusals = Refusals[tuple[str, int], ErrorInfo](refused_s)  # by uid and generation
+        self._not_shown = Refusals[str, Mapping[str, Any]](refused_s)  # statuses that the cluster does not take, by uid
         self._watch: Watch[ModelFunction] | None = None
         self._passes = LastingThread(self._run, "passes")
 
@@ -114,31 +123,37 @@ class Operator:
             with self._changed:
                 if self._stopping:
                     return
-                n_writes, known = self._n_writes, "" if self._standings is None else self._token
+                n_writes, known = self._n_writes, None if self._standings is None else self._mark
+            gap_s = _GAP_S
             try:
-                plain = self._news.get("standings", known=known, wait_s=_NEWS_S if known else 0)
+                plain = self._news.get("standings", known=known, wait_s=0 if known is None else _NEWS_S)
                 self._told(wire.from_plain(Standings, plain), n_writes)
                 pause_s = _FIRST_PAUSE_S
             except ThawError as e:
-                self._lost(f"{e.message}  {e.hint}".strip())
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._lost(e)
+                gap_s, pause_s = pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, gap_s)
 
     def _told(self, found: Standings, n_writes: int) -> None:
         with self._changed:
-            if self._away:
+            if self._away is not None:
                 self._log.event("gateway_back")
-            self._pending = self._pending or bool(self._away) or found.token != self._token
-            self._away = ""
+            self._pending = self._pending or self._away is not None or found.mark != self._mark
+            self._away = None
             if n_writes == self._n_writes:  # else it may be from before the last write
-                self._standings, self._token = {each.name: each for each in found.actions}, found.token
+                self._standings, self._mark = {each.name: each for each in found.actions}, found.mark
             self._changed.notify_all()
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, error: ThawError) -> None:
+        """What was told before stands if the gateway has only too much to do."""
+        if isinstance(error, ApiError) and error.http_status == _TOO_MANY:
+            self._log.event("gateway_busy", error=error.message)
+            return
+        why = _absence(error)
         with self._changed:
-            if not self._away and not self._stopping:
-                self._log.event("gateway_away", error=why)
+            if self._away is None and not self._stopping:
+                self._log.event("gateway_away", reason=why.code, error=why.message)
             self._pending = self._pending or self._away != why
             self._away, self._standings = why, None
             self._changed.notify_all()
@@ -148,7 +163,7 @@ class Operator:
         found = wire.from_plain(Standings, self._gateway.get("standings"))
         standings = {each.name: each for each in found.actions}
         with self._changed:
-            self._standings, self._token = standings, found.token
+            self._standings, self._mark = standings, found.mark
         return standings
 
     # what is done ----------------------------------------------------------------------------------------------------
@@ -156,12 +171,11 @@ class Operator:
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
+            left_s = [s for s in (self._refusals.left_s(), self._not_shown.left_s()) if s is not None]
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._pending, _REFUSED_S if self._refusals else None)
+                self._changed.wait_for(lambda: self._stopping or self._pending, min(left_s, default=None))
                 if self._stopping:
                     return
-                if not self._pending:
-                    self._refusals.clear()  # they are asked for again
                 self._pending = False
             try:
                 self._pass()
@@ -181,38 +195,46 @@ class Operator:
             standings: Mapping[str, Standing] | None = self._standings
             if self._resources is None:
                 return  # the list wakes us
-        self._forget_refusals(resources)
+        self._within = self._within or self._read_within()
+        self._refusals.forget({(r.uid, r.generation) for r in resources.values()})
+        self._not_shown.forget({r.uid for r in resources.values()})
         failed: ThawError | None = None
-        if not away:
+        if away is None:
             standings = self._ask() if standings is None else standings
             n_writes = self._n_writes
             failed = self._write(resources, standings)
             if n_writes != self._n_writes:
                 standings = self._ask()
-        for name, resource in resources.items():
-            if not resource.deleting:
-                self._show(resource, (standings or {}).get(name), away)
+        failed = self._show_all(resources, standings or {}, away) or failed
         if failed is not None:
             raise failed
 
+    def _read_within(self) -> str:
+        path = f"/api/v1/namespaces/{self._namespace}"
+        found = self._cluster.call("read the namespace", "GET", "", of=path)
+        return str(found["metadata"]["uid"])
+
     def _write(self, resources: Mapping[str, ModelFunction], standings: Mapping[str, Standing]) -> ThawError | None:
-        """Returns what the gateway did not take for now; the other resources do not wait for it."""
+        """Returns what the gateway did not take for now; the other resources do not wait for it, unless it takes
+        nothing."""
         failed: ThawError | None = None
         for name in sorted({*resources, *standings}):
             resource = resources.get(name)
-            step = decide.step(resource, standings.get(name), self._namespace)
-            if step is None or (resource is not None and (resource.uid, resource.generation) in self._refusals):
+            step = decide.step(resource, standings.get(name), self._within)
+            if step is None or (resource is not None and self._refusals.get((resource.uid, resource.generation))):
                 continue
             self._outdate()  # an answer that was asked for before this write says nothing of what there is after it
             try:
                 self._carry_out(name, step)
             except ApiError as e:
+                if e.http_status == _TOO_MANY:
+                    return e
                 if resource is None or not _is_final(step, e):
                     failed = e
                 else:
                     self._refused(resource, e)
             except ThawError as e:
-                failed = e
+                return e
             finally:
                 self._outdate()  # nor does one that was asked for during the write
         return failed
@@ -222,33 +244,49 @@ class Operator:
             self._n_writes += 1
             self._standings = None
 
-    def _carry_out(self, name: str, step: decide.Put | decide.Remove) -> None:
+    def _carry_out(self, name: str, step: decide.Step) -> None:
         match step:
             case decide.Put():
                 overwrite = {} if step.creates else {"overwrite": True}
                 self._gateway.put(action_path(name), step.body, **overwrite)
-                self._log.event("deployed", action=name, creates=step.creates, scales="scaling" in step.body)
+                self._log.event("deployed", action=name, creates=step.creates)
+            case decide.Scale():
+                self._gateway.put(entity_path("scaling", name), step.body)
+                self._log.event("scaled", action=name, least=step.body["min_instances"])
             case decide.Remove():
                 self._gateway.delete(action_path(name))
                 self._log.event("removed", action=name)
 
     def _refused(self, resource: ModelFunction, error: ApiError) -> None:
-        code = decide.NAME_TAKEN if error.http_status == 409 else "Refused"
+        said = ErrorInfo("Refused", error.message, _own_hint(error))
+        if error.http_status == _EXISTS:
+            said = decide.name_taken(resource.name)
         self._log.event("refused", action=resource.name, status=error.http_status, error=error.message)
-        with self._changed:
-            self._refusals[resource.uid, resource.generation] = ErrorInfo(code, error.message, error.hint)
+        self._refusals.note((resource.uid, resource.generation), said)
 
-    def _forget_refusals(self, resources: Mapping[str, ModelFunction]) -> None:
-        living = {(r.uid, r.generation) for r in resources.values()}
-        with self._changed:
-            self._refusals = {key: error for key, error in self._refusals.items() if key in living}
+    def _show_all(
+        self, resources: Mapping[str, ModelFunction], standings: Mapping[str, Standing], away: ErrorInfo | None
+    ) -> ThawError | None:
+        """Returns why a status is to be written again; the others do not wait for it."""
+        failed: ThawError | None = None
+        for name, resource in resources.items():
+            if resource.deleting or (failed is not None and self._watch is not None and self._watch.away):
+                continue
+            refusal = self._refusals.get((resource.uid, resource.generation))
+            now = datetime.now(UTC)
+            wanted = decide.status(resource, standings.get(name), self._within, refusal, away, now)
+            if wanted in (resource.status, self._not_shown.get(resource.uid)):
+                continue
+            try:
+                self._show(resource, dict(wanted))
+            except Unavailable as e:
+                failed = e
+            except PlatformError as e:
+                self._log.event("status_refused", resource=name, error=e.message)
+                self._not_shown.note(resource.uid, wanted)
+        return failed
 
-    def _show(self, resource: ModelFunction, standing: Standing | None, away: str) -> None:
-        refusal = self._refusals.get((resource.uid, resource.generation))
-        now = datetime.now(UTC)
-        wanted: dict[str, Any] = dict(decide.status(resource, standing, self._namespace, refusal, away, now))
-        if wanted == resource.status:
-            return
+    def _show(self, resource: ModelFunction, wanted: Mapping[str, Any]) -> None:
         body = {"status": {**dict.fromkeys(resource.status.keys() - wanted.keys()), **wanted}}
         path = f"/{resource.name}/status"
         if self._cluster.ask("write the status", "PATCH", path, {"NotFound"}, body=body, content=MERGE) is not None:
@@ -262,9 +300,25 @@ class Operator:
                 self._resources[resource.name] = replace(known, status=written)
 
 
-def _is_final(step: decide.Put | decide.Remove, error: ApiError) -> bool:
+def _absence(error: ThawError) -> ErrorInfo:
+    """Why the gateway tells nothing, as a condition's reason and message."""
+    status = error.http_status if isinstance(error, ApiError) else 0
+    if status in (401, 403):
+        hint = "Put a key into the Secret from which the operator has THAW_API_KEY, and restart the operator."
+        return ErrorInfo("KeyRefused", error.message, hint)
+    if isinstance(error, Unavailable) or status >= 500:
+        return ErrorInfo("GatewayAway", error.message)
+    return ErrorInfo("GatewayNotUnderstood", error.message, "Are THAW_GATEWAY_URL and the gateway's version right?")
+
+
+def _own_hint(error: ApiError) -> str:
+    """The gateway's.  The client's own are for whoever types commands."""
+    return str(error.body.get("hint") or "") if isinstance(error.body, dict) else ""
+
+
+def _is_final(step: decide.Step, error: ApiError) -> bool:
     """A repeat would be refused again.  An update that met another one (409) is not: the next list has that one."""
-    if error.http_status == 409:
+    if error.http_status == _EXISTS:
         return isinstance(step, decide.Put) and step.creates
     return error.http_status < 500 and error.http_status not in (401, 404, 429)
 

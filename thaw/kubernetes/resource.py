@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from thaw.kubernetes.crd import GROUP
-from thaw.standing import Standing
-
-MARK: Final = f"{GROUP}/modelfunction"
-"""The annotation of an action that a resource made."""
+from thaw.standing import RESOURCE_MARK, Standing
 
 ACTION: Final = f"{GROUP}/action"
+BOUNDS: Final = ("min_instances", "max_instances", "keep_alive_s")
+"""What of ``scaling`` is changed without a new version."""
+
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
@@ -42,22 +44,33 @@ def seen(plain: Mapping[str, Any]) -> ModelFunction:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Which resource an action was made from, and by which of its generations."""
+    """Which resource an action was made from, and by which of its generations.  ``within``: the UID of the cluster's
+    namespace, which no other cluster has.  ``name``: the resource's; a copy of the action has it, too, under a name of
+    its own.  ``spec`` stands for all of the config but the bounds of the number of instances."""
 
-    namespace: str
+    within: str
+    name: str
     uid: str
     generation: int
+    spec: str
 
     def plain(self) -> dict[str, Any]:
-        return {"namespace": self.namespace, "uid": self.uid, "generation": self.generation}
+        return asdict(self)
 
 
 def mark_of(standing: Standing) -> Mark | None:
     """None for an action that no resource made, or whose mark somebody has written over."""
-    match standing.annotations.get(MARK):
-        case {"namespace": str(namespace), "uid": str(uid), "generation": int(generation)}:
-            return Mark(namespace, uid, generation)
+    match standing.annotations.get(RESOURCE_MARK):
+        case {"within": str(within), "name": str(name), "uid": str(uid), "generation": int(generation), **more}:
+            return Mark(within, name, uid, generation, str(more.get("spec", "")))
     return None
+
+
+def mark_for(resource: ModelFunction, within: str) -> Mark:
+    scaling = {k: v for k, v in (resource.spec.get("scaling") or {}).items() if k not in BOUNDS}
+    rest = json.dumps({**resource.spec, "scaling": scaling}, sort_keys=True)
+    digest = hashlib.sha256(rest.encode()).hexdigest()[:16]
+    return Mark(within, resource.name, resource.uid, resource.generation, digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,3 @@ def with_times(
         said = {"type": each.type, "status": each.status, "reason": each.reason, "message": each.message}
         found.append({**said, "lastTransitionTime": since or now, "observedGeneration": generation})
     return found
-
-
-def reason_before(resource: ModelFunction, type_: str) -> Condition | None:
-    """What the status says of ``type_`` now."""
-    for each in resource.status.get("conditions") or ():
-        if each.get("type") == type_:
-            return Condition(type_, each.get("status", ""), each.get("reason", ""), each.get("message", ""))
-    return None

@@ -6,7 +6,7 @@ A command goes out only after its plan is written, so that a successor finds eve
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from relay.protocol.messages import (
     Cancel,
     Command,
     Consolidate,
+    DemandAdded,
     InspectModel,
     Release,
     SetStemCells,
@@ -59,7 +60,7 @@ from relay.protocol.messages import (
     StartFailed,
     Undrain,
 )
-from relay.state import bus, keys, redis_link
+from relay.state import bus, keys, redis_link, starts
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
@@ -91,14 +92,22 @@ class Effects:
         self._admitting: dict[GroupId, tuple[StartGroup, Arrival]] = {}
         self._registry, self._records = Registry(client), Records(client, clock)
         self._seen: dict[ActivationId, Arrival] = {}
+        self._adapters: dict[ActivationId, str] = {}  # that demand wants, which the policy need not know
         self._inspected: dict[str, Arrival] = {}
 
-    def seen(self, activation_id: ActivationId, arrival: Arrival) -> None:
+    def seen(self, activation_id: ActivationId, arrival: Arrival, adapter: str = "") -> None:
         """The request's demand was taken up now.  From now on its wait belongs to its ``planned`` phase."""
         self._seen.setdefault(activation_id, arrival)
+        if adapter:
+            self._adapters[activation_id] = adapter
+
+    def reloaded(self, demand: Iterable[DemandAdded]) -> None:
+        """This is all the demand that there is; messages about some of it may have been missed."""
+        self._adapters = {d.activation_id: d.adapter for d in demand if d.adapter}
 
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
+        self._adapters.pop(activation_id, None)
 
     def apply(self, decision: Decision, arrival: Arrival) -> None:
         """Carry out a decision.  Raises PlatformError when the state server does not accept it."""
@@ -132,7 +141,7 @@ class Effects:
                 self._send(
                     decision.host_id,
                     decision.command_id,
-                    InspectModel(decision.uri, decision.known_uri, decision.known_version),
+                    InspectModel(decision.uri, decision.known_uri, decision.known_version, decision.namespaces),
                 )
             case KeepStemCells():
                 self._log.event("stem_cells", host_id=decision.host_id, kind=decision.kind, count=decision.count)
@@ -202,8 +211,10 @@ class Effects:
 
     def _command(self, decision: StartGroup, arrival: Arrival) -> None:
         plan = decision.plan
+        wanted = (self._adapters.get(a, "") for a in decision.activation_ids)
+        adapters = tuple(dict.fromkeys(filter(None, wanted)))
         for stage in decision.stages:
-            body = Start(plan, stage.stage, stage.instance_id, decision.activation_ids)
+            body = Start(plan, stage.stage, stage.instance_id, decision.activation_ids, adapters)
             self._send(stage.host_id, stage.command_id, body)
         demands = [self._seen.pop(a, arrival) for a in decision.activation_ids]
         first = min(demands, key=lambda a: a.mono_ns, default=arrival)
@@ -237,7 +248,7 @@ class Effects:
                 error=decision.error.message,
             )
         failed = StartFailed(decision.action, decision.activation_ids, decision.error, decision.group_id)
-        bus.publish(self._redis, failed)
+        starts.start_failed(self._redis, failed)
 
     # what was learned ----------------------------------------------------------------------------------------------
 

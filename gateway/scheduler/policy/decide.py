@@ -16,6 +16,7 @@ from gateway.scheduler.events import (
     HostSeen,
     HostsSeen,
     OtherEvent,
+    QuotasSeen,
     Rebuilt,
     StartRefused,
     Timer,
@@ -78,6 +79,10 @@ def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list
         found = _meet_demand(view, name, activation_ids, now_s)
         stem_cells.note_starts(view, found, now_s)
         decided += found
+    for name in view.shares.woken():
+        found = rescale(view, name, now_s)
+        stem_cells.note_starts(view, found, now_s)
+        decided += found
     return decided
 
 
@@ -97,6 +102,9 @@ def _decide(view: ClusterView, event: OtherEvent, now_s: float) -> list[Decision
             return _action_seen(view, event, now_s)
         case ActionDeleted():
             return _action_deleted(view, event.action, now_s)
+        case QuotasSeen():
+            view.shares.take(event.namespace, event.own)
+            return []
         case HostsSeen():
             return _hosts_seen(view, event.reports, now_s)
         case HostSeen():
@@ -280,7 +288,10 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
     match event.kind:
         case TimerKind.RESCALE:
             name = ActionName(event.key)
-            view.action(name).wake_s = None
+            action = view.action(name)
+            if action.wake_s is not None and now_s < action.wake_s:
+                return []  # an earlier timer was set after this one, and its successor is still to come
+            action.wake_s = None
             return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
         case TimerKind.START:
             return instances.start_overdue(view, GroupId(event.key), now_s)
@@ -303,6 +314,8 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
 def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
     """Build the view from what the registry says.  Starts that were planned and never confirmed are taken back: the
     scheduler cannot know whether their commands were sent, and a new start costs less than waiting."""
+    for quotas in event.quotas:
+        view.shares.take(quotas.namespace, quotas.own)
     for facts in event.actions:
         view.set_facts(facts)
     for model in event.models:

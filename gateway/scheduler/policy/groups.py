@@ -44,7 +44,7 @@ def end(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
     """End a group of which a stage has gone or never came: its other stages are of no use.  Requests that wait for this
     group then wait for another."""
     plan = group.plan
-    del view.groups[plan.group_id]  # its remaining stages are released below, or have gone
+    view.drop_group(group)  # its remaining stages are released below, or have gone
     for stage in plan.stages:
         if (host := view.hosts.get(stage.host)) is not None:
             host.ledger.remove(fetch_key(plan.group_id, stage.stage), now_s)

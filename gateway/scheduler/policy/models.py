@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.scheduler.decisions import Decision, Flag, TimerKind, Wake
+from gateway.scheduler.policy.failing import fail
 from gateway.scheduler.policy.starts import (
     RETRY_BASE_S,
     RETRY_CAP_S,
     due_s,
     ensure_model,
-    fail,
     first_due_s,
     rescale,
     wake,

@@ -29,6 +29,7 @@ from gateway.scheduler.view.hosts import HostView, Room
 from gateway.scheduler.view.idle import Emptied
 from thaw import bound, partition
 from thaw.action import KIND_LLM
+from thaw.hub import is_same_content
 from thaw.ids import GroupId, HostId
 from thaw.instance import StartMode
 from thaw.plan import StageRole
@@ -110,7 +111,7 @@ class Offers:
         """``size``: the only size to search for, with workers on idle devices."""
         self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
-        uri = stages.facts.uri
+        uri, version = stages.facts.uri, stages.facts.version
         times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
         self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
         if size is None:
@@ -120,11 +121,10 @@ class Offers:
             wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
         else:
             wanted = _wanted_for(facts, stages, size, _due_of(view, size, times.values()))
-        holders = view.index.with_model(uri)
+        holders = view.index.with_model(uri, version)
         also = set(holders)
         also |= view.idle.hosts(EXPLAINED_HOSTS) if without_idle else set()
         self._hosts = view.index.offers(wanted, now_s, also)
-        version = stages.facts.version
         self._resident = [
             h.host_id in holders and h.has_model(uri, stages.facts.weight_bytes, version) for h in self._hosts
         ]
@@ -264,13 +264,14 @@ class Offers:
         """Return the bytes of the model that the host has, and the bytes that other starts there are fetching: a start
         may share both."""
         version = self._model.version
-        held = sum(r.n_bytes for r in host.report.resident if r.uri == self._model.uri and r.version in ("", version))
+        uri = self._model.uri
+        held = sum(r.n_bytes for r in host.report.resident if is_same_content(uri, version, r.uri, r.version))
         groups = {key.partition("/")[0] for key in host.ledger.fetches()}
         plans = (self._view.groups[GroupId(g)].plan for g in groups if GroupId(g) in self._view.groups)
         fetching = sum(
             partition.size((*stage.first_ranges, *stage.later_ranges))
             for plan in plans
-            if plan.model is not None and plan.model.uri == self._model.uri
+            if plan.model is not None and is_same_content(uri, version, plan.model.uri, plan.model.version)
             for stage in plan.stages
             if stage.host == host.host_id
         )

@@ -7,7 +7,6 @@ from typing import Final
 
 from gateway.scheduler.decisions import (
     Decision,
-    FailDemand,
     InspectModelOn,
     ReleaseInstance,
     StageStart,
@@ -21,6 +20,7 @@ from gateway.scheduler.placement.stages import Stages
 from gateway.scheduler.placement.window import Lacking, new_workers
 from gateway.scheduler.policy import pools
 from gateway.scheduler.policy.evictions import evictions
+from gateway.scheduler.policy.failing import fail, fail_all, too_many_starts
 from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.policy.place import in_time_without_idle, most_stages, place
 from gateway.scheduler.policy.transports import transport_of
@@ -29,7 +29,7 @@ from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, In
 from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
-from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, ThawError, from_info
+from thaw.errors import MemoryTooSmall, NotFound, ThawError, from_info
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceState
 from thaw.model import ModelFacts
@@ -63,14 +63,21 @@ many actions wait that more than RECHECKS_PER_S would be examined in a second.""
 
 def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
     """Bring an action's workers up to what its queue and its minimum ask for."""
+    was_blocked = view.blocked.lift(name)  # blocked again below if there is no room
+    try:
+        return _rescale(view, name, was_blocked, now_s)
+    finally:
+        if was_blocked:
+            view.blocked.settle(name)
+
+
+def _rescale(view: ClusterView, name: ActionName, was_blocked: bool, now_s: float) -> list[Decision]:
     action = view.action(name)
     facts = action.facts
     if facts is None:
         failed = fail_all(view, name, NotFound("The requested resource does not exist."))
         view.forget_deleted(name)
         return failed
-    was_blocked = name in view.blocked
-    view.blocked.drop(name)  # blocked again below if there is no room
     if view.keeper is not None and view.keeper[0] == name:
         view.keep_nothing()
     if not action.waiting and action.minimum == 0 and not facts.is_llm:
@@ -224,7 +231,11 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
     model.due_s = now_s + (LOOK_DEADLINE_S if is_look else INSPECT_DEADLINE_S)
     model.attempts += 1
     known = (model.facts.uri, model.facts.version) if model.facts is not None else ("", "")
-    return [InspectModelOn(host.host_id, uri, command_id, *known), Wake(model.due_s, TimerKind.INSPECT, uri)]
+    namespaces = tuple(sorted({name.partition("/")[0] for name in model.actions}))
+    return [
+        InspectModelOn(host.host_id, uri, command_id, *known, namespaces),
+        Wake(model.due_s, TimerKind.INSPECT, uri),
+    ]
 
 
 def _fitness_to_look(host: HostView, model: ModelView) -> tuple[bool, bool, int, HostId]:
@@ -262,6 +273,8 @@ def _start_many(
     sizes = lacks.sizes(1 if stages is None else most_stages(view, facts, stages))[::-1]
     n_started = 0
     while sizes and n_started < lacks.room:
+        if not view.shares.may_start(facts.name):
+            return [*decided, *_wait_for_an_end(view, action, facts.name, now_s)]
         n_workers = sizes.pop()
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
@@ -269,11 +282,26 @@ def _start_many(
         if choice.fallback and (victims := _too_slow(view, facts, stages, now_s, n_workers)) is not None:
             view.block(facts.name)
             return [*decided, *victims, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
-        decided += start_group(view, facts, stages, choice, now_s)
+        started = start_group(view, facts, stages, choice, now_s)
+        decided += started
+        held = sum(stage.reserve_bytes for d in started if isinstance(d, StartGroup) for stage in d.plan.stages)
+        view.blocked.started(facts.name, held)
         n_started += 1
         if choice.n_stages < n_workers:
             sizes.append(n_workers - choice.n_stages)
     return decided
+
+
+def _wait_for_an_end(view: ClusterView, action: ActionView, name: ActionName, now_s: float) -> list[Decision]:
+    """The namespace has as many starts in progress as it may have: the end of one of them wakes the action.  Requests
+    whose time is over are told so."""
+    view.shares.wait(name)
+    late = tuple(d.demand.activation_id for d in view.waiting(name) if due_s(view, d) <= now_s and d.group_id is None)
+    told = fail(view, name, late, too_many_starts(view, name).info(), GroupId(""))
+    at_s = now_s + view.settings.start_deadline_s
+    if (first := next((d for d in view.waiting(name) if d.group_id is None), None)) is not None:
+        at_s = min(at_s, due_s(view, first))
+    return [*told, *wake(action, name, at_s, now_s)]
 
 
 def _wait_for_room(
@@ -415,16 +443,3 @@ def release(
         ReleaseInstance(record.host_id, record.instance_id, command_id, only_idle, reason, drained),
         Wake(now_s + RELEASE_DEADLINE_S, TimerKind.RELEASE, record.instance_id),
     ]
-
-
-def fail_all(view: ClusterView, name: ActionName, error: ThawError) -> list[Decision]:
-    return fail(view, name, tuple(view.action(name).waiting), error.info(), GroupId(""))
-
-
-def fail(
-    view: ClusterView, name: ActionName, activation_ids: tuple[ActivationId, ...], error: ErrorInfo, group_id: GroupId
-) -> list[Decision]:
-    """End these requests with ``error``.  The view forgets them at once, so that each is told only once."""
-    for activation_id in activation_ids:
-        view.drop_demand(activation_id)
-    return [FailDemand(name, activation_ids, error, group_id)] if activation_ids else []

@@ -23,6 +23,7 @@ from gateway.scheduler.view.hosts import HostView, new_host
 from gateway.scheduler.view.idle import IdleMemory, Where
 from gateway.scheduler.view.largest_device import Largest, same_sizes
 from gateway.scheduler.view.model import ModelView
+from gateway.scheduler.view.shares import Shares
 from gateway.scheduler.view.stem_cells import StemCells
 from gateway.scheduler.view.waiting_line import Turn, Turns
 from relay.protocol.messages import DemandAdded
@@ -61,7 +62,8 @@ class ClusterView:
         self.in_group: dict[GroupId, set[InstanceId]] = {}
         self.kept: dict[InstanceId, KeptStage] = {}
         self.models: dict[str, ModelView] = {}
-        self.blocked = Turns()  # actions that wait for memory
+        self.shares = Shares(settings.quota_starts)
+        self.blocked = Turns(self.shares.weight_of)  # actions that wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
@@ -115,8 +117,10 @@ class ClusterView:
         """Return False for a request that was already known.  A request that had an instance and lost it keeps its age,
         and stands before requests that came later."""
         if (waits := self.demand.get(demand.activation_id)) is not None:
-            waits.demand = demand  # another gateway may hold it now
-            return False
+            if waits.demand.action == demand.action:
+                waits.demand = demand  # another gateway may hold it now
+                return False
+            self.serve_demand(demand.activation_id)  # its function has moved to another pool
         action, known = self.action(demand.action), self._served.pop(demand.activation_id, None)
         if known is None:
             known = DemandView(demand, queued_s)
@@ -305,13 +309,19 @@ class ClusterView:
     def put_group(self, group: GroupView) -> None:
         """Add a group whose instances are known already."""
         self.groups[group.plan.group_id] = group
+        self.shares.count(group, 1)
         self._note_group(self.instances[group.instance_ids[0]].record)
 
     def group_started(self, group: GroupView) -> None:
         """Every stage is READY: no request waits for the group's start any more."""
+        self.shares.count(group, -1)
         group.is_starting = False
         group.activation_ids.clear()
         self._note_group(self.instances[group.instance_ids[0]].record)
+
+    def drop_group(self, group: GroupView) -> None:
+        self.shares.count(group, -1)
+        del self.groups[group.plan.group_id]
 
     def members(self, group_id: GroupId) -> list[InstanceView]:
         """Return the stages of the group that are known, in order of stage."""

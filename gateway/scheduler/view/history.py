@@ -42,6 +42,7 @@ _TIMES: Final = frozenset(f.name for f in fields(Times))
 EVERY_ACTION: Final = "*"
 """Stands in place of an action's name.  A real name has a slash."""
 
+_WAITS: Final = ("stem_cell_wait_s", "image_pull_s")
 _ALL_IS_THERE: Final = (Phase.FETCH_END, Phase.CONTAINER_END, Phase.CONTEXT_END, Phase.LIBRARIES_END)
 _DIRECT: Final = {
     "t_cc": (Phase.CONTAINER_BEGIN, Phase.CONTAINER_END),
@@ -263,7 +264,7 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
     tail is the longest of all stages, because a group is ready when all of them are.
 
     The wait for a stem cell is left out.  It depends on the moment, so the host predicts it
-    (``StemTarget.ready_in_s``).
+    (``StemTarget.ready_in_s``).  The pull of an image is left out, too: the next start there has the image.
     """
     by_stage: dict[int, list[TraceEvent]] = {0: []}
     for event in events:
@@ -283,11 +284,11 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
 def _without_the_cell(
     events: Sequence[TraceEvent], container_s: float | None, libraries_s: float | None
 ) -> dict[str, float | None]:
-    """``t_cc`` and ``t_l`` without the time that the start waited for its stem cell."""
+    """``t_cc`` and ``t_l`` without the time that the start waited for its stem cell, or for its image."""
     end = next((e.attrs for e in reversed(events) if e.name == Phase.CONTAINER_END), {})
-    waited = end.get("stem_cell_wait_s")
-    if container_s is not None and isinstance(waited, int | float):
-        container_s = max(0.0, container_s - waited)
+    waits = [w for name in _WAITS if isinstance(w := end.get(name), int | float)]
+    if container_s is not None:
+        container_s = max(0.0, container_s - sum(waits))
     # a cell that still imports when it is claimed writes the phase, and the start waits for its end
     claimed_importing = end.get("mode") == StartMode.PREWARMED
     return {"t_cc": container_s, "t_l": None if claimed_importing else libraries_s}

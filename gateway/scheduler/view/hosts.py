@@ -18,6 +18,7 @@ from gateway.scheduler.placement.pool_account import UNLIMITED, PoolAccount
 from gateway.scheduler.placement.schemes import DeviceFits, Gpu
 from gateway.scheduler.placement.stages import Stages
 from thaw.host import Device, FetchReport, HostReport
+from thaw.hub import is_same_content
 from thaw.ids import HostId, InstanceId
 from thaw.instance import InstanceRecord
 
@@ -130,7 +131,9 @@ class HostView:
     def has_model(self, uri: str, n_bytes: int, version: str) -> bool:
         """True when the whole model lies in this host's memory in its present version: one that was pushed since must
         be fetched."""
-        return any(r.uri == uri and r.n_bytes >= n_bytes and r.version in ("", version) for r in self.report.resident)
+        return any(
+            r.n_bytes >= n_bytes and is_same_content(uri, version, r.uri, r.version) for r in self.report.resident
+        )
 
     def pool_ever_takes(self, stages: Stages) -> bool:
         """True when the host's memory for models is large enough for the whole model, whatever is held there now."""

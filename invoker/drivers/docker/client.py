@@ -71,6 +71,12 @@ class Engine:
         if tuple(map(int, version.split("."))) < _OLDEST_API:
             raise PlatformError(f"the engine speaks API {version}", hint="Docker 20.10 or newer is needed")
 
+    def maps_users(self) -> bool:
+        """Whether the engine's containers have a user namespace: it is rootless, or has userns-remap."""
+        with _translated("ask the engine"):
+            options = self._api.info().get("SecurityOptions") or ()
+        return any(str(option).partition(",")[0] in ("name=rootless", "name=userns") for option in options)
+
     def create(self, name: str, config: Mapping[str, Any]) -> None:
         """``config`` is the body of POST /containers/create.  Raises NotFound for a missing image.  A container of
         this name that exists already counts as created."""
@@ -167,6 +173,12 @@ class Engine:
                 continue
         return found
 
+    def label_values(self, label: str) -> Sequence[str]:
+        """The values of this label, of all containers that have it."""
+        with _translated("list containers"):
+            found = self._api.containers(all=True, filters={"label": label})
+        return [str(c["Labels"][label]) for c in found]
+
     def usage(self, name: str) -> tuple[int, float]:
         """(bytes of memory, CPU seconds)."""
         with _translated("measure the container"):
@@ -257,6 +269,7 @@ def _translated(what: str, ignored: Sequence[int] = ()) -> Iterator[None]:
 def _api_hint(explanation: str) -> str:
     hints: Mapping[str, str] = {
         "no space left on device": "make room on the engine's disk: docker system prune",
+        "seccomp is not enabled": "this host's kernel or engine has no seccomp; functions are not run without it",
         "could not select device driver": "install the NVIDIA container toolkit on this host",
         "bind source path does not exist": "mount THAW_RUN_DIR into the invoker from the engine's machine",
     }

@@ -19,12 +19,14 @@ from typing import Final, Self
 from invoker.drivers import io_directory, log_files, process_ids
 from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.drivers.confined import Limits
+from invoker.drivers.docker import seccomp
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen, gpu_request
 from invoker.drivers.docker.events import EngineEvents
 from invoker.drivers.docker.logs import LogFollower
 from invoker.drivers.docker.paths import EnginePaths
 from invoker.drivers.docker.spec import Asked, Mounts
+from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange, Uids
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import listens, wait_socket_until
@@ -36,6 +38,7 @@ from thaw.logs import Log
 OWNER: Final = "thaw.owner"
 CONTAINER: Final = "thaw.container"
 KIND: Final = "thaw.kind"
+UID: Final = "thaw.uid"
 _KILLED_S: Final = 10.0  # from SIGKILL to the engine's report of the end, memory of gigabytes included
 _LAST_LINES_S: Final = 1.0  # between a container's end and its last line
 _ENGINE_BACK_S: Final = 60.0
@@ -78,10 +81,14 @@ class DockerDriver:
         limits: Limits,
         log: Log,
         cut_off: Callable[[], None] = lambda: None,
+        uids: UidRange = DEFAULT_RANGE,
     ) -> None:
         """``cut_off`` is called when only a new life can reach the engine again (events.py).  Raises Unavailable
-        when there is no engine, PlatformError when ``run_dir`` is none of its machine's."""
+        when there is no engine, PlatformError when ``run_dir`` is none of its machine's, SettingError when its
+        containers cannot have the uids."""
         engine.check()
+        if engine.maps_users():
+            uids.check_mapped()
         self._engine, self._images, self._limits, self._log = engine, images, limits, log
         self._paths = EnginePaths.find(engine)
         self._owned = OwnedContainers(run_dir)
@@ -90,7 +97,8 @@ class DockerDriver:
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
         self._containers: dict[str, _Container] = {}
-        self._doomed: set[str] = set()  # to be removed when the engine is back
+        self._doomed: dict[str, str] = {}  # name → id of those to be removed when the engine is back
+        self._uids = Uids(uids, self.owner)
         self._relays = RelaySockets(run_dir / "relays", log)
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
@@ -99,8 +107,9 @@ class DockerDriver:
         settings = context.settings
         images = Images({KIND_PYTHON: settings.image_python, KIND_LLM: settings.image_llm}, settings.image_pull_s)
         limits = Limits(settings.n_cores, settings.pids, settings.tmp_mb, max(2048, 2 * settings.stem_cell_mb))
+        uids = UidRange.parse(settings.container_uids)
         engine = Engine(settings.docker_host)
-        return cls(engine, context.run_dir, settings.host_id, images, limits, context.log, context.cut_off)
+        return cls(engine, context.run_dir, settings.host_id, images, limits, context.log, context.cut_off, uids)
 
     def reachable(self) -> bool:
         """Try a new connection: an engine that is ending still serves the connections that were made before."""
@@ -131,11 +140,11 @@ class DockerDriver:
                 cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC),
             )
         try:
-            self._create(handle, spec)
+            pulled_s = self._create(handle, spec)
         except PlatformError:
             self.remove(handle)
             raise
-        return handle
+        return replace(handle, image_pull_s=pulled_s)
 
     def start(self, handle: Handle, spec: Spec) -> Handle:
         container = self._get(handle)
@@ -204,13 +213,17 @@ class DockerDriver:
 
     def remove(self, handle: Handle) -> None:
         """If the engine is away, the container is removed when it is back; this call does not wait for that."""
+        removed = True
         try:
             self._engine.remove(self._name(handle))
         except PlatformError as e:
+            removed = False
             self._log.event("removal_postponed", container_id=handle.container_id, error=e.message)
-            with self._lock:
-                self._doomed.add(self._name(handle))
         with self._lock:
+            if removed:
+                self._uids.release(handle.container_id)
+            else:
+                self._doomed[self._name(handle)] = handle.container_id
             container = self._containers.pop(handle.container_id, None)
         if container is not None:
             if container.logs is not None:
@@ -263,9 +276,10 @@ class DockerDriver:
         self._owned.write(handle, owned.labels)
         self._look(container)
 
-    def end(self, owned: Sequence[Owned]) -> None:
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
         for one in owned:
             self.remove(one.handle)
+        return owned
 
     def close(self) -> None:
         self._events.stop()
@@ -279,23 +293,37 @@ class DockerDriver:
 
     # the engine ----------------------------------------------------------------------------------------------------
 
-    def _create(self, handle: Handle, spec: Spec) -> None:
+    def _create(self, handle: Handle, spec: Spec) -> float:
+        """Returns the seconds that its image was pulled."""
         image = self._images.by_kind[spec.kind]
         mounts = Mounts(
             self._paths.there(str(io_directory.of(handle))),
             self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",
             self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
         )
-        labels = {OWNER: self.owner, CONTAINER: spec.container_id, KIND: spec.kind, "thaw.host": self._host_id}
+        live = frozenset(int(value) for value in self._engine.label_values(UID) if value.isdigit())
+        with self._lock:
+            uid = self._uids.take(spec.container_id, live)
+        labels = {
+            OWNER: self.owner,
+            CONTAINER: spec.container_id,
+            KIND: spec.kind,
+            UID: str(uid),
+            "thaw.host": self._host_id,
+        }
         devices = () if spec.device.startswith("cpu") or spec.kind != KIND_LLM else (gpu_request(spec.device),)
-        body = docker_spec.config(spec, Asked(image, labels, mounts, self._limits, devices))
+        body = docker_spec.config(spec, Asked(image, labels, mounts, self._limits, uid, seccomp.profile(), devices))
         try:
             self._engine.create(self._name(handle), body)
         except NotFound as e:
             if self._images.pull_s <= 0:
                 raise PlatformError(f"the image {image} is not on this host", hint="make images, or docker pull") from e
+            began = time.monotonic()
             self._engine.pull(image, self._images.pull_s)
+            pulled_s = time.monotonic() - began
             self._engine.create(self._name(handle), body)
+            return pulled_s
+        return 0.0
 
     def _name(self, handle: Handle) -> str:
         return f"thaw-{self.owner}-{handle.container_id}"
@@ -344,10 +372,12 @@ class DockerDriver:
     def _reconcile(self) -> None:
         """The engine is back: containers that it does not run any more have ended while it was away."""
         with self._lock:
-            containers, doomed = list(self._containers.values()), list(self._doomed)
-        for name in doomed:
+            containers, doomed = list(self._containers.values()), list(self._doomed.items())
+        for name, container_id in doomed:
             self._engine.remove(name)
-            self._doomed.discard(name)
+            with self._lock:
+                self._doomed.pop(name, None)
+                self._uids.release(container_id)
         for container in containers:
             if container.started:
                 self._look(container)

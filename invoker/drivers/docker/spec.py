@@ -24,7 +24,6 @@ from invoker.drivers.confined import ENVIRONMENT, SCRATCH, Limits
 from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_LLM
 
-USER: Final = "65534:65534"
 IO: Final = "/run/thaw/io"
 DESCRIPTOR_SOCKET: Final = "/run/thaw/door"
 RELAYS: Final = "/run/thaw/relays"
@@ -49,6 +48,9 @@ class Asked:
     labels: Mapping[str, str]
     mounts: Mounts
     limits: Limits
+    uid: int
+    seccomp: str
+    """The profile's JSON."""
     devices: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
@@ -62,7 +64,7 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "Entrypoint": ["python"],
         "Cmd": list(PROGRAMS[spec.kind]),
         "WorkingDir": SCRATCH,
-        "User": USER,
+        "User": f"{asked.uid}:{asked.uid}",
         "Env": [f"{name}={value}" for name, value in sorted(environment.items())],
         "Labels": dict(asked.labels),
         "Healthcheck": {"Test": ["NONE"]},
@@ -79,7 +81,7 @@ def _host_config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "IpcMode": "private",
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true"],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={asked.seccomp}"],
         "PidsLimit": limits.pids,
         "Memory": memory,
         "MemorySwap": memory,  # the same: no swap

@@ -10,6 +10,7 @@ from invoker.drivers.kubernetes.seen import Seen, seen
 from invoker.drivers.kubernetes.spec import Owner
 from thaw.kubernetes.api import CALL_S, MERGE, MERGE_BY_NAME, Collection, Event
 
+_EVENTS_S: Final = 2.0  # an explanation that comes later comes too late
 POD_NAME: Final = "THAW_POD_NAME"
 PodEvent = Event[Seen]
 
@@ -28,6 +29,7 @@ class Cluster(Collection[Seen]):
     def __init__(self, namespace: str, kubeconfig: str = "") -> None:
         """Raises PlatformError when there are no credentials."""
         super().__init__(f"/api/v1/namespaces/{namespace}/pods", "pods", "invoker", seen, kubeconfig)
+        self._events_path = f"/api/v1/namespaces/{namespace}/events"
 
     def create(self, pod: Mapping[str, Any]) -> Seen | None:
         """None when a pod of this name exists."""
@@ -41,6 +43,12 @@ class Cluster(Collection[Seen]):
 
     def node_pod(self, name: str) -> NodePod:
         return _node_pod(self.call("read this invoker's own pod", "GET", f"/{name}"))
+
+    def messages(self, uid: str, reason: str) -> Sequence[str]:
+        """What the node has noted of a pod for this reason."""
+        query = [("fieldSelector", f"involvedObject.uid={uid},reason={reason}")]
+        found = self.call("list events", "GET", "", query=query, timeout_s=_EVENTS_S, of=self._events_path)
+        return [str(event.get("message", "")) for event in found["items"]]
 
     def patch(self, name: str, body: Mapping[str, Any]) -> Seen | None:
         """Merge ``body`` into the pod.  None when there is no such pod, or none of the body's resourceVersion."""

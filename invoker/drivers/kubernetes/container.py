@@ -8,6 +8,7 @@ import threading
 from invoker.drivers.base import Handle
 from invoker.drivers.kubernetes.client import PodEvent
 from invoker.drivers.kubernetes.logs import PodLogs
+from invoker.drivers.kubernetes.pulls import Pull
 from invoker.drivers.kubernetes.seen import Ended, Seen
 
 
@@ -24,6 +25,7 @@ class Container:
         self.deleting = False
         self.gone = False  # there is no such pod any more
         self.logs: PodLogs | None = None
+        self.pull: Pull | None = None
         self.over = threading.Event()
         """The pod's container has ended, or the pod is gone."""
         self.ended = threading.Event()

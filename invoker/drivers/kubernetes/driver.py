@@ -30,6 +30,7 @@ from invoker.drivers.kubernetes.logs import PodLogs, log_path
 from invoker.drivers.kubernetes.patience import Patience
 from invoker.drivers.kubernetes.place import Place, find_place
 from invoker.drivers.kubernetes.pods import Left, Pods
+from invoker.drivers.kubernetes.pulls import Pull
 from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
@@ -111,11 +112,13 @@ class KubernetesDriver:
         container = self._get(handle)
         if container.started:
             return container.handle
-        deadline = time.monotonic() + self._place.start_s
+        began = time.monotonic()
+        deadline = began + self._place.start_s
         body = pod_spec.pod(spec, self._asked(handle, spec))
         container.asked = True
         container.note(self._patience.call(lambda: self._pods.make(body), deadline, container))
         await_running(container, self._place.node, deadline, spec.descriptor_socket)
+        took_s = time.monotonic() - began
         logs = self._follow(container, only_new=False)
         with container.lock:
             container.started, container.logs = True, logs
@@ -124,6 +127,8 @@ class KubernetesDriver:
             self._gone(container)
         if ended is not None:
             self._ended(container, ended)
+        if container.pod is not None and spec.labels.get("role") != pod_spec.STEM_CELL:
+            container.pull = Pull(self._cluster, container.pod.uid, took_s)
         return handle
 
     def connect(self, handle: Handle, *, deadline_s: float) -> Handle:
@@ -133,7 +138,7 @@ class KubernetesDriver:
         io_directory.close(handle)
         with container.lock:
             container.handle = replace(container.handle, pid=pid, start_ticks=ticks)
-            return container.handle
+        return replace(container.handle, image_pull_s=container.pull.seconds() if container.pull is not None else 0.0)
 
     def claim(self, handle: Handle) -> bool:
         container = self._get(handle)
@@ -258,15 +263,15 @@ class KubernetesDriver:
         else:
             self._look(container)
 
-    def end(self, owned: Sequence[Owned]) -> None:
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
         """Pods that another living invoker has claimed are left to it, for as long as it lives."""
-        containers = [self._end(one) for one in owned]
+        ending = [(one, container) for one in owned if (container := self._end(one)) is not None]
         until = time.monotonic() + _KILLED_S
-        for container in containers:
-            if container is not None:
-                if not container.over.wait(max(0.0, until - time.monotonic())):
-                    self._delete_later(container, "the pod does not end")
-                self._forget(container)
+        for _, container in ending:
+            if not container.over.wait(max(0.0, until - time.monotonic())):
+                self._delete_later(container, "the pod does not end")
+            self._forget(container)
+        return [one for one, _ in ending]
 
     def close(self) -> None:
         self._watch.stop()

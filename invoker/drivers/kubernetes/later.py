@@ -56,7 +56,7 @@ class Later:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if self._jobs else _FIRST_PAUSE_S
 
     def _due(self, pause_s: float) -> dict[str, Job]:
-        """What is to be done once ``pause_s`` is over; nothing when this was stopped."""
+        """Wait for ``pause_s``, and return the jobs to do then: none when this was stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or bool(self._jobs))
             self._changed.wait_for(lambda: self._stopped or self._now, pause_s)

@@ -204,10 +204,11 @@ class ProcessDriver:
         self._owned.write(handle, owned.labels)
         self._watch(handle, forked=False)
 
-    def end(self, owned: Sequence[Owned]) -> None:
+    def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
         for one in owned:
             _stop_unwatched(one.handle)
             self.remove(one.handle)
+        return owned
 
     def close(self) -> None:
         self._exits.close()

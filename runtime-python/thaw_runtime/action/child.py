@@ -2,8 +2,9 @@
 
 It handles one init, then runs.  With a concurrency of 1, user code runs on the main thread, so signals and event loops
 work as in a script.  Otherwise each run has its own thread, and all runs share the process's ``__OW_*`` variables,
-which are those of the last run.  An exception in user code is an application error.  If user code exits, this process
-ends, and the proxy reports "command exited"; if a signal killed the process, the proxy names the signal.
+which are those of the last run (so no such run gets a key).  An exception in user code is an application error.  If
+user code exits, this process ends, and the proxy reports "command exited"; if a signal killed the process, the proxy
+names the signal.
 """
 
 from __future__ import annotations
@@ -44,14 +45,32 @@ def serve(sock: socket.socket) -> None:
 def _initialised(sock: socket.socket, value: Mapping[str, Any]) -> Main | None:
     try:
         main = load(value)
-    except Exception:  # noqa: BLE001  the user must be able to read every exception of the code that is loaded
-        traceback.print_exc()
+    except (Exception, SystemExit) as e:  # noqa: BLE001  the user must be able to read every exception of the code that is loaded
+        _complain(e)
         _flush()
         send(sock, INIT, _dumps({"error": NO_BINARY}), 502)
         return None
     _flush()
     send(sock, INIT, _dumps({"ok": True}), 200)
     return main
+
+
+class InvalidAction(Exception):
+    """What was deployed is no action.  Its text is all that the user needs to read."""
+
+
+def _complain(error: Exception | SystemExit) -> None:
+    """Print what the user's code did.  The frames of this file say nothing to them."""
+    if isinstance(error, SystemExit):
+        said = f": {error.code}" if isinstance(error.code, str) else f" with status {error.code or 0}"
+        error = InvalidAction(f"it exits while it is loaded{said}")
+    if isinstance(error, InvalidAction):
+        print(f"Invalid action: {error}", file=sys.stderr)
+        return
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames))
 
 
 def load(value: Mapping[str, Any]) -> Main:
@@ -69,21 +88,31 @@ def load(value: Mapping[str, Any]) -> Main:
     exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102  running user code is this process's purpose
     main = getattr(module, name, None)
     if not callable(main):
-        raise TypeError(f"Invalid action: it has no function {name!r}")
+        raise InvalidAction(f"it has no function {name!r}")
     return main  # type: ignore[no-any-return]
 
 
 def _unpacked(code: str) -> tuple[str, str]:
     """Source and path of ``__main__.py`` of a base64 zip, which becomes the working directory."""
     directory = tempfile.mkdtemp(prefix="action-")
-    with zipfile.ZipFile(io.BytesIO(base64.b64decode(code))) as archive:
-        archive.extractall(directory)  # zipfile removes .. and makes absolute paths relative
+    try:
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(code))) as archive:
+            archive.extractall(directory)  # zipfile removes .. and makes absolute paths relative
+    except (zipfile.BadZipFile, ValueError) as e:
+        raise InvalidAction(f"its code is not a zip file that can be read: {e}") from e
     os.chdir(directory)
     sys.path.insert(0, directory)
     _use_virtualenv(directory)
     path = os.path.join(directory, "__main__.py")
+    if not os.path.isfile(path):
+        raise InvalidAction(f"the zip has no __main__.py at its top, only {_top(directory)}")
     with open(path, encoding="utf-8") as file:
         return file.read(), path
+
+
+def _top(directory: str) -> str:
+    names = sorted(os.listdir(directory))
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "nothing"
 
 
 def _use_virtualenv(directory: str) -> None:
@@ -136,6 +165,8 @@ def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
     except Exception as e:  # noqa: BLE001  an exception of user code is its result
         traceback.print_exc()
         return 200, _dumps({"error": str(e)})
+    finally:
+        os.environ.pop("__OW_API_KEY", None)  # a run's key is for nothing that goes on after it
     if isinstance(result, dict | list):
         try:
             data = _dumps(result)

@@ -108,6 +108,22 @@ class Child:
         for fd in (1, 2):
             write_all(fd, f"{SENTINEL}\n".encode())
 
+    def printed_so_far(self) -> dict[str, str]:
+        """The end of what was printed before the answer to the init, for the error of one that failed."""
+        return {"printed": self._kept(2), "printed_out": self._kept(1)}
+
+    def last_words(self) -> dict[str, str]:
+        """The same of a child that has ended, whose last output may be on its way."""
+        self._said_all.wait(LOGS_WAIT_S)
+        return self.printed_so_far()
+
+    def keep_no_more(self) -> None:
+        for drain in self._drains.values():
+            drain.keep_no_more()
+
+    def _kept(self, target: int) -> str:
+        return next(drain.kept for drain in self._drains.values() if drain.target == target)
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
@@ -152,7 +168,7 @@ class Child:
             self._epoll.unregister(fd)
 
     def _answered(self, answer: Message) -> None:
-        if answer.run_id != INIT:
+        if answer.run_id != INIT:  # what was printed before an init's answer has been copied: its event came no later
             for drain in self._drains.values():
                 drain.end_run()
         with self._lock:

@@ -47,6 +47,7 @@ class Refused(Exception):
     def __init__(self, status: int, error: str, code: str = "DeveloperError", hint: str = "") -> None:
         super().__init__(error)
         self.status, self.error, self.code, self.hint = status, error, code, hint
+        self.printed: dict[str, str] = {}
 
 
 class Killed(Refused):
@@ -154,7 +155,9 @@ class Handler(LeanHandler):
                 return self._run(body)
             raise Refused(404, f"no {self.path}", "NotFound")
         except Refused as e:
-            return e.status, _dumps(refusal(e.code, e.error, e.hint))
+            plain = refusal(e.code, e.error, e.hint)
+            plain["info"].update(e.printed)
+            return e.status, _dumps(plain)
 
     def _body(self) -> bytes:
         length = int(self.headers.get("content-length") or 0)
@@ -171,19 +174,25 @@ class Handler(LeanHandler):
             if self.server.state != "new":
                 raise Refused(403, "Cannot initialize the action more than once.", "Conflict")
             self.server.state = "starting"
+        child = self.server.child
         try:
-            reply = self.server.child.init(_dumps(value))
+            reply = child.init(_dumps(value))
+            printed = child.printed_so_far()
         except CommandExited as e:
+            printed = child.last_words()
             if e.killed_by:
                 self.server.state = "failed"
-                raise self._killed(e.killed_by, "was loaded") from None
+                killed = self._killed(e.killed_by, "was loaded")
+                killed.printed = printed
+                raise killed from None
             reply = Message(INIT, 502, _dumps({"error": NO_BINARY}))
+        child.keep_no_more()
         if reply.status == 200:
             self.server.state = "ready"
             return 200, reply.body
         self.server.state = "failed"
         error = json.loads(reply.body)["error"]
-        info = {"code": "InitFailed", "message": error, "hint": "see the action's stderr"}
+        info = {"code": "InitFailed", "message": error, "hint": "see the action's stderr", **printed}
         return reply.status, _dumps({"error": error, "info": info})
 
     def _run(self, body: bytes) -> tuple[int, bytes]:

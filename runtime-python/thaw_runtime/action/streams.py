@@ -21,6 +21,10 @@ LIMIT_BYTES: Final = 10 * 1024 * 1024
 
 _MARK: Final = SENTINEL.encode() + b"\n"
 _READ_BYTES: Final = 1 << 16
+KEPT_BYTES: Final = 16 * 1024
+"""Of what is printed before the init is over: it goes with the error of an init that fails, and each byte may take six
+in JSON."""
+_CUT: Final = b"[the beginning was left out]\n"
 _TRUNCATED: Final = "Logs were truncated because the total bytes size exceeds the limit of {} bytes.\n"
 
 
@@ -58,8 +62,18 @@ class Drain:
     """Copies ``source``, a pipe, to ``target`` through a limiter.  Not thread-safe."""
 
     def __init__(self, source: int, target: int) -> None:
-        self.source, self._target = source, target
+        self.source, self.target = source, target
         self._limiter = LineLimiter()
+        self._kept: bytes | None = b""
+
+    @property
+    def kept(self) -> str:
+        """The end of what was printed so far, while it is kept."""
+        kept = self._kept or b""
+        return (kept if len(kept) <= KEPT_BYTES else _CUT + kept[-KEPT_BYTES:]).decode("utf-8", "replace")
+
+    def keep_no_more(self) -> None:
+        self._kept = None
 
     def some(self) -> bool:
         """Copy the data of one read, which blocks while the pipe is empty.  Return False if the stream has ended."""
@@ -67,7 +81,9 @@ class Drain:
             data = os.read(self.source, _READ_BYTES)
         except OSError:
             return False
-        write_all(self._target, self._limiter.feed(data))
+        if self._kept is not None:
+            self._kept = (self._kept + data)[-KEPT_BYTES - 1 :]  # one more says that there was more
+        write_all(self.target, self._limiter.feed(data))
         return bool(data)
 
     def end_run(self) -> None:
@@ -77,7 +93,7 @@ class Drain:
         while left > 0 and (data := os.read(self.source, min(left, _READ_BYTES))):
             kept.append(self._limiter.feed(data))
             left -= len(data)
-        write_all(self._target, b"".join(kept) + self._limiter.end_run())
+        write_all(self.target, b"".join(kept) + self._limiter.end_run())
 
     def _waiting(self) -> int:
         n_bytes: int = struct.unpack("i", fcntl.ioctl(self.source, termios.FIONREAD, b"\0\0\0\0"))[0]

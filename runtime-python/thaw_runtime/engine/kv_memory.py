@@ -138,6 +138,14 @@ def held_bytes(stored_bytes: int, config: Mapping[str, Any], dtype: str) -> int:
     return -(-stored_bytes * DTYPE_BYTES[dtype] // (DTYPE_BYTES[stored] if stored else 2))
 
 
+def adapter_bytes(shape: Geometry, dtype: str, rank: int, slots: int) -> int:
+    """What the slots for adapters take, whatever is in them: two matrices of ``rank`` for each linear layer."""
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
+    widths = shape.layers * (attention + 3 * (shape.hidden + shape.intermediate))
+    return slots * rank * widths * DTYPE_BYTES[dtype]
+
+
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """A stage's reserve and its weights, in bytes, and its shape."""

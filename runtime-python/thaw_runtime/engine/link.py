@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
@@ -16,6 +17,7 @@ from thaw.errors import (
     ErrorInfo,
     InitFailed,
     InstanceGone,
+    PlatformError,
     ProtocolError,
     ThawError,
     TimeLimitExceeded,
@@ -25,6 +27,7 @@ from thaw.errors import (
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw_runtime.engine.protocol import (
+    Checked,
     Consolidated,
     ConsolidationEnded,
     EngineRequest,
@@ -37,12 +40,16 @@ from thaw_runtime.engine.protocol import (
 )
 from thaw_runtime.engine.wire import (
     Abort,
+    AdapterEnded,
     Consolidate,
     ConsolidationDone,
+    EngineCheck,
+    EngineChecked,
     EngineReady,
     EngineStart,
     EngineStartFailed,
     Events,
+    LoadAdapter,
     Message,
     Submit,
     decode,
@@ -81,7 +88,10 @@ class EngineLink:
         self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
+        self._checked: queue.SimpleQueue[Checked | ThawError] = queue.SimpleQueue()
         self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
+        self._loads: dict[int, queue.SimpleQueue[ErrorInfo | None]] = {}  # of adapters, by number
+        self._numbers = count(1)
         self._lost: ErrorInfo | None = None
         self.stops = StopWatch(pid, "engine")
         channel.set_timeout(None)
@@ -100,6 +110,16 @@ class EngineLink:
         that a start that makes progress is never interrupted.
         """
         outcome = self._outcome.get()
+        if isinstance(outcome, ThawError):
+            raise outcome
+        return outcome
+
+    def begin_check(self, init: LlmInit, door: str) -> None:
+        self._send(EngineCheck(init, door))
+
+    def wait_checked(self) -> Checked:
+        """Wait for the engine's answer.  Raises the error with which the start would fail."""
+        outcome = self._checked.get()
         if isinstance(outcome, ThawError):
             raise outcome
         return outcome
@@ -143,13 +163,33 @@ class EngineLink:
             raise from_info(outcome)
         return outcome
 
+    def load_adapter(self, name: str, replaces: str, config: str, weights_fd: int) -> None:
+        """Let the engine load an adapter, and wait for that.  The caller closes ``weights_fd``.  Raises the error that
+        kept the engine from it, InstanceGone, ProtocolError for a config that does not fit in a frame.  There is no
+        deadline: the engine answers after its present step."""
+        ended: queue.SimpleQueue[ErrorInfo | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._lost is not None:
+                raise InstanceGone("the engine has died")
+            number = next(self._numbers)
+            self._loads[number] = ended
+        try:
+            self._send(LoadAdapter(number, name, replaces, config), (weights_fd,))
+        except ProtocolError:
+            with self._lock:
+                self._loads.pop(number, None)
+            raise
+        error = ended.get()
+        if error is not None:
+            raise from_info(error)
+
     def inflight(self) -> int:
         with self._lock:
             return len(self._answers)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         try:
-            self._channel.send(encode(message))
+            self._channel.send(encode(message), fds)
         except OSError:
             pass  # the reader thread sees the same end and fails the request
 
@@ -168,8 +208,13 @@ class EngineLink:
             self._outcome.put(message.started)
         elif isinstance(message, EngineStartFailed):
             self._outcome.put(from_info(message.error))
+        elif isinstance(message, EngineChecked):
+            error = from_info(message.error) if message.error is not None else PlatformError("an empty answer")
+            self._checked.put(message.checked or error)
         elif isinstance(message, ConsolidationDone):
             self._end_consolidation(message.outcome)
+        elif isinstance(message, AdapterEnded):
+            self._end_load(message.number, message.error)
         else:
             raise ProtocolError(f"the engine sent {type(message).__name__}")
 
@@ -180,6 +225,12 @@ class EngineLink:
                 del self._answers[request_id]
         if answer is not None:
             answer.events.put(event)
+
+    def _end_load(self, number: int, error: ErrorInfo | None) -> None:
+        with self._lock:
+            ended = self._loads.pop(number, None)
+        if ended is not None:
+            ended.put(error)
 
     def _end_consolidation(self, outcome: ConsolidationEnded) -> None:
         with self._lock:
@@ -198,7 +249,10 @@ class EngineLink:
         for answer in answers.values():
             answer.events.put(Failed(error))
         self._outcome.put(_start_error(how, signal_number))
+        self._checked.put(_start_error(how, signal_number))
         self._end_consolidation(error)
+        for number in list(self._loads):
+            self._end_load(number, error)
         return signal_number
 
 

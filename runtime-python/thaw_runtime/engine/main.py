@@ -14,43 +14,55 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DescriptorClient
 from relay.thread_account import ThreadAccount
 from thaw import lasting
-from thaw.errors import PlatformError, ThawError
+from thaw.errors import BadRequest, ErrorInfo, PlatformError, ProtocolError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.library import EngineLibrary
 from thaw_runtime.engine.protocol import (
     GRANT_DEADLINE_S,
+    AdapterFiles,
     ConsolidationEnded,
     Engine,
     EngineStarted,
     Event,
+    Failed,
     MakeEngine,
 )
 from thaw_runtime.engine.registry import engine_of_process
 from thaw_runtime.engine.wire import (
     Abort,
+    AdapterEnded,
     Consolidate,
     ConsolidationDone,
+    EngineCheck,
+    EngineChecked,
     EngineReady,
     EngineStart,
     EngineStartFailed,
     Events,
+    LoadAdapter,
     Message,
     Submit,
     decode,
     encode,
 )
+from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights import parameter_manager
+from thaw_runtime.weights.segment import Segment
 
 log = Log("runtime-engine")
 
+CHECK_BYTES: Final = 512 << 20
+"""What a check may allocate beside the model, which stays empty (invoker/containers/preflight.py books it)."""
+_MOST_GROWN: Final = 2
+"""Weights may take four bytes a number where two are stored."""
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
 
@@ -70,9 +82,12 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
     start = _Start(channel, libraries)
     try:
         while True:
-            message = decode(channel.receive()[0])
+            plain, fds = channel.receive()
+            message = decode(plain)
             if isinstance(message, EngineStart):
                 start.begin(message)
+            elif isinstance(message, EngineCheck):
+                start.check(message)
             elif start.engine is None:
                 raise PlatformError(f"{type(message).__name__} before the engine was started")
             elif isinstance(message, Submit):
@@ -81,10 +96,20 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
                 start.engine.abort(message.request_id)
             elif isinstance(message, Consolidate):
                 _consolidate(channel, start.engine)
+            elif isinstance(message, LoadAdapter):
+                _load_adapter(channel, start.engine, message, fds)
     except (ChannelClosed, OSError):
         if start.engine is not None:
             start.engine.stop()  # tells the other stages of a pipeline now; otherwise they would wait for this one
         return EXIT_LOST_PROXY
+
+
+def _load_adapter(channel: Channel, engine: Engine, message: LoadAdapter, fds: list[int]) -> None:
+    def ended(error: ErrorInfo | None) -> None:
+        _tell(channel, AdapterEnded(message.number, error))
+
+    (weights_fd,) = fds
+    engine.load_adapter(AdapterFiles(message.name, message.replaces, message.config.encode(), weights_fd), ended)
 
 
 def _consolidate(channel: Channel, engine: Engine) -> None:
@@ -155,6 +180,29 @@ class _Start:
     def begin(self, command: EngineStart) -> None:
         threading.Thread(target=self._run, args=(command,), name="start", daemon=True).start()
 
+    def check(self, command: EngineCheck) -> None:
+        threading.Thread(target=self._check, args=(command,), name="check", daemon=True).start()
+
+    def _check(self, command: EngineCheck) -> None:
+        try:
+            engine = self._libraries.result(StartTrace())(lambda _: None)
+            segment = self._segment(command.door)
+            bound_memory(CHECK_BYTES + _MOST_GROWN * sum(s.weight_bytes for s in command.init.stages))
+            checked = engine.check(command.init, segment)
+        except ThawError as e:
+            _tell(self._channel, EngineChecked(None, e.info()))
+        except Exception as e:  # noqa: BLE001  the edge of a thread: otherwise the proxy would wait forever
+            print_traceback()
+            error = PlatformError(f"the check failed on a bug: {type(e).__name__}: {e}")
+            _tell(self._channel, EngineChecked(None, error.info()))
+        else:
+            _tell(self._channel, EngineChecked(checked))
+
+    def _segment(self, door: str) -> Segment:
+        # the connection stays open as long as the process maps the segment: until the process ends
+        self._door = DescriptorClient.connect(door)
+        return parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+
     def _run(self, command: EngineStart) -> None:
         trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
         try:
@@ -173,12 +221,11 @@ class _Start:
 
     def _engine(self, command: EngineStart, trace: StartTrace) -> tuple[Engine, EngineStarted]:
         def emit(events: Sequence[tuple[str, Event]]) -> None:
-            _tell(self._channel, Events(tuple(events)))
+            for request_id in tell_events(self._channel, events):
+                engine.abort(request_id)
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            # the connection stays open as long as the process maps the segment: until the process ends
-            self._door = DescriptorClient.connect(command.door)
-            segment = parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+            segment = self._segment(command.door)
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 
@@ -187,6 +234,22 @@ def _exit(status: int) -> NoReturn:
     """End at once: the engine's exit handlers take a second and free nothing that the kernel does not free."""
     flush_output()
     os._exit(status)
+
+
+def tell_events(channel: Channel, events: Sequence[tuple[str, Event]]) -> list[str]:
+    """Tell the proxy, in several messages where one would be too large for a frame.  An event that alone is too large
+    (the logprobs of a long prompt) fails its request and no other.  Return the requests that failed so."""
+    try:
+        _tell(channel, Events(tuple(events)))
+    except ProtocolError:
+        if len(events) > 1:
+            half = len(events) // 2
+            return [*tell_events(channel, events[:half]), *tell_events(channel, events[half:])]
+        request_id, _ = events[0]
+        error = BadRequest("What is asked of the prompt does not fit in a message: ask for fewer logprobs.")
+        _tell(channel, Events(((request_id, Failed(error.info())),)))
+        return [request_id]
+    return []
 
 
 def _tell(channel: Channel, message: Message) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from relay.protocol.messages import LlmInit
@@ -21,6 +22,29 @@ from thaw.errors import ErrorInfo
 from thaw.hops import HopPath
 from thaw.trace import TraceEvent
 from thaw_runtime.weights.segment import Segment
+
+
+class GrammarKind(StrEnum):
+    JSON = "json"
+    """A JSON Schema."""
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A JSON list of strings, of which the answer is one."""
+    GRAMMAR = "grammar"
+    """Rules in EBNF (``root ::= …``) or in Lark's language."""
+    STRUCTURAL_TAG = "structural_tag"
+    """xgrammar's JSON of tags, between which the answer is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be, from its first token to its last.  ``param`` names the request's parameter, and
+    ``schema_params`` those of the schemas in a structural tag, in their order."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+    schema_params: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +66,9 @@ class Sampling:
     min_tokens: int = 0
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None  # as logprobs, of the prompt's tokens
+    prompt_param: str = "echo"  # the request's parameter that wants them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +79,7 @@ class EngineRequest:
     seed: int
     first_index: int = 0
     output_so_far: tuple[int, ...] = ()
+    adapter: str = ""  # the name under which it was loaded; empty: the base model answers
 
     @property
     def over(self) -> str | None:
@@ -66,8 +94,11 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
+    """``top`` begins with the most likely token.  ``rank`` is the token's own, from 1 on; 0: not asked for."""
+
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +118,8 @@ class Token:
     logprobs: Logprobs | None = None
     spent: Mapping[str, object] | None = field(default=None, compare=False)
     hops: tuple[HopPath, ...] = field(default=(), compare=False)
+    prompt: tuple[Logprobs, ...] = ()
+    """Logprobs of the prompt's tokens, from the second on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +157,16 @@ class EngineStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """The engine can run the model on this device.  ``engine`` is its name and version, and ``notes`` are sentences on
+    what will be different from what the function asks for."""
+
+    engine: str = ""
+    max_model_len: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Consolidated:
     """How stage 0 of a group became a worker, or a later stage another one."""
 
@@ -140,7 +183,27 @@ ConsolidationEnded = Consolidated | ErrorInfo
 """An ErrorInfo means that the group is still a pipeline, which answers as before."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter to load as ``name``, into the place of the one that it ``replaces``, if any.  The receiver closes
+    ``weights_fd``, the memory of its safetensors file."""
+
+    name: str
+    replaces: str
+    config: bytes  # adapter_config.json
+    weights_fd: int
+
+
 class Engine(Protocol):
+    def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
+        """Say whether a start would succeed here, from the sidecars alone: ``segment`` holds no weights, and the only
+        entry of ``stage_plan.stages`` says how many bytes they have.  A ``reserve_bytes`` of 0 leaves the memory out.
+
+        Called instead of :meth:`start`, in a process that ends afterwards.  Raises ModelUnsupported, ModelCorrupt,
+        MemoryTooSmall, InitFailed.
+        """
+        ...
+
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         """Build the model, follow the watermark, and return when the engine accepts requests.
 
@@ -165,6 +228,13 @@ class Engine(Protocol):
         the end of the other stages changes nothing for it.  An engine that cannot do it reports ModelUnsupported.  A
         later stage waits until stage 0 has become one; the requests are stage 0's.
         """
+        ...
+
+    def load_adapter(self, files: AdapterFiles, ended: Callable[[ErrorInfo | None], None]) -> None:
+        """Load an adapter between two steps.  Returns at once; ``ended`` is called once, on any thread, with None when
+        requests may name it.  Errors: ModelUnsupported for one that does not fit the model, which takes the place of
+        the other one all the same, and InstanceBusy, which changes nothing, when requests use the one that it would
+        replace, or all places are taken."""
         ...
 
     def drain(self, deadline_s: float) -> bool:

@@ -8,23 +8,39 @@ from typing import Any
 from relay.protocol.messages import LlmInit, StageShape
 from thaw.model import TensorInfo
 from thaw.plan import StageRole
-from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count
+from thaw_runtime.engine.kv_memory import (
+    DTYPE_BYTES,
+    Geometry,
+    StageMemory,
+    adapter_bytes,
+    geometry,
+    held_bytes,
+    layer_count,
+)
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config
 
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
-def stage_memories(init: LlmInit, segment: Segment, dtype: str, *, quantised: bool) -> list[StageMemory]:
+def stage_memories(init: LlmInit, segment: Segment, dtype: str, *, quantised: bool, on_cpu: bool) -> list[StageMemory]:
     """The memory of every stage; each stage computes the same list, because all get the same numbers."""
     plain = model_config(segment)
     if init.n_stages == 1:
-        weights = _weight_bytes(segment.offer.tensors, dtype)
-        return [StageMemory(init.reserve_bytes, weights, geometry(plain, layer_count(plain)))]
+        shape = geometry(plain, layer_count(plain))
+        weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
+        return [StageMemory(init.reserve_bytes, weights, shape)]
     return [
         _stage_memory(s, plain, dtype, whole=s.role is StageRole.FULL and not quantised, last=s is init.stages[-1])
         for s in init.stages
     ]
+
+
+def slots_bytes(init: LlmInit, shape: Geometry, dtype: str, *, on_cpu: bool) -> int:
+    """Of the adapters that an instance of the function has at once; on a CPU twice, because vLLM keeps a copy of what
+    is loaded in the host's memory."""
+    slots = adapter_bytes(shape, dtype, init.config.engine.max_lora_rank, init.config.adapter_slots)
+    return 2 * slots if on_cpu else slots
 
 
 def _stage_memory(stage: StageShape, plain: Mapping[str, Any], dtype: str, *, whole: bool, last: bool) -> StageMemory:

@@ -15,6 +15,7 @@ from thaw import wire
 from thaw.errors import ErrorInfo, ProtocolError
 from thaw.hops import HopPath
 from thaw_runtime.engine.protocol import (
+    Checked,
     Consolidated,
     ConsolidationEnded,
     EngineRequest,
@@ -37,6 +38,22 @@ class EngineStart:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """Proxy → engine, instead of EngineStart: say whether that start would succeed."""
+
+    init: LlmInit
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChecked:
+    """Without ``checked`` the start would fail with ``error``."""
+
+    checked: Checked | None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     request: EngineRequest
 
@@ -49,6 +66,25 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class Consolidate:
     """Proxy → engine: become a whole worker while the pipeline answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text.  ``number``: which
+    load it is, because one adapter may be loaded again before the first load has ended."""
+
+    number: int
+    name: str
+    replaces: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEnded:
+    """Engine → proxy, once for each LoadAdapter; without ``error`` it is loaded."""
+
+    number: int
+    error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +109,33 @@ class ConsolidationDone:
     outcome: ConsolidationEnded
 
 
-Message = EngineStart | Submit | Abort | Consolidate | EngineReady | EngineStartFailed | Events | ConsolidationDone
+Message = (
+    EngineStart
+    | EngineCheck
+    | EngineChecked
+    | Submit
+    | Abort
+    | Consolidate
+    | EngineReady
+    | EngineStartFailed
+    | Events
+    | ConsolidationDone
+    | LoadAdapter
+    | AdapterEnded
+)
 _PLAIN: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (EngineStart, Abort, Consolidate, EngineReady, EngineStartFailed)
+    cls.__name__: cls
+    for cls in (
+        EngineStart,
+        EngineCheck,
+        EngineChecked,
+        Abort,
+        Consolidate,
+        EngineReady,
+        EngineStartFailed,
+        LoadAdapter,
+        AdapterEnded,
+    )
 }
 _OUTCOMES: dict[str, type[ConsolidationEnded]] = {cls.__name__: cls for cls in (Consolidated, ErrorInfo)}
 
@@ -115,7 +175,8 @@ def _event(request_id: str, event: Event) -> list[Any]:
         is_first = event.spent is not None or bool(event.hops)
         if event.logprobs is not None or is_first:
             plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
-        return [*plain, event.spent, event.hops] if is_first else plain
+        prompt = [[(one.logprob, one.top, one.rank) for one in event.prompt]] if event.prompt else []
+        return [*plain, event.spent, event.hops, *prompt] if is_first else plain
     if isinstance(event, Finished):
         usage = event.usage
         return [request_id, "e", event.reason, usage.prompt_tokens, usage.completion_tokens, event.hops]
@@ -124,12 +185,17 @@ def _event(request_id: str, event: Event) -> list[Any]:
 
 def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
     if e[1] == "k":
-        logprobs = Logprobs(e[4], tuple((i, p) for i, p in e[5])) if len(e) > 4 and e[4] is not None else None
+        logprobs = _read_logprobs(e[4], e[5]) if len(e) > 4 and e[4] is not None else None
         spent, hops = (e[6], _read_hops(e[7])) if len(e) > 6 else (None, ())
-        return e[0], Token(e[2], e[3], logprobs, spent, hops)
+        prompt = tuple(_read_logprobs(*one) for one in e[8]) if len(e) > 8 else ()
+        return e[0], Token(e[2], e[3], logprobs, spent, hops, prompt)
     if e[1] == "e":
         return e[0], Finished(e[2], Usage(e[3], e[4]), _read_hops(e[5]))
     return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))
+
+
+def _read_logprobs(logprob: float, top: Sequence[Any], rank: int = 0) -> Logprobs:
+    return Logprobs(logprob, tuple((i, p) for i, p in top), rank)
 
 
 def _read_hops(names: Sequence[str]) -> tuple[HopPath, ...]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from thaw.errors import BadRequest, ModelUnsupported
+from thaw.errors import BadParameter, BadRequest, ModelUnsupported
+from thaw_runtime.llm.tools import HERMES, LLAMA3_JSON, ToolFormat, told_in_words
+from thaw_runtime.shown import shown
 
 
 class _Generation(Extension):
@@ -48,21 +51,71 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         try:
             self._template = environment.from_string(source)
-        except TemplateError as e:
-            raise ModelUnsupported(f"the chat template does not compile: {e}") from e
+        except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as e:  # Python's compiler, too
+            reason = shown(str(e) or type(e).__name__)
+            raise ModelUnsupported(f"the chat template does not compile: {reason}") from e
         self._special_tokens = dict(special_tokens)
+        self._knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        self._knows_developers = "developer" in source
+        self.tool_format = _tool_format(source) if self._knows_tools else HERMES
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
+    ) -> str:
         """The prompt, which ends where the assistant's answer begins.  Raises BadRequest if the template objects."""
         try:
-            said = [{**m, "content": _text(m.get("content"))} for m in messages]
+            said: list[Mapping[str, Any]] = [self._message(m) for m in messages]
+            offered = {"tools": list(tools)} if tools else {}
+            if not self._knows_tools:
+                said, offered = told_in_words(said, tools), {}
             return self._template.render(
-                {"add_generation_prompt": True, **self._special_tokens, **variables, "messages": said}
+                {"add_generation_prompt": True, **self._special_tokens, **variables, **offered, "messages": said}
             )
         except BadRequest:
             raise
         except Exception as e:  # a template is a program: it may fail in any way
             raise BadRequest(f"the chat template refuses these messages: {e}") from e
+
+    def render_open(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
+    ) -> str:
+        """The prompt without what the template puts behind the last message, with which the answer goes on (vLLM's
+        ``continue_final_message``).  Raises BadParameter when the template changes that message, BadRequest."""
+        said = _text(messages[-1].get("content"))
+        last = said.rstrip() if isinstance(said, str) else ""
+        mark = secrets.token_hex(16)  # the message's own text may stand anywhere in the prompt
+        marked = [*messages[:-1], {**messages[-1], "content": last + mark}]
+        prompt, found, _ = self.render(marked, variables, tools).rpartition(mark)
+        if not last or not found or not prompt.endswith(last):
+            raise BadParameter("continue_final_message", "the last message is empty, or the chat template changes it")
+        return prompt
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        made = {**message, "content": _text(message.get("content"))}
+        if made.get("tool_calls"):
+            made["content"] = made["content"] or ""  # templates add it to other text
+            made["tool_calls"] = [_call(call) for call in made["tool_calls"]]
+        else:
+            made.pop("tool_calls", None)
+        if made.get("role") == "developer" and not self._knows_developers:
+            made["role"] = "system"  # OpenAI's newer name of it
+        return made
+
+
+def _tool_format(source: str) -> ToolFormat | None:
+    if "<tool_call>" in source and "<function=" not in source:
+        return HERMES
+    return LLAMA3_JSON if "<|python_tag|>" in source or '"parameters": ' in source else None
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Templates take the arguments as an object; OpenAI's API has them as text."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as e:
+        raise BadRequest(f"the arguments of the call of {function['name']} are not JSON: {e}") from e
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _text(content: object) -> object:

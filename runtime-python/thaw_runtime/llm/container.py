@@ -7,19 +7,25 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
-from relay.protocol.messages import InitReply, LlmInit, LlmRun
+from relay.protocol.messages import InitReply, LlmInit, LlmRun, PreflightReply
 from thaw import versions, wire
-from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged
+from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
 from thaw.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
+from thaw_runtime.llm.adapters import Adapters
 from thaw_runtime.llm.consolidation import Consolidation
-from thaw_runtime.llm.model_text import ModelText, load_model_text
+from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.llm.text_answers import TEXT_ENDPOINTS, TextAnswer
+from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
+
+CHECK_BYTES: Final = 384 << 20
+"""What the tokenizer and the chat template of a model that is checked may take."""
 
 
 class LlmContainer:
@@ -34,13 +40,32 @@ class LlmContainer:
         self._init: LlmInit | None = None
         self._consolidation: Consolidation | None = None
         self._max_model_len = 0
+        self.adapters = Adapters(link)
 
-    def init(self, init: LlmInit) -> InitReply:
-        """Block until the engine accepts requests.  The tokenizer loads while the weights arrive.  Raises ThawError."""
+    def preflight(self, init: LlmInit) -> PreflightReply:
+        """Say whether :meth:`init` would succeed, from the sidecars alone.  The container is of no further use.  Raises
+        the error with which it would fail."""
+        self._begin("checking")
+        self._link.begin_check(init, self._door)
+        bound_memory(CHECK_BYTES)
+        with (
+            closing(DescriptorClient.connect(self._door)) as door,
+            closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
+        ):
+            notes = notes_on(load_model_text(segment))
+        checked = self._link.wait_checked()
+        return PreflightReply(checked.engine, checked.max_model_len, (*checked.notes, *notes))
+
+    def _begin(self, state: str) -> None:
         with self._lock:
             if self._state != "new":
                 raise Conflict("Cannot initialize the action more than once.")
-            self._state = "starting"
+            self._state = state
+
+    def init(self, init: LlmInit) -> InitReply:
+        """Block until the engine accepts requests.  The tokenizer loads while the weights arrive.  Raises ThawError."""
+        self._begin("starting")
+        with self._lock:
             self._init = init
             self._consolidation = Consolidation(init, self._become_worker)
         trace = StartTrace(group_id=init.group_id, stage=init.stage, host=init.host)
@@ -77,11 +102,14 @@ class LlmContainer:
             closing(DescriptorClient.connect(self._door)) as door,
             closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
-            self._text = load_model_text(segment)
+            tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
+            self._text = load_model_text(segment, tool_parser)
 
-    def run(self, body: Mapping[str, Any]) -> tuple[RunStream, float | None]:
-        """The request's stream, ready to start, and its monotonic deadline.  Raises BadRequest, InstanceGone, and
-        ModelChanged for an answer that another version of the model began."""
+    def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[RunStream | TextAnswer, float | None]:
+        """The request's stream, ready to start, and its monotonic deadline.  ``adapter``: the loaded one that answers;
+        empty: the base model.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter that is not loaded,
+        ModelUnsupported for a function's adapter that the host has not brought, and ModelChanged for an answer that
+        another version of the model began."""
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -90,13 +118,20 @@ class LlmContainer:
         if self._init.stage and self.consolidation.n_stages > 1:
             raise InstanceGone(f"stage {self._init.stage} of a pipeline takes no requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
-        _check_version(run, self._init)
+        _check_version(run, self._init, adapter)
+        if not adapter and (run.adapter or self._init.config.model.adapter):
+            raise ModelUnsupported(
+                "the function has an adapter, and this host brings none", hint="update thaw on every machine"
+            )
+        self.adapters.check(adapter)
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)
         trace.mark(Phase.RUN_BEGIN)
         # One activation may come twice (when it is resumed on the same worker), but an engine's ids must be unique.
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
-        return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace), _deadline(body)
+        if run.endpoint in TEXT_ENDPOINTS:
+            return TextAnswer(self._text, run, trace), _deadline(body)
+        return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace, adapter), _deadline(body)
 
     @property
     def consolidation(self) -> Consolidation:
@@ -133,8 +168,10 @@ class LlmContainer:
             self._state = state
 
 
-def _check_version(run: LlmRun, init: LlmInit) -> None:
+def _check_version(run: LlmRun, init: LlmInit, adapter: str) -> None:
     """Tokens of another version are no beginning that this model would have made, and may not be in its vocabulary."""
+    if run.resume is not None and adapter and run.resume.adapter not in ("", adapter):
+        raise ModelChanged("another version of the adapter began this answer", hint="send the request again")
     began = run.resume.model_version if run.resume is not None else ""
     if began and init.model_version and began != init.model_version:
         raise ModelChanged(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported
+from thaw import fitness
+from thaw.errors import BadParameter, BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
+from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
+from thaw_runtime.shown import shown
 from thaw_runtime.weights.segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
@@ -30,6 +33,15 @@ As in vLLM, ``do_sample`` is not among them, because it is often false in a chec
 """
 
 
+_FILL_IN: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+)
+"""The marks before the text, between it and its suffix, and before the answer, by which a model shows that it can."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelText:
     tokenizer: Any
@@ -37,16 +49,46 @@ class ModelText:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     default_sampling: Mapping[str, float]
+    tool_parser: str = ""  # as the function's config names it
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=True).ids)
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None where its template writes them in a form that is unknown."""
+        if self.tool_parser:
+            return FORMATS[self.tool_parser]
+        return HERMES if self.template is None else self.template.tool_format
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """With special tokens, so that it is the text that has these tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Any] = (),
+        *,
+        goes_on: bool = False,
+    ) -> tuple[int, ...]:
         """Raises BadRequest for a model without a chat template."""
         if self.template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # The template itself writes the special tokens.
-        return tuple(self.tokenizer.encode(self.template.render(messages, variables), add_special_tokens=False).ids)
+        render = self.template.render_open if goes_on else self.template.render
+        prompt = render(messages, variables, tools)
+        return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
+
+    def fill_in(self, prefix: object, suffix: str) -> tuple[int, ...]:
+        """The prompt whose answer stands between the two.  Raises BadParameter for a model that was not taught to."""
+        if not isinstance(prefix, str):
+            raise BadParameter("suffix", "a text is filled in between two texts: send the prompt as one")
+        for begin, hole, end in _FILL_IN:
+            if all(self.tokenizer.token_to_id(mark) is not None for mark in (begin, hole, end)):
+                return self.encode(f"{begin}{prefix}{hole}{suffix}{end}")
+        raise BadParameter("suffix", "this model has no tokens for a text that is filled in: leave suffix out")
 
     def stream(self, prompt_token_ids: Sequence[int], stops: Sequence[str]) -> TextStream:
         return TextStream(self.tokenizer, prompt_token_ids, stops)
@@ -56,20 +98,18 @@ class ModelText:
         return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
 
 
-def load_model_text(segment: Segment) -> ModelText:
+def load_model_text(segment: Segment, tool_parser: str = "") -> ModelText:
     """Load the text side as soon as the sidecars have arrived.  Raises ModelUnsupported or ModelCorrupt."""
     try:
-        return _load(segment)
+        return _load(segment, tool_parser)
     except (AttributeError, KeyError, TypeError, ValueError) as e:  # a value has an unexpected type
         raise ModelCorrupt(f"the checkpoint's tokenizer, template or config cannot be read: {e}") from e
 
 
-def _load(segment: Segment) -> ModelText:
+def _load(segment: Segment, tool_parser: str) -> ModelText:
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
-        raise ModelUnsupported(
-            "the checkpoint has no tokenizer.json", hint="save the tokenizer with transformers' fast tokenizer"
-        )
+        raise fitness.no_tokenizer("the checkpoint")
     try:
         tokenizer = Tokenizer.from_buffer(data)
     except Exception as e:  # tokenizers raises bare Exception
@@ -85,7 +125,21 @@ def _load(segment: Segment) -> ModelText:
         eos_token_ids=_eos(config, generation, vocab_size),
         vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
+        tool_parser=tool_parser,
     )
+
+
+def notes_on(text: ModelText) -> tuple[str, ...]:
+    """What a user should know of a model that answers all the same."""
+    if text.template is None:
+        return ("the model has no chat template, so it answers /v1/completions and no chat",)
+    try:
+        text.template.render([{"role": "user", "content": "Hello"}], {})
+    except BadRequest as e:
+        if isinstance(e.__cause__, MemoryError):
+            raise PlatformError("the chat template takes more memory than a check may") from e
+        return (f"the chat template refuses a plain question ({shown(e.message)}), so chat requests will fail",)
+    return ()
 
 
 def _is_number(value: object) -> bool:

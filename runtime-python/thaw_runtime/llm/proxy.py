@@ -1,10 +1,11 @@
 """The container's main process.  It serves HTTP/1.1 on a unix socket and handles text; the engine process computes.
 
-``POST /init`` {"value": LlmInit}, ``POST /run`` {"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for
-a stage of a pipeline ``POST /consolidate`` (become a worker) and ``GET`` of the same (wait for it again).  The answer
-to a run is a chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format
-that the client asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads
-them.
+``POST /init`` {"value": LlmInit}, ``POST /preflight`` of the same value (would that /init succeed?), ``POST /run``
+{"value": LlmRun, activation_id, deadline …}, ``GET /health``, and for a stage of a pipeline ``POST /consolidate``
+(become a worker) and ``GET`` of the same (wait for it again).  ``POST /adapter`` loads an adapter
+(relay/protocol/adapter_messages.py), and ``GET /adapters`` names those that are loaded.  The answer to a run is a
+chunked stream of frames (u32-LE length + one JSON message); the gateway turns them into the format that the client
+asked for.  This process imports neither torch nor vLLM, so it answers while the engine process loads them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from relay.clients import http11
 from relay.clients.channel import Channel
 from relay.protocol import messages
+from relay.protocol.adapter_messages import ADAPTER_HEADER, decoded
 from relay.protocol.messages import ConsolidateReply, LlmInit, RunFailed, RunToken
 from thaw import lasting, wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
@@ -56,11 +58,13 @@ class Handler(http11.Handler):
             self._reply(200, self.server.container.health())
         elif self.path == "/consolidate":
             self._answer(lambda: self._consolidated(self.server.container.consolidation.wait()))
+        elif self.path == "/adapters":
+            self._reply(200, {"names": self.server.container.adapters.names()})
         else:
             self._refuse(NotFound(f"no {self.path}"))
 
     def do_POST(self) -> None:
-        self._answer(lambda: self._post(self._body()))
+        self._answer(self._load_adapter if self.path == "/adapter" else lambda: self._post(self._body()))
 
     def _answer(self, answer: Callable[[], None]) -> None:
         with self.server.container.answering():
@@ -76,12 +80,19 @@ class Handler(http11.Handler):
     def _post(self, body: dict[str, Any]) -> None:
         if self.path == "/init":
             self._init(body)
+        elif self.path == "/preflight":
+            self._reply(200, self.server.container.preflight(_init_of(body)))
         elif self.path == "/run":
             self._run(body)
         elif self.path == "/consolidate":
             self._consolidated(self.server.container.consolidation.begin())
         else:
             raise NotFound(f"no {self.path}")
+
+    def _load_adapter(self) -> None:
+        self.close_connection = True  # what is wrong may be the length
+        self.server.container.adapters.load(self.headers, self.rfile)  # type: ignore[arg-type]
+        self._reply(200, {"ok": True})
 
     def _body(self) -> dict[str, Any]:
         length = int(self.headers.get("content-length") or 0)
@@ -97,14 +108,11 @@ class Handler(http11.Handler):
         return body
 
     def _init(self, body: dict[str, Any]) -> None:
-        try:
-            init = wire.from_plain(LlmInit, body.get("value"), "$.value")
-        except ProtocolError as e:
-            raise BadRequest(e.message) from e
-        self._reply(200, self.server.container.init(init))
+        self._reply(200, self.server.container.init(_init_of(body)))
 
     def _run(self, body: dict[str, Any]) -> None:
-        stream, deadline = self.server.container.run(body)
+        adapter = decoded(self.headers.get(ADAPTER_HEADER) or "")
+        stream, deadline = self.server.container.run(body, adapter)
         unwatch = self.server.hangups.watch(self.connection, stream.hang_up)
         try:
             self._stream(stream.messages(deadline))
@@ -143,6 +151,13 @@ class Handler(http11.Handler):
         self.reply(status, wire.dumps(value))
 
 
+def _init_of(body: dict[str, Any]) -> LlmInit:
+    try:
+        return wire.from_plain(LlmInit, body.get("value"), "$.value")
+    except ProtocolError as e:
+        raise BadRequest(e.message) from e
+
+
 def _chunk(data: bytes, *, last: bool) -> bytes:
     chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty chunk would end the body
     return chunk + _LAST_CHUNK if last else chunk
@@ -150,6 +165,9 @@ def _chunk(data: bytes, *, last: bool) -> bytes:
 
 def _frame(message: RunMessage) -> bytes:
     data = json.dumps(messages.to_plain(message), separators=(",", ":"), ensure_ascii=False).encode()
+    if len(data) > messages.MAX_RUN_MESSAGE_BYTES:
+        said = f"what is known of this text takes {len(data)} bytes, and at most {messages.MAX_RUN_MESSAGE_BYTES}"
+        return _frame(RunFailed(BadRequest(f"{said} can be had: send less of it, or ask for fewer logprobs").info()))
     return struct.pack("<I", len(data)) + data
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from relay.protocol.messages import LlmRun, RunFailed, RunFinished, RunToken, TokenLogprob
+from relay.protocol.messages import LlmRun, RankedToken, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
 from thaw import hops
 from thaw.hops import HopPath
 from thaw.trace import Phase
@@ -13,6 +14,7 @@ from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import ParsedRun, parse_run
+from thaw_runtime.llm.tools import CallStream, Piece
 from thaw_runtime.process.start_trace import StartTrace
 
 RunMessage = RunToken | RunFinished | RunFailed
@@ -22,17 +24,30 @@ class RunStream:
     """One request and its answer.  It is made before anything is submitted, so a bad request is refused as a whole."""
 
     def __init__(
-        self, link: EngineLink, text: ModelText, run: LlmRun, request_id: str, max_model_len: int, trace: StartTrace
+        self,
+        link: EngineLink,
+        text: ModelText,
+        run: LlmRun,
+        request_id: str,
+        max_model_len: int,
+        trace: StartTrace,
+        adapter: str = "",
     ) -> None:
         self._link = link
         self._text = text
         self._trace = trace
-        self.parsed: ParsedRun = parse_run(run, request_id, text, max_model_len)
+        parsed = parse_run(run, request_id, text, max_model_len)
+        self.parsed: ParsedRun = replace(parsed, engine=replace(parsed.engine, adapter=adapter)) if adapter else parsed
         request = self.parsed.engine
+        form = self.parsed.tools.format
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)
-        stopped = self._stream.replay(request.output_so_far)
+        self._calls = None if form is None else CallStream(form)
+        stopped = self._replay(request.output_so_far)
         self._over = "stop" if stopped else request.over
-        self._emits = not run.prefill_only
+        self._emits, self._prefills = self.parsed.emits, run.prefill_only
+        self._echoes, self._n_ranked = bool(run.body.get("echo")), run.body.get("prompt_logprobs")
+        self._wants_prompt = bool(self._echoes or run.body.get("return_token_ids") or self._n_ranked is not None)
+        self._prompt_logprobs: tuple[Logprobs, ...] = ()
         self._completed = len(request.output_so_far)
         self._first = True
 
@@ -48,7 +63,8 @@ class RunStream:
         """
         self._trace.mark(Phase.PREFILL_BEGIN, attrs={"prompt_tokens": len(self.parsed.engine.prompt_token_ids)})
         if self._over is not None:
-            yield [self._finished(self._over, self._stream.flush())]
+            failed = self._read_prompt(deadline) if self._wants_prompt else None
+            yield [failed or self._finished(self._over, self._stream.flush())]
             return
         answer = self._link.submit(self.parsed.engine)
         try:
@@ -61,9 +77,38 @@ class RunStream:
         finally:
             self._link.abort(self.request_id)
 
+    def _read_prompt(self, deadline: float | None) -> RunFailed | None:
+        """The answer is over, and another worker had the logprobs of its prompt: compute them without the answer.
+        Raises TimeLimitExceeded."""
+        request = self.parsed.engine
+        if request.sampling.prompt_logprobs is None:
+            return None
+        one = replace(request.sampling, max_tokens=1, min_tokens=0, grammar=None)
+        answer = self._link.submit(replace(request, sampling=one, first_index=0, output_so_far=()))
+        try:
+            while True:
+                for event in answer.next(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    if isinstance(event, Token):
+                        self._prompt_logprobs = event.prompt
+                    else:
+                        return None if isinstance(event, Finished) else RunFailed(event.error)
+        finally:
+            self._link.abort(self.request_id)
+
     def hang_up(self) -> None:
         """Stop computing at once, because the client has gone."""
         self._link.abort(self.request_id)
+
+    def _replay(self, token_ids: Sequence[int]) -> bool:
+        """Process tokens that another worker delivered.  Their text was shown there, or is still held back in the same
+        way.  Return True if they contain a stop string."""
+        shown = [self._stream.push(token_id) for token_id in token_ids]
+        for one in shown:
+            self._shown(one.text)
+        return any(one.stopped for one in shown)
+
+    def _shown(self, text: str) -> Piece:
+        return Piece(text) if self._calls is None else self._calls.push(text)
 
     def _convert(self, events: list[Event]) -> list[RunMessage]:
         messages: list[RunMessage] = []
@@ -81,31 +126,59 @@ class RunStream:
     def _token(self, event: Token, messages: list[RunMessage]) -> bool:
         if self._first:
             self._trace.mark(Phase.PREFILL_END, attrs={**(event.spent or {}), **_attrs(event.hops)})
-            self._first = False
+            self._first, self._prompt_logprobs = False, event.prompt
         if not self._emits:
             return False
         self._completed = event.index + 1
         shown = self._stream.push(event.token_id)
-        messages.append(RunToken(event.index, event.token_id, shown.text, self._logprob(event)))
+        piece = self._shown(shown.text)
+        request = self.parsed.engine
+        adapter = request.adapter if event.index == request.first_index else ""
+        logprob = self._logprob(event)
+        messages.append(RunToken(event.index, event.token_id, piece.text, logprob, piece.calls, adapter))
         if shown.stopped:
             messages.append(self._finished("stop", ""))
         return shown.stopped
 
     def _finished(self, reason: str, held_back: str, changed: tuple[HopPath, ...] = ()) -> RunFinished:
         if not self._emits:
-            reason, held_back = "prefilled", ""
+            reason, held_back = "prefilled" if self._prefills else "length", ""
+        piece = self._shown(held_back)
+        if self._calls is not None:
+            piece = Piece(piece.text + self._calls.flush(), piece.calls)
+            if self._calls.n_calls and reason == "stop" and not self.parsed.tools.is_named:
+                reason = "tool_calls"
         self._trace.mark(Phase.RUN_END, attrs=_attrs(changed))
         self._trace.adopt(self._link.stops.since(self._trace.events[0].mono_ns))
-        return RunFinished(
-            reason, len(self.parsed.engine.prompt_token_ids), self._completed, held_back, self._trace.events
-        )
+        n_prompt = len(self.parsed.engine.prompt_token_ids)
+        is_answer = reason not in ("abort", "prefilled")
+        prompt = self._prompt() if self._wants_prompt and is_answer else None
+        return RunFinished(reason, n_prompt, self._completed, piece.text, self._trace.events, piece.calls, prompt)
+
+    def _prompt(self) -> RunPrompt:
+        token_ids, sampling = self.parsed.engine.prompt_token_ids, self.parsed.engine.sampling
+        is_known = sampling.prompt_logprobs is not None
+        rows = list(zip(token_ids[1:], self._prompt_logprobs, strict=True)) if is_known else []
+        ranked = () if self._n_ranked is None else tuple(self._ranked(i, one) for i, one in rows)
+        if not self._echoes:
+            return RunPrompt(token_ids, ranked=ranked)
+        text = self._text.decode(token_ids)
+        if sampling.logprobs is None:
+            return RunPrompt(token_ids, text, ranked=ranked)
+        found = [self._named(i, replace(one, top=one.top[: sampling.logprobs])) for i, one in rows]
+        return RunPrompt(token_ids, text, tuple(map(self._text.token_text, token_ids)), (None, *found), ranked)
+
+    def _ranked(self, token_id: int, found: Logprobs) -> tuple[RankedToken, ...]:
+        others = [(i, p, rank) for rank, (i, p) in enumerate(found.top[: self._n_ranked], start=1) if i != token_id]
+        every = [(token_id, found.logprob, found.rank), *others]
+        return tuple(RankedToken(i, self._text.token_text(i), p, rank) for i, p, rank in every)
 
     def _logprob(self, event: Token) -> TokenLogprob | None:
-        if event.logprobs is None:
-            return None
-        found: Logprobs = event.logprobs
+        return None if event.logprobs is None else self._named(event.token_id, event.logprobs)
+
+    def _named(self, token_id: int, found: Logprobs) -> TokenLogprob:
         name = self._text.token_text
-        return TokenLogprob(name(event.token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
+        return TokenLogprob(name(token_id), found.logprob, tuple((name(i), p) for i, p in found.top))
 
 
 def _attrs(paths: tuple[HopPath, ...]) -> dict[str, object]:

@@ -94,10 +94,3 @@ class TextStream:
 
     def flush(self) -> str:
         return self._stops.flush()
-
-    def replay(self, token_ids: Sequence[int]) -> bool:
-        """Process tokens that another worker delivered.  Their text was shown there, or is still held back in the same
-        way.  Return True if they contain a stop string.
-        """
-        shown = [self.push(token_id) for token_id in token_ids]
-        return any(s.stopped for s in shown)

@@ -82,6 +82,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     finished: tuple[str, ...]
     copies: tuple[tuple[int, int], ...] = ()  # KV blocks to copy before the forward pass, (from, to)
     kv: KvWanted | None = None
+    masks: Mapping[str, bytes] = {}  # of requests with a grammar: a bit for each token that may come next
 
     @property
     def n_tokens(self) -> int:
@@ -232,6 +233,9 @@ def check_batch(batch: Batch, bounds: Bounds, known: Mapping[str, int], wanted: 
     _check_blocks(step.copies, bounds)
     if step.kv is not None:
         _check_kv(step.kv, bounds)
+    _expect(set(step.masks) <= names, "a mask of a request that it does not schedule")
+    n_bytes = 4 * -(-bounds.vocab_size // 32)
+    _expect(all(len(mask) == n_bytes for mask in step.masks.values()), f"a mask that has not {n_bytes} bytes")
     if step.n_tokens:
         got = {name: (t.dtype, t.shape) for name, t in batch.tensors.items()}
         due = {name: (dtype, (step.n_tokens, width)) for name, (dtype, width) in wanted.items()}

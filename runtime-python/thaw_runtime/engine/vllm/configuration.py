@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.utils import cpu_resource_utils, mem_utils, numa_utils, platform_utils
 from vllm.v1.sample import logits_processor
 
 from relay.protocol.messages import LlmInit
-from thaw.errors import InitFailed, ModelUnsupported
+from thaw.errors import InitFailed
 from thaw_runtime.engine.kv_memory import CPU, GPU, BatchLimits, MemoryPlan, plan_stage
 from thaw_runtime.engine.stage_memory import stage_memories
+from thaw_runtime.engine.vllm.adapters import lora_args
+from thaw_runtime.engine.vllm.architectures import register_architecture
 from thaw_runtime.engine.vllm.executors import StageExecutor
 from thaw_runtime.engine.vllm.loader import LOAD_FORMAT
 from thaw_runtime.engine.vllm.scheduler import StageScheduler
@@ -48,7 +49,7 @@ ALLOWED_ARGS = frozenset(
 
 def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: str) -> Any:
     """A VllmConfig of the model whose sidecars are in ``directory``.  Raises InitFailed, ModelUnsupported."""
-    _register_architecture(model_config(segment))
+    register_architecture(model_config(segment))
     engine = init.config.engine
     unknown = sorted(set(engine.args) - ALLOWED_ARGS)
     if unknown:
@@ -63,10 +64,32 @@ def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: s
     }
     if not part.whole:
         args |= _stage_args(part, args["max_num_seqs"])
-    return _configured(directory, dtype=engine.dtype, max_model_len=engine.max_model_len, **args)
+    args |= {"dtype": engine.dtype, "max_model_len": engine.max_model_len, **lora_args(init.config)}
+    try:
+        return _configured(directory, **args)
+    except ValueError as e:
+        if "max_model_len" not in str(e):
+            raise
+        length = _longest(directory, args)
+        if length is None or length >= engine.max_model_len:
+            raise
+    return _configured(directory, **args | {"max_model_len": length})
+
+
+def _longest(directory: str, args: Mapping[str, Any]) -> int | None:
+    """The length of the model's context as vLLM derives it; None when the configuration fails for another reason."""
+    try:
+        config = EngineArgs(**_arguments(directory, {**args, "max_model_len": None})).create_model_config()
+    except Exception:  # noqa: BLE001  the caller raises the error of the configuration that was asked for
+        return None
+    return int(config.max_model_len)
 
 
 def _configured(directory: str, **args: Any) -> Any:
+    return EngineArgs(**_arguments(directory, args)).create_engine_config()
+
+
+def _arguments(directory: str, args: Mapping[str, Any]) -> dict[str, Any]:
     fixed = {
         "model": directory,
         "load_format": LOAD_FORMAT,
@@ -77,7 +100,7 @@ def _configured(directory: str, **args: Any) -> Any:
         "disable_log_stats": True,
         "worker_cls": CPU_WORKER if current_platform.is_cpu() else GPU_WORKER,
     }
-    return EngineArgs(**fixed, **{"distributed_executor_backend": "uni"} | args).create_engine_config()
+    return {**fixed, "distributed_executor_backend": "uni", **args}
 
 
 def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
@@ -93,20 +116,18 @@ def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
     }
 
 
-def _register_architecture(config: Mapping[str, Any]) -> None:
-    """Import the model's class here; vLLM would start a second Python to inspect it.  Raises ModelUnsupported."""
-    names = config.get("architectures") or ["(none)"]
-    name = next((n for n in names if n in ModelRegistry.get_supported_archs()), None)
-    if name is None:
-        hint = "see vLLM's list of supported models"
-        raise ModelUnsupported(f"the engine has no architecture {names[0]}", hint=hint)
-    if type(ModelRegistry.models[name]).__name__ == "_LazyRegisteredModel":
-        ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
-
-
 def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     """How this stage's reserve is divided.  Raises MemoryTooSmall."""
-    limits = BatchLimits(
+    limits = batch_limits(init, config)
+    quantised = config.model_config.quantization is not None
+    on_cpu = current_platform.is_cpu()
+    stages = stage_memories(init, segment, limits.dtype, quantised=quantised, on_cpu=on_cpu)
+    return plan_stage(init.stage, stages, limits)
+
+
+def batch_limits(init: LlmInit, config: Any) -> BatchLimits:
+    """The limits of a stage's batches; ``config`` is its VllmConfig."""
+    return BatchLimits(
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         max_num_seqs=-(-config.scheduler_config.max_num_seqs // init.n_stages),
@@ -114,8 +135,6 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
         block_size=config.cache_config.block_size,
         device=CPU if current_platform.is_cpu() else GPU,
     )
-    quantised = config.model_config.quantization is not None
-    return plan_stage(init.stage, stage_memories(init, segment, limits.dtype, quantised=quantised), limits)
 
 
 # ── a zygote's work, once for all starts ─────────────────────────────────────────────────────────────────────────
@@ -128,7 +147,7 @@ def preload(architectures: Sequence[str], no_model: str) -> None:
     """
     torch.set_num_threads(1)
     for name in architectures:
-        _register_architecture({"architectures": [name]})
+        register_architecture({"architectures": [name]})
     current_platform.register_triton_kernel_overrides()
     # Each call searches every module.  All modules that hold a kernel are imported by now.
     current_platform.register_triton_kernel_overrides = lambda: None

@@ -23,11 +23,22 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from relay.protocol.messages import LlmInit
-from thaw.errors import Conflict, ErrorInfo, ModelUnsupported, PlatformError, ThawError, WorkerLost
+from thaw.errors import (
+    BadParameter,
+    Conflict,
+    ErrorInfo,
+    InstanceGone,
+    ModelUnsupported,
+    PlatformError,
+    ThawError,
+    WorkerLost,
+)
 from thaw.logs import Log, print_traceback
 from thaw.trace import Phase
 from thaw_runtime.engine.kv_memory import MemoryPlan
 from thaw_runtime.engine.protocol import (
+    AdapterFiles,
+    Checked,
     Consolidated,
     ConsolidationEnded,
     Emit,
@@ -36,15 +47,18 @@ from thaw_runtime.engine.protocol import (
     Event,
     Failed,
     Finished,
-    Sampling,
     Token,
 )
+from thaw_runtime.engine.vllm.adapters import Adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
+from thaw_runtime.engine.vllm.check import check
 from thaw_runtime.engine.vllm.configuration import engine_config, forget_surroundings, memory_plan
 from thaw_runtime.engine.vllm.current_start import load_postponed, starting_from
 from thaw_runtime.engine.vllm.errors import translated
-from thaw_runtime.engine.vllm.executors import REHEARSED_TOKENS, FollowerExecutor, RelayExecutor, SegmentExecutor
+from thaw_runtime.engine.vllm.executors import executor_for, rehearse_whole
 from thaw_runtime.engine.vllm.first_stage import VllmFirstStage
+from thaw_runtime.engine.vllm.grammars import Constrained, Grammars, set_grammar
+from thaw_runtime.engine.vllm.inbox import AdapterWanted, EndConsolidation, EndLoad, Item, Unprepared, refuse
 from thaw_runtime.engine.vllm.open_request import OpenRequest
 from thaw_runtime.engine.vllm.own_core import OwnCore, verify
 from thaw_runtime.engine.vllm.packing import give_back_freed
@@ -58,9 +72,8 @@ from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.segment import Segment
-from thaw_runtime.weights.sidecars import materialised
+from thaw_runtime.weights.sidecars import materialised, read_sidecar
 
-EndConsolidation = Callable[[ConsolidationEnded], None]
 _log = Log("engine")
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
 
@@ -75,7 +88,7 @@ class VllmEngine:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._changed = threading.Condition()
-        self._inbox: list[EngineRequest | str | EndConsolidation] = []  # a str aborts that request
+        self._inbox: list[Item] = []
         self._open: dict[str, OpenRequest] = {}
         self._stopping = False
         self._dead: ErrorInfo | None = None
@@ -91,6 +104,9 @@ class VllmEngine:
         self._whole = False  # one worker computes everything, from the start or since its group was consolidated
 
     # ── the protocol ──
+
+    def check(self, stage_plan: LlmInit, segment: Segment) -> Checked:
+        return check(stage_plan, segment)
 
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
         outcome: list[EngineStarted | BaseException] = []
@@ -110,10 +126,20 @@ class VllmEngine:
             if dead is None:
                 hops = self._link.hops if self._link is not None and not self._whole else None
                 self._open[request.request_id] = OpenRequest(request, hops)
-                self._inbox.append(request)
-                self._changed.notify_all()
+                if request.sampling.grammar is None:
+                    self._inbox.append(request)
+                    self._changed.notify_all()
         if dead is not None:
             self._emit([(request.request_id, Failed(dead))])
+        elif request.sampling.grammar is not None:
+            self._grammars.prepare(request, partial(self._prepared, request.request_id))
+
+    def _prepared(self, request_id: str, outcome: Constrained | ErrorInfo) -> None:
+        """A request's grammar is ready, or cannot be.  Called on another thread; the request may have ended."""
+        with self._changed:
+            if request_id in self._open:
+                self._inbox.append(Unprepared(request_id, outcome) if isinstance(outcome, ErrorInfo) else outcome)
+                self._changed.notify_all()
 
     def abort(self, request_id: str) -> None:
         with self._changed:
@@ -136,13 +162,21 @@ class VllmEngine:
         if not self._part.first:
             self._staying.ask(ended)
             return
-        with self._changed:
-            dead = self._dead
-            if dead is None:
-                self._inbox.append(ended)
-                self._changed.notify_all()
-        if dead is not None:
+        if (dead := self._ask(ended)) is not None:
             ended(dead)
+
+    def _ask(self, item: AdapterWanted | EndConsolidation) -> ErrorInfo | None:
+        """Put it into the inbox; return why the engine takes nothing any more."""
+        with self._changed:
+            if self._dead is None:
+                self._inbox.append(item)
+                self._changed.notify_all()
+            return self._dead
+
+    def load_adapter(self, files: AdapterFiles, ended: EndLoad) -> None:
+        wanted = AdapterWanted(files, ended)
+        if (dead := self._ask(wanted)) is not None:
+            wanted.end(dead)
 
     def load_rest(self) -> None:
         """Let a full worker in a pipeline load the other layers, as a consolidation does first."""
@@ -203,13 +237,12 @@ class VllmEngine:
         if self._consolidation is not None:
             self._consolidation.give_up(error)
         self._staying.end(error)
-        for item in inbox:
-            if callable(item):
-                item(error)
+        refuse(inbox, error)
         if lost:
             self._emit([(request_id, Failed(error)) for request_id in lost])
         if self._link is not None:
             self._link.end(error)
+        self._grammars.close()
 
     def _lead(self) -> None:
         while self._take_inbox():
@@ -269,6 +302,14 @@ class VllmEngine:
                 self._abort(item)
             elif isinstance(item, EngineRequest):
                 self._add(item)
+            elif isinstance(item, Constrained):
+                if item.request.request_id in self._open:  # it was not aborted while its grammar was compiled
+                    self._add(item.request, item)
+            elif isinstance(item, Unprepared):
+                if item.request_id in self._open:
+                    self._end([(item.request_id, Failed(item.error))])
+            elif isinstance(item, AdapterWanted):
+                item.end(self._adapters.try_load(item.files, {o.adapter for o in self._open.values()}))
             else:
                 self._begin_consolidation(item)
         return True
@@ -313,21 +354,28 @@ class VllmEngine:
                 self._link.end(lost)
         ended(outcome)
 
-    def _add(self, request: EngineRequest) -> None:
+    def _add(self, request: EngineRequest, constrained: Constrained | None = None) -> None:
         """Hand a request to vLLM.  One that vLLM refuses fails alone."""
         try:
-            self._core.add_request(
-                Request(
-                    request_id=request.request_id,
-                    prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
-                    sampling_params=sampling_params(request),
-                    pooling_params=None,
-                    block_hasher=self._core.request_block_hasher,
-                )
+            if request.sampling.prompt_logprobs is not None and self._link is not None and not self._whole:
+                why = "a model in several stages has no logprobs of the prompt: leave it out"
+                raise BadParameter(request.sampling.prompt_param, why)
+            made = Request(
+                request_id=request.request_id,
+                prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
+                sampling_params=sampling_params(request),
+                pooling_params=None,
+                lora_request=self._adapters.request_of(request.adapter),
+                block_hasher=self._core.request_block_hasher,
             )
+            if constrained is not None:
+                set_grammar(self._core, made, constrained.grammar)
+            self._core.add_request(made)
             self._core.model_executor.begin(request)
             if opened := self._open.get(request.request_id):  # a rehearsed request has no client
-                opened.begin(self._spending)
+                opened.begin(self._spending, constrained.grammar if constrained is not None else None)
+        except (BadParameter, InstanceGone) as e:
+            self._end([(request.request_id, Failed(e.info()))])
         except (ValueError, TypeError, VLLMClientError) as e:
             self._end([(request.request_id, Failed(ErrorInfo("BadRequest", str(e))))])
 
@@ -357,6 +405,7 @@ class VllmEngine:
                 if not isinstance(event, Token):
                     self._open.pop(request_id, None)
                     self._core.model_executor.forget(request_id)
+                    self._grammars.forget(request_id)
             if not self._open:
                 self._changed.notify_all()
         self._emit(events)
@@ -382,31 +431,18 @@ class VllmEngine:
                 config.cache_config.kv_cache_memory_bytes = self._memory.kv
                 if not part.whole:  # exactly as many blocks as in the other stages
                     config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
-                self._core = _core(part)(config, _executor(part), log_stats=False)
-            load_postponed(self._rehearse if part.whole else self._core.model_executor.rehearse)
+                core = EngineCore if part.first else FollowerCore
+                self._core = core(config, executor_for(part), log_stats=False)
+            worker = self._core.model_executor.driver_worker.worker
+            self._adapters = Adapters(worker, init.config, segment.offer.tensors)
+            whole = partial(rehearse_whole, self._core, self._add)
+            load_postponed(whole if part.whole else self._core.model_executor.rehearse)
             self._background = begun.background
             self._staying = Staying(self._changed, begun.background)
             self._spending = Work(getattr(self._core.model_executor, "stages_awaited", None))
+        vocabulary = read_sidecar(segment, "tokenizer.json"), config.model_config.get_vocab_size()
+        self._grammars = Grammars(*vocabulary, init.n_threads)
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
             self._link.check()
         return EngineStarted(trace.events, self.memory(), config.model_config.max_model_len)
-
-    def _rehearse(self) -> None:
-        """Run a prompt and a decode step of two requests, one of them greedy, and keep nothing of them."""
-        for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
-            prompt = (0,) * min(REHEARSED_TOKENS, self._core.vllm_config.model_config.max_model_len - 2)
-            self._add(EngineRequest(f"rehearsal-{name}", prompt, Sampling(2, temperature, top_p=0.9), 0))
-        while self._core.scheduler.has_requests():
-            self._core.step_fn()
-        self._core.reset_prefix_cache()
-
-
-def _core(part: StagePart) -> type[EngineCore]:
-    return EngineCore if part.first else FollowerCore
-
-
-def _executor(part: StagePart) -> type[SegmentExecutor]:
-    if part.whole:
-        return SegmentExecutor
-    return RelayExecutor if part.first else FollowerExecutor

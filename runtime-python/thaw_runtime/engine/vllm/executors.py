@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 
 from relay.thread_account import BlockedTime
 from thaw.trace import Phase
-from thaw_runtime.engine.protocol import EngineRequest
+from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.engine.vllm.continuation import Continuations
 from thaw_runtime.engine.vllm.current_start import current_start
 from thaw_runtime.engine.vllm.kv_sender import KvSender
@@ -37,12 +38,14 @@ from thaw_runtime.engine.vllm.stage import (
     batch_of,
     check_for,
     from_host,
+    masked,
     rehearsal,
     sampled_of,
     step_of,
     wanted_by,
 )
-from thaw_runtime.engine.vllm.translation import model_runner_output, scheduler_output_of
+from thaw_runtime.engine.vllm.translation import grammar_output, model_runner_output, scheduler_output_of
+from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.wire import Batch, KvWanted, Sampled, Step
 
 REHEARSED_TOKENS = 64  # the length of a short prompt; kernels are generated for the number of rows they see
@@ -102,16 +105,17 @@ class StageExecutor(SegmentExecutor):
         """
         self._batches = self._batches or PersistentBatches.of(self.runner, build_logitsprocs, PIN_MEMORY)
         self._batches.take_up(self.runner, output)
-        return self._execute(output, received)
+        return self.run_layers(output, received)
 
-    def _execute(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+    def run_layers(self, output: SchedulerOutput, received: Tensors) -> Tensors:
+        """Run the layers in the window on a batch, and return what the next stage needs."""
         self.group.received, self.group.computed = received, {}
         self.collective_rpc("execute_model", args=(output,), single_value=True)
         return self.group.computed
 
     def compute_slice(self, output: SchedulerOutput, received: Tensors) -> Tensors:
         """Compute the layers in the window of a batch that only this stage knows: one of SlicedBatch."""
-        return {name: tensor.clone() for name, tensor in self._execute(output, received).items()}
+        return {name: tensor.clone() for name, tensor in self.run_layers(output, received).items()}
 
     def sample_slice(self) -> Any:
         """What vLLM says of the batch whose last layers were computed."""
@@ -140,7 +144,8 @@ class RelayExecutor(StageExecutor):
         self._requests: dict[str, EngineRequest] = {}
         self._pending = Pending()
         self._number = 0
-        self._sampling, self.stages_awaited = Future[Any](), BlockedTime()
+        self._computed: Any = None  # the batch that was executed last, until its masks are known
+        self.stages_awaited = BlockedTime()
         self._vocab_size = self.model_config.get_vocab_size()
         self.link.on_sampled = lambda sampled: self._pending.fulfil(sampled, self._vocab_size)
         self.link.when_lost(self._pending.fail)
@@ -151,7 +156,8 @@ class RelayExecutor(StageExecutor):
         return self._requests
 
     def begin(self, request: EngineRequest) -> None:
-        self._requests[request.request_id] = request
+        sampling = replace(request.sampling, grammar=None)  # the other stages get masks, and need no rules
+        self._requests[request.request_id] = replace(request, sampling=sampling)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -165,8 +171,7 @@ class RelayExecutor(StageExecutor):
         if not step.n_tokens:
             self.link.send_batch(batch)
             return _done(EMPTY_MODEL_RUNNER_OUTPUT)
-        self._sampling = self._pending.open(step)
-        self.link.send_batch(batch)
+        self._computed = batch
         return _done(None)
 
     def ask_for_kv(self, wanted: KvWanted) -> None:
@@ -175,8 +180,13 @@ class RelayExecutor(StageExecutor):
         self.link.send_batch(Batch(Step(self._number, (), (), {}, (), kv=wanted), {}))
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The last stage samples.  Returns the future of its answer to the batch that was executed last."""
-        return _Answer(self._sampling, self.stages_awaited.counted)
+        """The last stage samples, under the masks of the grammars, whose state is here with the scheduler.  Returns the
+        future of its answer to the batch that was executed last."""
+        computed = self._computed
+        batch = replace(computed, step=masked(computed.step, grammar_output))
+        sampling = self._pending.open(batch.step)
+        self.link.send_batch(batch)
+        return _Answer(sampling, self.stages_awaited.counted)
 
 
 class FollowerExecutor(StageExecutor):
@@ -200,9 +210,25 @@ class FollowerExecutor(StageExecutor):
         if not self.group.is_last_rank:
             self.link.send_batch(batch_of(step, computed))
         elif step.n_tokens:
-            self.link.send_sampled(sampled_of(step.number, self.sample_tokens(None)))
+            self.link.send_sampled(sampled_of(step.number, self.sample_tokens(grammar_output(step))))
         if step.kv is not None:
             self._kv_sender.send(step.kv)
+
+
+def executor_for(part: StagePart) -> type[SegmentExecutor]:
+    if part.whole:
+        return SegmentExecutor
+    return RelayExecutor if part.first else FollowerExecutor
+
+
+def rehearse_whole(core: Any, add: Callable[[EngineRequest], None]) -> None:
+    """Run a prompt and a decode step of two requests, one of them greedy, and keep nothing of them."""
+    for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
+        prompt = (0,) * min(REHEARSED_TOKENS, core.vllm_config.model_config.max_model_len - 2)
+        add(EngineRequest(f"rehearsal-{name}", prompt, Sampling(2, temperature, top_p=0.9), 0))
+    while core.scheduler.has_requests():
+        core.step_fn()
+    core.reset_prefix_cache()
 
 
 class _Answer(Future[Any]):

@@ -18,6 +18,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from relay.thread_account import BlockedTime
 from thaw.trace import Phase
+from thaw_runtime.engine.vllm import adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.current_start import current_start
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
@@ -33,8 +34,9 @@ class SegmentLoader(BaseModelLoader):
     """Copies (and fuses) each tensor into the model's parameters while the next ones arrive.
 
     On a CPU, vLLM first builds the engine around the empty model: ``load_model`` returns at once, and load_postponed()
-    brings the weights.  Then only the packing of one layer is left to do after the last byte.  On a GPU, and for
-    quantised weights, whose methods replace parameters, the weights come before the rest is built, as in vLLM.
+    brings the weights.  Then only the packing of one layer is left to do after the last byte.  On a GPU, for quantised
+    weights, whose methods replace parameters, and for a model that takes adapters, whose layers vLLM wraps, the weights
+    come before the rest is built, as in vLLM.
     """
 
     def download_model(self, model_config: Any) -> None:
@@ -49,6 +51,8 @@ class SegmentLoader(BaseModelLoader):
         once = noting if model_config.quantization is None else nullcontext()
         with once, whole_skeleton() if full else nullcontext():
             model: torch.nn.Module = super().create_model(vllm_config, model_config, prefix)
+        if vllm_config.lora_config is not None:
+            adapters.prepare(vllm_config, model)
         if full:
             set_window(model, start.part.window)
         else:
@@ -59,7 +63,8 @@ class SegmentLoader(BaseModelLoader):
         _take_weights(model, model_config, None, None)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        if not current_platform.is_cpu() or model_config.quantization is not None:
+        is_replaced = model_config.quantization is not None or vllm_config.lora_config is not None
+        if not current_platform.is_cpu() or is_replaced:
             return super().load_model(vllm_config, model_config, prefix)
         with set_default_torch_dtype(model_config.dtype), torch.device("cpu"):
             model = self.create_model(vllm_config, model_config, prefix)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from thaw.errors import PlatformError
-from thaw_runtime.engine.vllm.vllm_names import WRITTEN_FOR, Kind, Names
+from thaw_runtime.engine.vllm.name_entry import Kind, Names
+from thaw_runtime.engine.vllm.vllm_names import WRITTEN_FOR
 
 
 def check(names: Iterable[Names], installed: str, *, on_cpu: bool) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thaw.errors import ErrorInfo, WorkerLost
+from thaw.errors import BadParameter, ErrorInfo, ThawError, WorkerLost
 from thaw.hops import HopPath
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
+from thaw_runtime.engine.vllm.grammars import FollowedGrammar
 from thaw_runtime.engine.vllm.work import Mark, Work
 
 
@@ -19,13 +20,15 @@ class OpenRequest:
 
     def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
         self._request, self._hops = request, hops or tuple
+        self.adapter = request.adapter
         self._hops_told: tuple[HopPath, ...] = ()
         self._next = request.first_index
         self._began: tuple[Work, Mark] | None = None
+        self._grammar: FollowedGrammar | None = None
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Work, grammar: FollowedGrammar | None = None) -> None:
         """Called on the engine thread, which computes the request from now on."""
-        self._began = work, work.mark(len(self._request.prompt_token_ids))
+        self._began, self._grammar = (work, work.mark(len(self._request.prompt_token_ids))), grammar
 
     def usage(self) -> Usage:
         return Usage(len(self._request.prompt_token_ids), self._next)
@@ -33,6 +36,8 @@ class OpenRequest:
     def events(self, output: Any) -> list[Event]:
         """An EngineCoreOutput of vLLM as events."""
         events: list[Event] = []
+        if str(output.finish_reason) == "error" and self._grammar is not None:
+            return [Failed(self._broken_grammar().info())]  # without the token, which the grammar does not allow
         for i, token_id in enumerate(output.new_token_ids):
             logprobs = _logprobs(output.new_logprobs, i)
             token = self._first(token_id, logprobs, output) if self._began else Token(self._next, token_id, logprobs)
@@ -46,6 +51,12 @@ class OpenRequest:
                 events.append(Failed(ErrorInfo(WorkerLost.__name__, f"the engine ended the request: {reason}")))
         return events
 
+    def _broken_grammar(self) -> ThawError:
+        """The same worker would do better with other rules, and another one would not with these."""
+        grammar = self._request.sampling.grammar
+        assert self._grammar is not None and grammar is not None  # noqa: S101, PT018  the caller looks
+        return self._grammar.problem or BadParameter(grammar.param, "the answer does not follow it")
+
     def _first(self, token_id: int, logprobs: Logprobs | None, output: Any) -> Token:
         assert self._began is not None  # noqa: S101  a request has begun before its first token
         (work, mark), self._began = self._began, None
@@ -53,7 +64,8 @@ class OpenRequest:
         if (stats := output.prefill_stats) is not None and stats.num_cached_tokens:
             spent["cached_tokens"] = stats.num_cached_tokens  # of its prompt, found in the prefix cache
         self._hops_told = self._hops()
-        return Token(self._next, token_id, logprobs, spent, self._hops_told)
+        prompt = _of_prompt(output.new_prompt_logprobs_tensors, len(self._request.prompt_token_ids) - 1)
+        return Token(self._next, token_id, logprobs, spent, self._hops_told, prompt)
 
     def _changed_hops(self) -> tuple[HopPath, ...]:
         """The paths, if they have changed since the first token; otherwise ()."""
@@ -66,3 +78,12 @@ def _logprobs(lists: Any, i: int) -> Logprobs | None:
         return None
     ids, values = lists.logprob_token_ids[i].tolist(), lists.logprobs[i].tolist()
     return Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+
+
+def _of_prompt(tensors: Any, n: int) -> tuple[Logprobs, ...]:
+    """The first ``n`` rows: behind the prompt are the tokens of a continued answer."""
+    if tensors is None:
+        return ()
+    columns = (tensors.logprob_token_ids, tensors.logprobs, tensors.selected_token_ranks)
+    rows = zip(*(column[:n].tolist() for column in columns), strict=True)
+    return tuple(Logprobs(values[0], tuple(zip(ids[1:], values[1:], strict=True)), rank) for ids, values, rank in rows)

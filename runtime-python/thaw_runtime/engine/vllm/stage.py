@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import torch
 
 from thaw.errors import ErrorInfo, PlatformError, ProtocolError, WorkerLost
@@ -112,6 +113,15 @@ def step_of(number: int, output: Any, requests: Mapping[str, EngineRequest]) -> 
         tuple(output.finished_req_ids),
         tuple((c.src_block_id, c.dst_block_id) for c in output.kv_cache_block_copies or ()),
     )
+
+
+def masked(step: Step, grammar_output: Any) -> Step:
+    """The step with the masks of a GrammarOutput: which tokens each request with a grammar may have next."""
+    if grammar_output is None:
+        return step
+    rows = (row.tobytes() for row in grammar_output.grammar_bitmask)
+    masks = dict(zip(grammar_output.structured_output_request_ids, rows, strict=False))
+    return msgspec.structs.replace(step, masks=masks)
 
 
 def _known(cached: Any, i: int) -> KnownSequence:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from vllm import SamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from thaw_runtime.engine.protocol import EngineRequest
+from thaw_runtime.engine.vllm.grammars import MARKER
 from thaw_runtime.pipeline.wire import NewSequence, Sampled, Step
 
 
@@ -29,7 +30,9 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         max_tokens=s.max_tokens - done,
         min_tokens=max(0, s.min_tokens - done),
         logprobs=s.logprobs,
+        prompt_logprobs=s.prompt_logprobs,
         logit_bias=dict(s.logit_bias) or None,
+        structured_outputs=MARKER if s.grammar is not None else None,
         detokenize=False,
         ignore_eos=True,  # the end-of-sequence tokens are among the stop tokens
     )
@@ -65,6 +68,14 @@ def _new_request(new: NewSequence) -> NewRequestData:
         num_computed_tokens=new.computed,
         lora_request=None,
     )
+
+
+def grammar_output(step: Step) -> GrammarOutput | None:
+    """The masks of a batch as vLLM's sampler takes them."""
+    if not step.masks:
+        return None
+    rows = np.array([np.frombuffer(mask, np.int32) for mask in step.masks.values()])
+    return GrammarOutput(list(step.masks), rows, [0] * len(step.masks))
 
 
 def model_runner_output(sampled: Sampled) -> ModelRunnerOutput:

@@ -9,40 +9,14 @@ A test parses the folder's source and fails when it uses a name that the table l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
+
+from thaw_runtime.engine.vllm.name_entry import Kind
+from thaw_runtime.engine.vllm.name_entry import names as _names
 
 WRITTEN_FOR: Final = "0.32.0"
 
-
-class Kind(Enum):
-    """The way in which the check looks for a name."""
-
-    ATTRIBUTE = auto()
-    """The object at ``where`` has it: a name in a module, or a method, property or class variable."""
-    FIELD = auto()
-    """Instances of the class at ``where`` have it: the source of the class says ``self.name`` or ``name:``.  Where
-    ``where`` is a module, its source says ``.name`` of any object."""
-    PARAMETER = auto()
-    """The function at ``where`` takes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Some names of one module, class, object or function, and for what Thaw uses them."""
-
-    where: str  # "module" or "module:path.in.module"
-    names: tuple[str, ...]
-    purpose: str  # follows "which Thaw uses to"
-    kind: Kind = Kind.ATTRIBUTE
-    cpu_only: bool = False  # vLLM has it only where it computes on CPUs
-
-
-def _names(where: str, names: str, purpose: str, kind: Kind = Kind.ATTRIBUTE, *, cpu_only: bool = False) -> Names:
-    return Names(where, tuple(names.split()), purpose, kind, cpu_only)
-
-
+_PUNICA: Final = "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU"
 _PARALLEL: Final = "vllm.distributed.parallel_state"
 _GROUP: Final = f"{_PARALLEL}:GroupCoordinator"
 _LOADER_UTILS: Final = "vllm.model_executor.model_loader.utils"
@@ -59,8 +33,36 @@ _SCHEDULED: Final = "vllm.v1.core.sched.output"
 _KV_CORE: Final = "vllm.v1.core"
 _KV_MANAGER: Final = f"{_KV_CORE}.kv_cache_manager:KVCacheManager"
 _OUTPUTS: Final = "vllm.v1.outputs"
+_STRUCTURED: Final = "vllm.v1.structured_output"
+_FORM: Final = "hold an answer to a grammar"
 
 NAMES: Final = (
+    # ── architectures.py, check.py ──
+    _names(f"{_MODELS}.registry:_LazyRegisteredModel", "inspect_model_cls", "refuse models that Thaw cannot serve"),
+    _names(
+        f"{_MODELS}.registry:_ModelInfo",
+        "is_text_generation_model supports_multimodal is_attention_free is_hybrid",
+        "refuse models that Thaw cannot serve",
+        Kind.FIELD,
+    ),
+    _names("vllm.engine.arg_utils:EngineArgs", "create_model_config", "find out how long a model's context is"),
+    _names("vllm.config", "set_current_vllm_config", "build a model without weights"),
+    _names(_LOADER_UTILS, "initialize_model", "build a model without weights"),
+    _names(_LINEAR, "LinearBase", "try a quantised layer on this device"),
+    _names("vllm.lora.request", "LoRARequest", "name the adapter of a request"),
+    _names("vllm.lora.request:LoRARequest", "lora_int_id", "remove an adapter", Kind.FIELD),
+    _names("vllm.model_executor.layers.fused_moe", "MoERunner", "refuse adapters of a model with experts"),
+    _names(_MODELS, "supports_lora", "refuse adapters of a model that takes none"),
+    _names(_WORKER, "add_lora remove_lora", "load an adapter"),
+    _names("vllm.config.vllm:VllmConfig", "lora_config", "load an adapter", Kind.FIELD),
+    _names("vllm.config.lora:LoRAConfig", "target_modules", "say which layers adapters may change", Kind.FIELD),
+    _names("vllm.platforms:current_platform", "get_punica_wrapper", "compute adapters on a CPU"),
+    _names("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "compute adapters on a CPU"),
+    _names(_PUNICA, "update_metadata token_lora_indices add_lora_linear", "compute adapters on a CPU"),
+    _names("vllm.v1.request:Request", "lora_request", "name the adapter of a request", Kind.FIELD),
+    _names(f"{_LINEAR}:LinearBase", "input_size", "try a quantised layer on this device", Kind.FIELD),
+    _names(f"{_LINEAR}:UnquantizedLinearMethod", "apply", "try a quantised layer on this device"),
+    _names("vllm.platforms:current_platform", "device_name", "name the device"),
     # ── env.py, configuration.py ──
     _names(
         "vllm.envs",
@@ -113,12 +115,8 @@ NAMES: Final = (
     _names("vllm.config.model:ModelConfig", "dtype quantization", "plan the memory of a stage", Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "max_model_len", "check a batch of another stage", Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "get_vocab_size", "check a batch of another stage"),
-    _names(
-        "vllm.config.scheduler:SchedulerConfig",
-        "max_num_batched_tokens max_num_seqs",
-        "plan the memory of a stage",
-        Kind.FIELD,
-    ),
+    _names("vllm.config.scheduler:SchedulerConfig", "max_num_batched_tokens", "plan a stage's memory", Kind.FIELD),
+    _names("vllm.config.scheduler:SchedulerConfig", "max_num_seqs", "plan the memory of a stage", Kind.FIELD),
     _names("vllm.config.parallel:ParallelConfig", "pipeline_parallel_size", "count a pipeline's batches", Kind.FIELD),
     # ── loader.py, window.py, packing.py ──
     _names("vllm.model_executor.model_loader", "register_model_loader utils", "load weights from a segment"),
@@ -302,9 +300,10 @@ NAMES: Final = (
         "take the tokens of the last stage",
         Kind.FIELD,
     ),
+    _names(f"{_OUTPUTS}:LogprobsTensors", "selected_token_ranks", "rank the tokens of a prompt", Kind.FIELD),
     _names(
         "vllm.v1.engine:EngineCoreOutput",
-        "request_id new_token_ids new_logprobs finish_reason prefill_stats",
+        "request_id new_token_ids new_logprobs new_prompt_logprobs_tensors finish_reason prefill_stats",
         "read the engine's tokens",
         Kind.FIELD,
     ),
@@ -334,6 +333,24 @@ NAMES: Final = (
         "run the engine in this process",
         Kind.FIELD,
     ),
+    # ── grammars.py ──
+    _names("vllm.sampling_params", "StructuredOutputsParams", _FORM),
+    _names("vllm.sampling_params:StructuredOutputsParams", "json_object", _FORM, Kind.FIELD),
+    _names("vllm.sampling_params:SamplingParams", "structured_outputs", _FORM, Kind.FIELD),
+    _names(f"{_STRUCTURED}.backend_types", "StructuredOutputGrammar", _FORM),
+    _names(
+        f"{_STRUCTURED}.backend_types:StructuredOutputGrammar",
+        "accept_tokens validate_tokens rollback fill_bitmask is_terminated reset",
+        _FORM,
+    ),
+    _names(f"{_STRUCTURED}.backend_xgrammar", "has_xgrammar_unsupported_json_features", _FORM),
+    _names(f"{_STRUCTURED}.utils", "choice_as_grammar grammar_is_likely_lark", _FORM),
+    _names(f"{_STRUCTURED}:StructuredOutputManager", "_grammar_bitmask", _FORM, Kind.FIELD),
+    _names(f"{_STRUCTURED}.request:StructuredOutputRequest", "grammar", _FORM),
+    _names("vllm.v1.request:Request", "structured_output_request", _FORM, Kind.FIELD),
+    _names(_CORE, "structured_output_manager", _FORM, Kind.FIELD),
+    _names(_SCHEDULED, "GrammarOutput", _FORM),
+    _names(f"{_SCHEDULED}:GrammarOutput", "structured_output_request_ids grammar_bitmask", _FORM, Kind.FIELD),
     _names("vllm.v1.request", "Request", "hand a request to the engine"),
     _names(
         "vllm.v1.request:Request.__init__",

@@ -1,0 +1,85 @@
+"""The quota of instances that a namespace's actions keep while nobody calls (``min_instances``).
+
+Nothing evicts them, so without a quota one namespace would have all hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import redis
+
+from gateway.serving.action_cache import Actions
+from gateway.serving.quotas import QuotaBook
+from gateway.serving.routes import version_key
+from gateway.serving.scaling import least_of, rescaled
+from relay.state.records import Records
+from relay.state.rewriting import rewrite_action
+from thaw.action import Action
+from thaw.errors import Conflict, Forbidden, NotFound
+from thaw.pools import is_pool
+from thaw.quotas import who_raises
+
+
+class KeptInstances:
+    def __init__(self, client: redis.Redis, records: Records, actions: Actions, quotas: QuotaBook) -> None:
+        self._client, self._records, self._actions, self._quotas = client, records, actions, quotas
+
+    def check(self, action: Action, before: int) -> None:
+        """``before``: how many the action keeps so far; what it keeps already is refused to nobody.  Raises Forbidden
+        when the namespace would keep too many."""
+        least = least_of(action)
+        if least <= before:
+            return
+        others = [a for a in self._records.actions(action.namespace) if a.name != action.name and not is_pool(a)]
+        kept = sum(({a.served_by: least_of(a) for a in others} | {action.served_by: least}).values())
+        allowed = self._quotas.of(action.namespace).kept
+        if kept > allowed:
+            raise Forbidden(
+                f"The namespace's actions would keep too many instances (count: {kept}, allowed: {allowed}). "
+                f"{who_raises('kept', action.namespace)}.",
+                hint="keep fewer: thaw action scale NAME --min N",
+            )
+
+    def check_written(self, action: Action, old: Action | None) -> None:
+        """Check the action once more when it is written: of several that are written at once, each sees the others
+        then.  Raises Forbidden, and the action keeps as many as ``old``, and has its annotations: whoever notes in them
+        what it has written has not.  A new one goes again."""
+        before = 0 if old is None else least_of(old)
+        try:
+            self.check(action, before)
+        except Forbidden:
+            if old is None:
+                self._take_back(action)
+            else:
+                self._rescale(action, old)
+            raise
+
+    def _take_back(self, action: Action) -> None:
+        with suppress(NotFound):
+            if self._records.action(action.namespace, action.name).version == action.version:
+                self._actions.delete(action.name)
+
+    def _rescale(self, action: Action, old: Action) -> None:
+        """An action with an adapter needs another pool, which comes with another version."""
+
+        def less(written: Action) -> Action:
+            annotations = _with_old(written.annotations, action.annotations, old.annotations)
+            return replace(rescaled(written, {"min_instances": least_of(old)}), annotations=annotations)
+
+        if not action.adapter:
+            with suppress(NotFound):  # deleted meanwhile
+                rewrite_action(self._client, action.namespace, action.name, less)
+            return
+        major, minor, patch = version_key(action.version)
+        new = replace(less(action), version=f"{major}.{minor}.{patch + 1}")
+        with suppress(Conflict):  # somebody has written a later one, which is checked in its turn
+            self._actions.put(new, last=action.version, old=action)
+
+
+def _with_old(is_: Mapping[str, object], wrote: Mapping[str, object], old: Mapping[str, object]) -> dict[str, object]:
+    """``is_`` with ``old`` in place of what was written and has not been changed since."""
+    undone = {key for key in wrote if wrote[key] != old.get(key) and is_.get(key) == wrote[key]}
+    return {**{k: v for k, v in is_.items() if k not in undone}, **{k: old[k] for k in undone & old.keys()}}

@@ -1,0 +1,140 @@
+"""The preflight of a model before it is deployed: a host with the engine says whether a start would succeed.
+
+One host of each kind of device is asked, those with a stem cell first, until one can run the model.  A deploy never
+waits longer than THAW_PREFLIGHT_S and is never refused because nobody could look: then the answer says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.serving.hangup import Hangup
+from gateway.serving.invoker_pool import InvokerPool
+from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
+from relay.state.registry import Registry
+from thaw import wire
+from thaw.action import KIND_LLM
+from thaw.config import LlmConfig
+from thaw.errors import (
+    ErrorInfo,
+    InitFailed,
+    MemoryTooSmall,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    PlatformError,
+    ThawError,
+    TimeLimitExceeded,
+    Unfit,
+)
+from thaw.host import HostReport
+
+REFUSALS: Final = (ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, InitFailed)
+"""What a start would fail with for the function's own sake.  Any other error says that a host could not look."""
+_ASKED_OF_A_KIND: Final = 2
+"""Hosts of one kind of device that are asked when the first one cannot look."""
+_MOST_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``found`` is what a host said; ``refusal`` the error of the start, on every kind of device; ``unchecked`` why
+    nobody could say whether the engine can run the model.  A verdict may have notes and be unchecked."""
+
+    found: PreflightFound | None = None
+    refusal: ErrorInfo | None = None
+    unchecked: str = ""
+
+
+class Preflight:
+    def __init__(self, registry: Registry, pool: InvokerPool, deadline_s: float) -> None:
+        self._registry, self._pool, self._deadline_s = registry, pool, deadline_s
+
+    def check(self, config: LlmConfig, namespace: str, *, memory: bool = True) -> Verdict:
+        """For a function of this namespace.  Without ``memory``, resources.gpu_memory_mb is nobody's wish yet.  Raises
+        nothing: a platform that is in trouble deploys unchecked."""
+        if self._deadline_s <= 0:
+            return Verdict(unchecked="the operator has turned the check off (THAW_PREFLIGHT_S)")
+        ends_s = time.monotonic() + self._deadline_s
+        try:
+            kinds = by_kind(self._registry.live_hosts())
+        except PlatformError as e:
+            return Verdict(unchecked=e.message)
+        wanted = PreflightWanted(config, 0, memory, namespace)
+        answers = list(self._until_one_can(kinds, wanted, ends_s))
+        return merged(answers)
+
+    def look_again(self, config: LlmConfig, namespace: str, verdict: Verdict) -> Verdict:
+        """After a function was written: whether the model that was there is there still.  A removal asks who uses a
+        model, and does not see a function that is not written yet.  The engine's answer is known, so this is short."""
+        if verdict.found is None or verdict.unchecked:
+            return verdict
+        again = self.check(config, namespace)
+        gone = again.refusal is not None and again.refusal.code == ModelNotFound.__name__
+        return again if gone else verdict
+
+    def _until_one_can(
+        self, kinds: Sequence[Sequence[HostReport]], wanted: PreflightWanted, ends_s: float
+    ) -> Iterator[Verdict]:
+        for hosts in kinds:
+            verdict = Verdict(unchecked="no host was asked")
+            for host in hosts[:_ASKED_OF_A_KIND]:
+                verdict = self._asked(host, wanted, ends_s)
+                if not verdict.unchecked:
+                    break
+            yield verdict
+            if not verdict.unchecked and verdict.refusal is None:
+                return
+
+    def _asked(self, host: HostReport, wanted: PreflightWanted, ends_s: float) -> Verdict:
+        left_ms = round(1000 * (ends_s - time.monotonic()))
+        if left_ms <= 0:
+            return Verdict(unchecked="the check took too long")
+        body = wire.dumps(replace(wanted, deadline_ms=left_ms))
+        try:
+            reply = self._pool.post(host.address, "/preflight", body, stream=False, deadline_s=ends_s, hangup=Hangup())
+            reply.read_head()
+            found = wire.from_plain(PreflightFound, reply.read_json(max_bytes=_MOST_BYTES))
+        except TimeLimitExceeded:
+            return Verdict(unchecked="the check took too long")
+        except REFUSALS as e:
+            return Verdict(refusal=e.info())
+        except ThawError as e:
+            return Verdict(unchecked=e.message)
+        return Verdict(found, unchecked=found.unchecked)
+
+
+def by_kind(reports: Sequence[HostReport]) -> list[list[HostReport]]:
+    """The hosts that take work, one list for each kind of device; those with a waiting engine are first."""
+    kinds: dict[str, list[HostReport]] = {}
+    for report in sorted(reports, key=lambda r: (KIND_LLM not in r.stem_kinds, r.host_id)):
+        if not report.draining:
+            kinds.setdefault(report.devices[0].kind if report.devices else "", []).append(report)
+    return list(kinds.values())
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """What holds for the platform: one kind of device that can run the model is enough, and a refusal needs them all.
+    A refusal that is about the files is the same everywhere."""
+    for verdict in verdicts:
+        if verdict.refusal is None and not verdict.unchecked:
+            return verdict
+    for verdict in verdicts:
+        if verdict.refusal is not None and verdict.refusal.code in (ModelNotFound.__name__, ModelCorrupt.__name__):
+            return verdict
+    unchecked = next((v for v in verdicts if v.refusal is None), None)
+    if unchecked is not None:
+        return unchecked
+    return verdicts[0] if verdicts else Verdict(unchecked="the platform has no host")
+
+
+def unfit(refusal: ErrorInfo) -> Unfit:
+    """The error of a deploy."""
+    step = f"{refusal.hint}; " if refusal.hint else ""
+    return Unfit(
+        f"This model would not start: {refusal.message}",
+        hint=f"{step}to deploy it anyway: thaw action create --force, or PUT with force=true",
+    )

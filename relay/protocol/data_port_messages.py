@@ -1,0 +1,83 @@
+"""What a gateway asks an invoker's data port beside runs: logs, the last output of ended containers, and preflights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thaw.config import LlmConfig
+from thaw.ids import ActionName, ActivationId, HostId, InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class RunRef:
+    instance_id: InstanceId
+    activation_id: ActivationId
+
+
+@dataclass(frozen=True, slots=True)
+class LogsWanted:
+    """``POST /logs``: ask for the logs of runs that have ended here, many at once: a gateway asks after it answered."""
+
+    runs: tuple[RunRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogsFound:
+    """The logs in the order of the request; None where the instance has left and its logs are gone.  Of a container
+    that ended with the run, they are what it wrote to stderr last."""
+
+    logs: tuple[tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWanted:
+    """``POST /output``: ask for what the action's containers wrote to stderr before they ended here."""
+
+    action: ActionName
+
+
+@dataclass(frozen=True, slots=True)
+class EndedOutput:
+    """The end of an ended container's stderr; ``reason`` is why it ended, empty for a release."""
+
+    instance_id: InstanceId
+    action: ActionName
+    host_id: HostId
+    stage: int
+    n_stages: int
+    ended_wall_ms: int
+    reason: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFound:
+    """Oldest first."""
+
+    outputs: tuple[EndedOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightWanted:
+    """``POST /preflight``: would a start of this config succeed on this host?  The answer is a PreflightFound, the
+    error with which the start would fail, or Unavailable when the host cannot say so within ``deadline_ms``.
+
+    Without ``memory`` nobody asks whether resources.gpu_memory_mb is enough."""
+
+    config: LlmConfig
+    deadline_ms: int
+    memory: bool = True
+    namespace: str = ""  # of which a host looks at one model at a time
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightFound:
+    """The start would succeed, with the version at ``uri``.  ``engine`` is empty where only the files were looked at,
+    and ``unchecked`` then says why."""
+
+    uri: str
+    model_version: str
+    engine: str = ""
+    max_model_len: int = 0
+    notes: tuple[str, ...] = ()
+    unchecked: str = ""

@@ -1,0 +1,158 @@
+"""Whether a start would succeed, found out without weights: the configuration is made and the model is built, empty.
+
+On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  Of each kind
+of quantised layer the smallest one is then filled with zeros, prepared and computed: what a kernel cannot do on this
+device shows only there.  On a GPU an empty model takes the memory of a full one, which others need, so there the
+configuration alone is judged: vLLM compares the quantisation with the device's capability in it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import vllm
+from vllm.config import set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from relay.protocol.messages import LlmInit
+from thaw.errors import DeveloperError, ModelUnsupported, PlatformError, ThawError
+from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count, plan_stage
+from thaw_runtime.engine.protocol import Checked
+from thaw_runtime.engine.stage_memory import slots_bytes
+from thaw_runtime.engine.vllm.adapters import adapted_modules
+from thaw_runtime.engine.vllm.configuration import batch_limits, engine_config, forget_surroundings
+from thaw_runtime.engine.vllm.errors import translated
+from thaw_runtime.engine.vllm.world_of_one import world_of_one
+from thaw_runtime.pipeline.stage_parts import StagePart
+from thaw_runtime.shown import shown
+from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.sidecars import materialised, model_config
+
+_MOST_TRIED: Final = 128 << 20
+"""Bytes of the largest layer that is computed, for which those that are bounded in memory have room."""
+_LONGEST_BUILT: Final = 128 * 1024
+"""Tokens of context for which the model is built: tables of positions are the only memory of it that is written to."""
+_KERNEL: Final = re.compile(r"_C::(\w+)")
+_NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
+
+
+def check(init: LlmInit, segment: Segment) -> Checked:
+    """See :meth:`thaw_runtime.engine.protocol.Engine.check`."""
+    forget_surroundings()
+    method = _quantisation(init, segment)
+    with materialised(segment) as directory, tempfile.TemporaryDirectory() as meeting:
+        config, began_to_build = None, False
+        try:
+            config = engine_config(init, segment, StagePart.of(init), str(directory))
+            _check_memory(init, segment, config, None)
+            if began_to_build := current_platform.is_cpu():
+                _check_memory(init, segment, config, _build(config, meeting))
+        except ThawError:
+            raise
+        except Exception as e:  # the edge to vLLM
+            said = translated(e)
+            if not isinstance(said, DeveloperError):
+                raise PlatformError("the model, built empty, takes more memory than a check may") from e
+            if method and (began_to_build or "quantization" in str(e)):
+                raise _unsupported_quantisation(method, e) from e
+            said.hint = said.hint or _NEXT_STEP
+            raise said from e
+    length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
+    notes = () if length >= asked else (_shorter(length, asked),)
+    return Checked(f"vLLM {vllm.__version__}", length, notes)
+
+
+def _quantisation(init: LlmInit, segment: Segment) -> str:
+    """The method by which the weights are quantised, or shall be; empty for none."""
+    found = model_config(segment).get("quantization_config")
+    own = found.get("quant_method") if isinstance(found, dict) else None
+    return str(init.config.engine.args.get("quantization") or own or "")
+
+
+def _shorter(length: int, asked: int) -> str:
+    return f"the model's context is {length} tokens, so engine.max_model_len is {length} and not {asked}"
+
+
+def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int | None) -> None:
+    """One worker must hold the whole model, also in a pipeline, whose stages have the same parts of both.  Raises
+    MemoryTooSmall.
+
+    config.json may be wrong on how many bytes a number is stored in.  So ``built_bytes``, the weights of the model as
+    it was built, count if they are fewer; before it is built, weights count as if they were stored in four bytes."""
+    if not init.reserve_bytes:
+        return
+    plain, limits = model_config(segment), batch_limits(init, config)
+    stored_bytes = init.stages[0].weight_bytes
+    if built_bytes is None:
+        weights = stored_bytes * DTYPE_BYTES[limits.dtype] // 4
+    else:
+        weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
+    shape = geometry(plain, layer_count(plain))
+    weights += slots_bytes(init, shape, limits.dtype, on_cpu=current_platform.is_cpu())
+    plan_stage(0, [StageMemory(init.reserve_bytes, weights, shape)], limits)
+
+
+def _build(config: Any, meeting: str) -> int:
+    """Build the model without weights; return the bytes that they take.  ``meeting`` is an empty directory."""
+    method, wanted = f"file://{Path(meeting) / 'world'}", config.model_config
+    with world_of_one(), set_current_vllm_config(config):
+        parallel_state.init_distributed_environment(1, 0, method, 0, "gloo")
+        parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
+        with set_default_torch_dtype(wanted.dtype), torch.device("cpu"):
+            _shorten(wanted.hf_config, wanted.hf_text_config)
+            model = initialize_model(vllm_config=config)
+            if config.lora_config is not None:
+                adapted_modules(model)
+            n_bytes = _n_bytes(model)
+            if wanted.quantization is not None:
+                for layer in _smallest_of_each_kind(model):
+                    _try(layer)
+    return n_bytes
+
+
+def _shorten(*configs: Any) -> None:
+    for config in configs:
+        if (getattr(config, "max_position_embeddings", None) or 0) > _LONGEST_BUILT:
+            config.update({"max_position_embeddings": _LONGEST_BUILT})
+
+
+def _smallest_of_each_kind(model: torch.nn.Module) -> Iterator[LinearBase]:
+    kinds: dict[tuple[object, ...], LinearBase] = {}
+    for layer in model.modules():
+        if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, UnquantizedLinearMethod):
+            kind = (type(layer.quant_method), *((name, p.dtype) for name, p in layer.named_parameters()))
+            if kind not in kinds or _n_bytes(layer) < _n_bytes(kinds[kind]):
+                kinds[kind] = layer
+    return (layer for layer in kinds.values() if _n_bytes(layer) <= _MOST_TRIED)
+
+
+def _n_bytes(layer: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in layer.parameters())
+
+
+def _try(layer: LinearBase) -> None:
+    """Raises whatever the kernels raise when the layer cannot be prepared or computed on this device."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        layer.quant_method.process_weights_after_loading(layer)
+        layer.quant_method.apply(layer, torch.zeros(2, layer.input_size))
+
+
+def _unsupported_quantisation(method: str, error: Exception) -> ModelUnsupported:
+    device = "a CPU" if current_platform.is_cpu() else current_platform.device_name
+    missing = _KERNEL.search(str(error))
+    reason = f"it has no kernel {missing[1]:.60} for it" if missing else translated(error).message.rstrip(". ")
+    return ModelUnsupported(
+        f"the engine cannot compute {shown(method, 40)} weights on {device}: {reason}",
+        hint="push the model without quantisation, or quantised by another method (docs/models.md)",
+    )

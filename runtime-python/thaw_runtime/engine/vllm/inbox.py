@@ -1,0 +1,45 @@
+"""What an engine thread takes between two steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from thaw.errors import ErrorInfo
+from thaw_runtime.engine.protocol import AdapterFiles, ConsolidationEnded, EngineRequest
+from thaw_runtime.engine.vllm.grammars import Constrained
+
+EndConsolidation = Callable[[ConsolidationEnded], None]
+EndLoad = Callable[[ErrorInfo | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepared:
+    """A request whose grammar cannot be followed."""
+
+    request_id: str
+    error: ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWanted:
+    files: AdapterFiles
+    ended: EndLoad
+
+    def end(self, error: ErrorInfo | None) -> None:
+        os.close(self.files.weights_fd)
+        self.ended(error)
+
+
+Item = EngineRequest | Constrained | Unprepared | AdapterWanted | str | EndConsolidation
+"""A str aborts."""
+
+
+def refuse(items: list[Item], error: ErrorInfo) -> None:
+    """The engine has ended.  Its requests are told by whoever knows those that are open."""
+    for item in items:
+        if isinstance(item, AdapterWanted):
+            item.end(error)
+        elif callable(item):
+            item(error)

@@ -1,0 +1,238 @@
+"""Scaling without a new version, and an instance that is started before anybody calls."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.scheduler.events import facts_of
+from gateway.serving.action_cache import Actions
+from gateway.serving.kept_instances import KeptInstances
+from gateway.serving.quotas import QuotaBook
+from gateway.serving.scaling import least_of, rescaled
+from relay.state.quotas import NamespaceQuotas
+from relay.state.records import Records
+from relay.state.rewriting import rewrite_action
+from tests.gateway.conftest import LLM_CONFIG, GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from tests.relay.samples import PLAN
+from thaw.action import Action
+from thaw.clock import wall_ms
+from thaw.errors import Conflict, Forbidden, InitFailed
+from thaw.ids import ActionName, GroupId, Namespace
+from thaw.quotas import Quotas
+
+HERE = "/api/v1/namespaces/_"
+GUEST, HELLO = Namespace("guest"), ActionName("guest/hello")
+
+
+def scale(gateway: GatewayProcess, name: str, **changes: Any) -> dict[str, Any]:
+    reply = gateway.call("PUT", f"{HERE}/scaling/{name}", json=changes)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def warm(gateway: GatewayProcess, name: str = "hello", wait_s: float = 0) -> Any:
+    return gateway.call("POST", f"{HERE}/warm/{name}?wait_s={wait_s}", timeout=60)
+
+
+def test_a_function_is_scaled_without_a_new_version_and_the_scheduler_reads_it(
+    gateway: GatewayProcess, valkey_url: str
+) -> None:
+    gateway.put_python()
+    default = {"action": "guest/hello", "version": "0.0.1", "min_instances": 0, "max_instances": 8}
+    assert gateway.call("GET", f"{HERE}/scaling/hello").json() == {**default, "keep_alive_s": 600.0}
+    assert scale(gateway, "hello", min_instances=2, keep_alive_s=5) == {
+        **default,
+        "min_instances": 2,
+        "keep_alive_s": 5.0,
+    }
+    with redis.Redis.from_url(valkey_url) as client:
+        facts = facts_of(Records(client).action(GUEST, HELLO))
+    assert (facts.min_instances, facts.max_instances, facts.keep_alive_s) == (2, 8, 5.0)
+    updated = gateway.call("PUT", f"{HERE}/actions/hello?overwrite=true", json={"limits": {"memory": 128}})
+    assert updated.json()["version"] == "0.0.2"
+    assert gateway.call("GET", f"{HERE}/scaling/hello").json()["min_instances"] == 2, "an update keeps it"
+
+
+def test_a_model_s_scaling_is_that_of_its_config(gateway: GatewayProcess) -> None:
+    gateway.put_llm(scaling={"max_batch": 4})
+    scale(gateway, "chat", min_instances=1, max_instances=3)
+    found = gateway.call("GET", f"{HERE}/actions/chat").json()
+    assert found["version"] == "0.0.1"
+    scaling = found["config"]["scaling"]
+    assert (scaling["min_instances"], scaling["max_instances"], scaling["max_batch"]) == (1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, "The scaling of an action is one or more of"),
+        ({"buffer": 1}, "The scaling of an action is one or more of"),
+        ({"min_instances": -1}, "$.min_instances"),
+        ({"max_instances": "2"}, "$.max_instances"),
+        ({"keep_alive_s": 1e9}, "$.keep_alive_s"),
+        ({"min_instances": 9}, "min_instances (9) is more than max_instances (8)."),
+    ],
+)
+def test_a_scaling_that_cannot_be_is_refused_with_its_name(
+    gateway: GatewayProcess, changes: dict[str, Any], problem: str
+) -> None:
+    gateway.put_python()
+    reply = gateway.call("PUT", f"{HERE}/scaling/hello", json=changes)
+    assert reply.status_code == 400
+    assert problem in reply.json()["error"]
+
+
+def test_a_sequence_and_a_name_of_nothing_have_no_scaling(gateway: GatewayProcess, valkey_url: str) -> None:
+    gateway.put_python()
+    gateway.put_python("part")
+    body = {"exec": {"kind": "sequence", "components": ["/_/part"]}}
+    assert gateway.call("PUT", f"{HERE}/actions/both", json=body).status_code == 200
+    assert gateway.call("PUT", f"{HERE}/scaling/both", json={"min_instances": 1}).status_code == 400
+    assert gateway.call("PUT", f"{HERE}/scaling/none", json={"min_instances": 1}).status_code == 404
+    assert warm(gateway, "both").status_code == 400
+    assert scale(gateway, "hello", min_instances=2)["min_instances"] == 2
+    assert gateway.call("PUT", f"{HERE}/actions/hello?overwrite=true", json=body).status_code == 200
+    with redis.Redis.from_url(valkey_url) as client:
+        became = Records(client).action(GUEST, HELLO)
+        assert (became.is_sequence, became.min_instances) == (True, 0)
+        assert facts_of(replace(became, min_instances=2)).min_instances == 0, "as an older version left it"
+    assert warm(gateway, "none").status_code == 404
+
+
+def test_what_another_writes_meanwhile_is_not_lost(gateway: GatewayProcess, valkey_url: str) -> None:
+    gateway.put_python()
+    with redis.Redis.from_url(valkey_url) as client:
+        others = iter([{"memory": 128}])
+
+        def change(action: Any) -> Any:
+            for limits in others:
+                gateway.call("PUT", f"{HERE}/actions/hello?overwrite=true", json={"limits": limits})
+            return replace(action, min_instances=1)
+
+        done = rewrite_action(client, GUEST, HELLO, change)
+        assert (done.version, done.limits.memory, done.min_instances) == ("0.0.2", 128, 1)
+
+        def always(action: Any) -> Any:
+            gateway.call("PUT", f"{HERE}/actions/hello?overwrite=true", json={"limits": {"memory": 256}})
+            return replace(action, min_instances=2)
+
+        with pytest.raises(Conflict):
+            rewrite_action(client, GUEST, HELLO, always)
+
+
+def test_warming_begins_a_start_says_when_it_will_be_over_and_leaves_no_demand(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_python()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(warm, gateway)
+        (demand,) = invoker.wait_for_demand()
+        assert demand.action == HELLO
+        plan = replace(PLAN, group_id=GroupId("a" * 32), action=HELLO, created_wall_ns=wall_ms() * 1_000_000)
+        invoker.registry.put_plan(replace(plan, predicted_ttft_s=100.0))
+        invoker.starting("guest/hello")
+        answer = asked.result(20).json()
+    expected_s = answer.pop("expected_s")
+    assert answer == {"action": "guest/hello", "state": "starting", "hosts": ["h0"], "busy": False}
+    assert 0 < expected_s <= 100
+    assert invoker.wait_for_demand(0) == []
+    assert warm(gateway).json()["state"] == "starting", "a second one joins the start"
+    assert invoker.runs == []
+
+
+def test_warming_may_wait_until_the_instance_is_ready_and_a_free_slot_is_warm(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_python()
+    ready = {"action": "guest/hello", "state": "ready", "expected_s": 0.0, "hosts": ["h0"], "busy": False}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(warm, gateway, "hello", 30)
+        invoker.wait_for_demand()
+        invoker.starting("guest/hello")
+        invoker.ready("guest/hello", slots=1)
+        assert asked.result(20).json() == ready
+    assert warm(gateway).json() == ready
+    assert gateway.call("POST", f"{HERE}/actions/hello?blocking=true", json={}).status_code == 200, "its slot is free"
+    assert len(invoker.runs) == 1
+
+
+def test_warming_tells_the_error_of_a_start_that_fails(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    from relay.protocol.messages import StartFailed
+    from relay.state import bus
+
+    gateway.put_python()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(warm, gateway, "hello", 30)
+        (demand,) = invoker.wait_for_demand()
+        error = InitFailed("no main").info()
+        bus.publish(invoker.client, StartFailed(HELLO, (demand.activation_id,), error, GroupId("a" * 32)))
+        reply = asked.result(20)
+    assert (reply.status_code, reply.json()["error"]) == (502, "no main")
+
+
+def test_notes_of_whoever_scales_are_written_with_the_numbers_and_no_others(gateway: GatewayProcess) -> None:
+    gateway.put_llm()
+    note = {"key": "example.com/by", "value": {"generation": 2}}
+    assert scale(gateway, "chat", min_instances=1, annotations=[note])["min_instances"] == 1
+    found = gateway.call("GET", f"{HERE}/actions/chat").json()
+    assert found["version"] == "0.0.1"
+    assert note in found["annotations"]
+    body = {"min_instances": 2, "annotations": [{"key": "web-export", "value": True}]}
+    refused = gateway.call("PUT", f"{HERE}/scaling/chat", json=body)
+    assert refused.status_code == 400
+    assert "web-export" in refused.json()["error"]
+    assert gateway.call("GET", f"{HERE}/scaling/chat").json()["min_instances"] == 1
+
+
+def test_an_update_that_read_before_a_scaling_does_not_undo_it(gateway: GatewayProcess, valkey_url: str) -> None:
+    gateway.put_llm()
+    with redis.Redis.from_url(valkey_url) as client:
+        records = Records(client)
+        old, row = records.action_row(GUEST, ActionName("guest/chat"))
+        scale(gateway, "chat", min_instances=1)
+        new = replace(old, version="0.0.2", annotations={"x": 1})
+        with pytest.raises(Conflict):
+            records.put_action(new, last="0.0.1", old=old, row=row)
+        old, row = records.action_row(GUEST, old.name)
+        records.put_action(replace(old, version="0.0.2"), last="0.0.1", old=old, row=row)
+    assert gateway.call("GET", f"{HERE}/scaling/chat").json()["min_instances"] == 1
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_who_is_refused_when_it_is_written_has_written_no_note_either(
+    gateway: GatewayProcess, valkey_url: str, is_new: bool
+) -> None:
+    gateway.put_llm()
+    gateway.put_llm("other", scaling={"min_instances": 1})
+    name = ActionName("guest/chat")
+    with redis.Redis.from_url(valkey_url) as client:
+        records = Records(client)
+        quotas = QuotaBook(Quotas(*(10**9,) * 6, kept=1), NamespaceQuotas(client))
+        kept = KeptInstances(client, records, Actions(client, records), quotas)
+        old = records.action(GUEST, name)
+
+        def change(action: Action) -> Action:
+            return replace(rescaled(action, {"min_instances": 1}), annotations={**action.annotations, "a/b": 2})
+
+        before = rewrite_action(client, GUEST, name, lambda a: replace(a, annotations={**a.annotations, "a/b": 1}))
+        written = rewrite_action(client, GUEST, name, change)
+        with pytest.raises(Forbidden):
+            kept.check_written(written, None if is_new else before)
+        if is_new:
+            assert gateway.call("GET", f"{HERE}/actions/chat").status_code == 404
+            return
+        now = records.action(GUEST, name)
+        assert (now.annotations["a/b"], least_of(now), now.version) == (1, 0, old.version)
+
+
+def test_a_model_that_shall_have_more_than_it_may_is_refused_when_it_is_deployed(gateway: GatewayProcess) -> None:
+    config = {**LLM_CONFIG, "scaling": {"min_instances": 9}}
+    refused = gateway.call("PUT", f"{HERE}/actions/chat", json={"config": config})
+    assert refused.status_code == 400
+    assert "$.scaling.min_instances: more than max_instances, which is 8" in refused.json()["error"]

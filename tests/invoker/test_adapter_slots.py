@@ -1,0 +1,136 @@
+"""The places for adapters in an instance: what is used stays, and the one used longest ago makes room."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from invoker.containers.adapter_slots import AdapterSlots, Wait
+from thaw.errors import InstanceGone, TimeLimitExceeded
+
+
+def later() -> Wait:
+    return Wait(time.monotonic() + 20)
+
+
+def load(slots: AdapterSlots, uri: str) -> str | None:
+    """Use an adapter for a moment; return what made room, or None when it was there."""
+    held, replaced = slots.pin(uri, later())
+    if replaced is not None:
+        slots.loaded(held, f"{uri}#1")
+    slots.unpin(held)
+    return replaced
+
+
+def test_the_adapter_used_longest_ago_makes_room() -> None:
+    slots = AdapterSlots(2)
+    assert [load(slots, uri) for uri in ("a", "b", "a", "c", "a", "b")] == ["", "", None, "b#1", None, "c#1"]
+
+
+def test_what_a_container_has_already_is_not_loaded() -> None:
+    slots = AdapterSlots(2, ["a#7"])
+    held, replaced = slots.pin("a", later())
+    assert (held.name, replaced) == ("a#7", None)
+
+
+def test_an_adapter_in_use_stays_and_the_next_one_waits_for_a_place() -> None:
+    slots = AdapterSlots(1)
+    held, _ = slots.pin("a", later())
+    slots.loaded(held, "a#1")
+    with pytest.raises(TimeLimitExceeded):
+        slots.pin("b", Wait(time.monotonic()))
+    found: list[str | None] = []
+    waiting = threading.Thread(target=lambda: found.append(slots.pin("b", later())[1]))
+    waiting.start()
+    slots.unpin(held)
+    waiting.join()
+    assert found == ["a#1"]
+
+
+def test_two_runs_that_want_an_adapter_load_it_once() -> None:
+    slots = AdapterSlots(2)
+    held, replaced = slots.pin("a", later())
+    assert replaced == ""
+    found: list[str | None] = []
+    waiting = threading.Thread(target=lambda: found.append(slots.pin("a", later())[1]))
+    waiting.start()
+    slots.loaded(held, "a#1")
+    waiting.join()
+    assert found == [None]
+
+
+def test_what_did_not_make_room_after_all_is_known_again_and_the_first_to_go() -> None:
+    slots = AdapterSlots(2)
+    for uri in ("a", "b"):
+        load(slots, uri)
+    held, replaced = slots.pin("c", later())
+    assert replaced == "a#1"
+    slots.forget(held)
+    slots.unpin(held)
+    slots.take_over(["a#1", "b#1"], slots.names())
+    assert [load(slots, uri) for uri in ("b", "c", "b")] == [None, "a#1", None]
+
+
+def test_a_load_that_failed_is_tried_by_the_next_one() -> None:
+    slots = AdapterSlots(1)
+    held, _ = slots.pin("a", later())
+    slots.forget(held)
+    slots.unpin(held)
+    assert slots.pin("a", later())[1] == ""
+
+
+def test_what_the_container_has_lost_is_absent_unless_a_run_uses_it_or_it_came_meanwhile() -> None:
+    slots = AdapterSlots(3)
+    for uri in ("lost", "used"):
+        load(slots, uri)
+    slots.pin("used", later())
+    known = slots.names()
+    load(slots, "new")
+    slots.take_over([], known)
+    assert slots.names() == ["used#1", "new#1"]
+
+
+def test_an_older_version_makes_room_first() -> None:
+    """The load of x#1 was given up here and ended there, and then x was pushed again."""
+    slots = AdapterSlots(3, ["y#1"])
+    held, _ = slots.pin("x", later())
+    slots.forget(held)
+    slots.take_over(["y#1", "x#1"], slots.names())
+    held, replaced = slots.pin("y", later())
+    slots.forget(slots.pin("x", later())[0])  # the run that wanted x#1 has found that it is not there
+    held, replaced = slots.pin("x", later())
+    assert replaced == ""
+    slots.loaded(held, "x#2")
+    slots.take_over(["y#1", "x#1", "x#2"], slots.names())
+    assert slots.pin("z", later())[1] == "x#1"
+
+
+def test_after_a_restart_the_version_loaded_last_counts() -> None:
+    slots = AdapterSlots(3, ["x#1", "y#1", "x#2"])
+    held, replaced = slots.pin("x", later())
+    assert (held.name, replaced) == ("x#2", None)
+    assert load(slots, "z") == "x#1"
+
+
+def test_a_wait_for_a_place_ends_when_the_client_hangs_up_and_when_the_container_ends() -> None:
+    slots = AdapterSlots(1)
+    slots.loaded(slots.pin("a", later())[0], "a#1")
+    found: list[BaseException] = []
+
+    def wait(for_it: Wait) -> None:
+        try:
+            slots.pin("b", for_it)
+        except (OSError, InstanceGone) as e:
+            found.append(e)
+
+    waits = [later(), later()]
+    waiting = [threading.Thread(target=wait, args=(one,)) for one in waits]
+    for thread in waiting:
+        thread.start()
+    slots.hang_up(waits[0])
+    waiting[0].join()
+    slots.close()
+    waiting[1].join()
+    assert [type(e) for e in found] == [ConnectionAbortedError, InstanceGone]

@@ -1,0 +1,163 @@
+"""A preflight forks a stem cell, gives it the small files, and leaves nothing; what it said is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invoker.containers import preflight
+from invoker.drivers.base import Spec
+from invoker.drivers.process import zygote
+from invoker.drivers.programs import PROGRAMS
+from tests.invoker import fake_llm, fake_zygote
+from tests.invoker.fake_fetchd import FakeFetchd
+from tests.invoker.platform import Host, until
+from thaw import wire
+from thaw.action import KIND_LLM
+from thaw.config import parse_llm_config
+
+FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"]}
+
+
+class Asked(Host):
+    fetchd: FakeFetchd
+
+    def preflight(self, deadline_ms: int = 20_000, namespace: str = "guest", **config: Any) -> tuple[int, Any]:
+        plain = {"kind": KIND_LLM, "model": {"uri": "s3://models/m"}, **config}
+        wanted = {"config": wire.to_plain(parse_llm_config(plain)), "deadline_ms": deadline_ms, "memory": True}
+        wanted["namespace"] = namespace
+        connection = self.connection()
+        try:
+            connection.request("POST", "/preflight", json.dumps(wanted), self.headers())
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def answered(self, reply: object, **config: Any) -> tuple[int, Any]:
+        """The answer to a preflight whose container replies with this."""
+        known = set(self.run_dir.glob("door-*.init"))
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(self.preflight, **config)
+            until(lambda: answer.done() or bool(set(self.run_dir.glob("door-*.init")) - known))
+            for path in set(self.run_dir.glob("door-*.init")) - known:
+                path.write_text(json.dumps(reply))
+            return answer.result()
+
+
+@pytest.fixture
+def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
+    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
+    made = Asked(valkey_url, run_dir, stem_cells="on")
+    made.fetchd = made.agent.fleet.fetch = made.agent.cells._fetch = FakeFetchd(run_dir)
+    made.agent.port.preflights._fetch = made.fetchd
+    made.start()
+    until(lambda: any(c.kind == KIND_LLM for c in made.agent.cells.view()))
+    held = dict(made.agent.fleet.ledger.holders())
+    yield made
+    assert {k: v for k, v in made.agent.fleet.ledger.holders().items() if "preflight" in k} == {}
+    assert held.keys() <= made.agent.fleet.ledger.holders().keys()
+    assert (made.fetchd.open, made.fetchd.holders) == (set(), set()), "something is left at fetchd"
+    made.stop()
+    assert made.processes() == []
+
+
+def test_the_stem_cell_gets_the_small_files_and_its_answer_is_kept(host: Asked) -> None:
+    expected = {"uri": "s3://models/m", "model_version": "00", **FOUND, "unchecked": ""}
+    assert host.answered(FOUND) == (200, expected)
+    assert [r.file for r in host.fetchd.requests[0].ranges] == ["config.json", "tokenizer.json"]
+    assert host.answered("nobody is asked") == (200, expected)
+    assert len(host.fetchd.requests) == 1
+    assert host.answered({**FOUND, "engine": "toy 2.0"}, engine={"max_model_len": 64})[1]["engine"] == "toy 2.0"
+    assert len(host.fetchd.requests) == 2
+
+
+def test_it_takes_a_share_of_the_cores_and_what_is_spare_of_the_pool(
+    host: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs: list[Spec] = []
+    create = host.agent.driver.create
+    monkeypatch.setattr(host.agent.driver, "create", lambda spec: (specs.append(spec), create(spec))[1])
+    host.answered(FOUND)
+    (forked,) = [s for s in specs if s.labels.get("role") == "preflight"]
+    assert (forked.share, forked.memory_bytes) == (preflight.SHARE, preflight.FORK_BYTES)
+    assert [r.spare for r in host.fetchd.requests] == [True]
+    host.fetchd.files = {"config.json": 2, "tokenizer.json": preflight.MOST_FETCHED}
+    assert "small files have more than 128 MiB" in host.preflight(engine={"max_model_len": 64})[1]["unchecked"]
+    assert len(host.fetchd.requests) == 1
+
+
+def test_a_refusal_is_answered_as_the_error_of_the_start_and_kept(host: Asked) -> None:
+    info = {
+        "code": "ModelUnsupported",
+        "message": "no such architecture",
+        "hint": "take another",
+        "printed": "",
+        "printed_out": "",
+    }
+    refused = host.answered({"status": 502, "error": info["message"], "info": info})
+    assert refused == (502, {"error": "no such architecture", "info": info})
+    assert host.answered("nobody is asked") == refused
+    assert len(host.fetchd.requests) == 1
+
+
+def test_a_container_that_breaks_has_said_nothing(host: Asked) -> None:
+    status, found = host.answered({"exit": 3})
+    assert (status, "the stem cell gave no answer" in found["unchecked"]) == (200, True)
+    info = {"code": "PlatformError", "message": "a bug", "hint": "", "printed": "", "printed_out": ""}
+    assert host.answered({"status": 500, "error": "a bug", "info": info})[1]["unchecked"] == "a bug"
+    assert host.answered(FOUND)[1]["engine"] == "toy 1.0", "what nobody said is not kept"
+
+
+def test_missing_files_are_told_without_a_stem_cell(host: Asked) -> None:
+    host.fetchd.files = {"config.json": 2, "vocab.json": 3}
+    status, found = host.preflight()
+    assert (status, found["error"]) == (502, "s3://models/m has no tokenizer.json, only the files of a slow tokenizer")
+    assert host.fetchd.requests == []
+
+
+def test_without_a_stem_cell_or_memory_or_time_the_host_says_that_it_could_not_look(
+    host: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(preflight, "FORK_BYTES", 1 << 40)
+        assert host.preflight()[1]["unchecked"] == "the host has no memory to spare now"
+    assert host.preflight(1)[1]["unchecked"] == "the check took too long"
+    host.agent.cells.set_target(KIND_LLM, 0)
+    until(lambda: not any(c.kind == KIND_LLM for c in host.agent.cells.view()))
+    assert host.preflight()[1]["unchecked"] == "the host has no stem cell of the engine now"
+    host.agent.cells.set_target(KIND_LLM, 1)
+    until(lambda: any(c.kind == KIND_LLM for c in host.agent.cells.view()))
+
+
+def test_more_at_once_than_a_host_has_cores_for_wait_a_moment(host: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "FORK_BYTES", 1 << 20)
+    monkeypatch.setattr(preflight, "WAIT_S", 0.1)
+    host.fetchd.is_up.clear()
+    with ThreadPoolExecutor(preflight.AT_ONCE + 1) as pool:
+        names = [f"tenant-{k}" for k in range(preflight.AT_ONCE)]
+        answers = [pool.submit(host.preflight, 5000, names[0])]
+        until(lambda: len(host.fetchd.requests) == 1)
+        assert host.preflight(namespace=names[0])[1]["unchecked"] == "the host is busy with other checks", "one of each"
+        answers += [pool.submit(host.preflight, 5000, name) for name in names[1:]]
+        until(lambda: len(host.fetchd.requests) == preflight.AT_ONCE)
+        assert host.preflight(namespace="another")[1]["unchecked"] == "the host is busy with other checks"
+        monkeypatch.setattr(preflight, "WAIT_S", 20.0)
+        waits = pool.submit(host.answered, FOUND, namespace="another", engine={"max_model_len": 64})
+        until(lambda: host.fetchd.calls.count("inspect") == preflight.AT_ONCE + 3)
+        host.fetchd.is_up.set()
+        assert waits.result()[1]["engine"] == "toy 1.0"
+        for answer in answers:
+            answer.result()
+
+
+def test_a_model_at_which_the_engine_looks_for_too_long_is_not_looked_at_again_at_once(host: Asked) -> None:
+    for _ in range(2):
+        assert host.preflight(1000)[1]["unchecked"] == "the engine looked at the model for too long"
+    assert len(host.fetchd.requests) == 1

@@ -1,0 +1,144 @@
+"""The first start on a node pulls an image, and the start's trace says how long that took."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from invoker.drivers.base import Handle, Spec
+from invoker.drivers.kubernetes import client, pulls
+from invoker.drivers.kubernetes.driver import KubernetesDriver
+from invoker.drivers.kubernetes.pulls import seconds_in
+from tests.invoker.platform import until
+from tests.kubernetes.api_server import Refusal, Request
+from tests.kubernetes.cluster import FakeCluster
+from tests.kubernetes.helpers import WAIT_S, cell, runs, spec, up
+from tests.kubernetes.test_invoker import host_in
+from thaw.ids import random_hex_id
+from thaw.instance import InstanceState
+from thaw.trace import Phase
+
+PULLED = 'Successfully pulled image "acme/python:1" in 412ms ({} including waiting). Image size: 8123456789 bytes.'
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds"),
+    [
+        (PULLED.format("3.25s"), 3.25),
+        (PULLED.format("1m2.5s"), 62.5),
+        (PULLED.format("1h0m0.5s"), 3600.5),
+        (PULLED.format("532ms"), 0.532),
+        (PULLED.format("740.5µs"), 0.0007405),
+        (PULLED.format("1.2.3s"), 0.412),
+        ('Successfully pulled image "acme/python:1" in 7.5s', 7.5),
+        ('Successfully pulled image "acme/python:1" in 7.5s.', 7.5),
+        ('Successfully pulled image "acme/python:1" in 1.2.3s', 0.0),
+        ('Successfully pulled image "acme/python:1"', 0.0),
+        ('Container image "acme/python:1" already present on machine', 0.0),
+        ("", 0.0),
+    ],
+)
+def test_what_a_node_says_of_a_pull_is_read(message: str, seconds: float) -> None:
+    assert seconds_in(message) == pytest.approx(seconds)
+
+
+@pytest.fixture
+def asks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs(monkeypatch)
+    monkeypatch.setattr(pulls, "_SLOW_S", 0.0)
+    monkeypatch.setattr(pulls, "_ANSWERED_S", WAIT_S)
+
+
+def test_a_start_that_is_not_slow_asks_nothing(
+    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs(monkeypatch)
+    cluster.api.noted["thaw-one"] = PULLED.format("3s")
+    assert up(driver, spec()).image_pull_s == 0.0
+    assert not [r for r in cluster.api.requests if r.path.endswith("/events")]
+
+
+@pytest.mark.usefixtures("asks_always")
+def test_a_start_whose_pull_nobody_explains_does_not_fail(cluster: FakeCluster, driver: KubernetesDriver) -> None:
+    def refuse(request: Request) -> None:
+        if request.path.endswith("/events"):
+            raise Refusal(403, "Forbidden", "events is forbidden")
+
+    cluster.api.refuse = refuse
+    assert up(driver, spec()).image_pull_s == 0.0
+
+
+@pytest.mark.usefixtures("asks_always")
+def test_an_answer_that_is_none_explains_nothing(
+    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.api.noted["thaw-one"] = PULLED.format("1ms")
+    monkeypatch.setattr(driver._cluster, "_request", _without_items(driver._cluster._request))
+    assert up(driver, spec()).image_pull_s == 0.0
+
+
+def _without_items(ask: Any) -> Any:
+    return lambda *words, **named: {"items": None} if named.get("kind") == "events" else ask(*words, **named)
+
+
+def test_a_start_does_not_wait_for_an_answer_that_does_not_come(
+    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs(monkeypatch)
+    monkeypatch.setattr(pulls, "_SLOW_S", 0.0)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(request: Request) -> None:
+        if request.path.endswith("/events"):
+            asked.set()
+            go_on.wait(WAIT_S)
+
+    cluster.api.noted["thaw-one"] = PULLED.format("1ms")
+    cluster.api.refuse = hold
+    monkeypatch.setattr(client, "_EVENTS_S", WAIT_S)
+    try:
+        assert up(driver, spec()).image_pull_s == 0.0
+        assert asked.wait(WAIT_S)
+    finally:
+        go_on.set()
+
+
+@pytest.mark.usefixtures("asks_always")
+def test_a_stem_cell_asks_nothing(cluster: FakeCluster, driver: KubernetesDriver) -> None:
+    up(driver, cell())
+    assert not [r for r in cluster.api.requests if r.path.endswith("/events")]
+
+
+def test_a_start_that_fails_on_a_bug_leaves_no_pod(
+    cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = KubernetesDriver.start
+
+    def fails(driver: KubernetesDriver, handle: Handle, wanted: Spec) -> Handle:
+        start(driver, handle, wanted)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(KubernetesDriver, "start", fails)
+    with host_in(cluster, valkey_url, run_dir) as host:
+        instance_id = random_hex_id()
+        host.launch(instance_id=instance_id)
+        host.events.instance(instance_id, InstanceState.GONE)
+        assert f"thaw-{instance_id}" not in cluster.api.left()
+
+
+def test_the_trace_of_a_first_start_has_the_seconds_of_the_pull(
+    cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls, "_SLOW_S", 0.0)
+    monkeypatch.setattr(pulls, "_ANSWERED_S", WAIT_S)
+    with host_in(cluster, valkey_url, run_dir) as host:
+        instance_id = random_hex_id()
+        cluster.api.noted[f"thaw-{instance_id}"] = PULLED.format("1ms")
+        host.launch(instance_id=instance_id)
+        group_id = host.events.instance(instance_id, InstanceState.READY).group_id
+        until(lambda: any(e.name == Phase.CONTAINER_END for e in host.records.trace(group_id)))
+        (end,) = [e for e in host.records.trace(group_id) if e.name == Phase.CONTAINER_END]
+    assert end.attrs["image_pull_s"] == 0.001

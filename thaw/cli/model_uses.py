@@ -1,0 +1,54 @@
+"""Who uses which version of a model: functions by what they name, and instances and starts by what they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from thaw import versions
+from thaw.cli.context import client
+from thaw.errors import BadRequest, Unauthorized
+from thaw.model_uri import ModelUri
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """``actions`` maps a function to the URI that it names; ``running`` has (function, version) of what runs or
+    starts."""
+
+    actions: dict[str, str]
+    running: frozenset[tuple[str, str]]
+
+    def of_name(self, uri: str) -> list[str]:
+        """The functions that name the model, by its plain name or a pin."""
+        return sorted(a for a, named in self.actions.items() if _same(versions.plain_name(named), uri))
+
+    def of_version(self, uri: str, digits: str, *, newest: bool) -> list[str]:
+        """Who uses this version of the model with the plain name ``uri``: with ``newest`` also whoever names that.  A
+        pin of the same digits counts with any name, because a store may have several addresses."""
+        named = {a for a, pin in self.actions.items() if versions.pinned(pin) == digits}
+        named |= {a for a in self.of_name(uri) if newest and not versions.pinned(self.actions[a])}
+        runs = {a for a, version in self.running if versions.short(version) == digits}
+        return sorted(named | {f"{a} (runs)" for a in runs - named})
+
+
+def uses() -> Uses:
+    """Ask the platform.  Raises Unauthorized without one, and what the API raises for a tenant's key."""
+    try:
+        found: dict[str, Any] = client().get("/api/v1/thaw/models")
+    except Unauthorized as e:
+        raise Unauthorized(
+            "no platform is set, so nobody knows which functions use this model",
+            hint=f"{e.hint}; thaw model delete --force asks nobody",
+        ) from e
+    return Uses(
+        {one["action"]: one["uri"] for one in found["actions"]},
+        frozenset((one["action"], one["modelVersion"]) for one in found["running"]),
+    )
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return ModelUri.parse(one) == ModelUri.parse(other)
+    except BadRequest:
+        return one.rstrip("/") == other.rstrip("/")

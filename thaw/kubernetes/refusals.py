@@ -1,0 +1,34 @@
+"""What was refused, and is not asked for again for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Set
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Refusals(Generic[K, V]):
+    """Of one thread."""
+
+    def __init__(self, for_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._for_s, self._now = for_s, now
+        self._noted: dict[K, tuple[float, V]] = {}
+
+    def note(self, key: K, said: V) -> None:
+        self._noted[key] = (self._now() + self._for_s, said)
+
+    def get(self, key: K) -> V | None:
+        found = self._noted.get(key)
+        return None if found is None else found[1]
+
+    def forget(self, living: Set[K]) -> None:
+        """Those whose time is over, and of what is not there any more."""
+        now = self._now()
+        self._noted = {k: (until, said) for k, (until, said) in self._noted.items() if until > now and k in living}
+
+    def left_s(self) -> float | None:
+        """Until the time of the next one is over; None when there is none."""
+        return max(0.0, min(until for until, _ in self._noted.values()) - self._now()) if self._noted else None
