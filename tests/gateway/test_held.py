@@ -165,7 +165,7 @@ class Registry:
 
 def test_requests_for_the_work_of_many_namespaces_share_one_reading_of_the_registry() -> None:
     registry = Registry()
-    work, held = WorkBook(registry), Held(256)  # type: ignore[arg-type]
+    work, held = WorkBook(None, registry), Held(256)  # type: ignore[arg-type]
     mark = work.look(GUEST)[1][0]
 
     def ask(i: int) -> str:

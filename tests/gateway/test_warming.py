@@ -70,7 +70,13 @@ class World:
     def warm(self, wait_s: float = 0.0, config: object = None) -> Warmed:
         call: Any = SimpleNamespace(
             activation_id=ActivationId("f" * 32),
-            action=SimpleNamespace(name=HELLO, version="0.0.2", is_llm=config is not None, config=config),
+            action=SimpleNamespace(
+                name=HELLO,
+                served_by=HELLO,
+                served_version="0.0.2",
+                is_llm=config is not None,
+                config=config,
+            ),
             received_s=time.monotonic(),
             subject=SimpleNamespace(namespace=Namespace("guest")),
             announced_s=None,

@@ -273,7 +273,7 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
     direct = {name: _phase_s(mine, *pair) for name, pair in _DIRECT.items()} | {"t_cu": _sum_s(mine, *_CONTEXT)}
     beside_s = _phase_s(mine, Phase.LIBRARIES_BEGIN, Phase.CONTAINER_END)  # an import begins before its proxy answers
     libraries = None if direct["t_l"] is None else max(0.0, direct["t_l"] - (beside_s or 0.0))
-    direct |= _without_the_cell(mine, direct["t_cc"], libraries)
+    direct |= _without_waits(mine, direct["t_cc"], libraries)
     container, libraries = direct["t_cc"], direct["t_l"]
     t_c = None if container is None else container + (libraries or 0.0)
     tails = [t for t in map(_tail_s, by_stage.values()) if t is not None]
@@ -281,7 +281,7 @@ def measure(events: Iterable[TraceEvent]) -> Measured:
     return Measured(t_c=t_c, t_tail=max(tails, default=None), **rates, **direct)
 
 
-def _without_the_cell(
+def _without_waits(
     events: Sequence[TraceEvent], container_s: float | None, libraries_s: float | None
 ) -> dict[str, float | None]:
     """``t_cc`` and ``t_l`` without the time that the start waited for its stem cell, or for its image."""
