@@ -86,7 +86,8 @@ def test_a_copy_has_the_code_of_the_other_action_and_the_options_of_this_line(at
         "annotations": [{"key": "a", "value": 1}],
         "limits": {"timeout": 1000, "memory": 128},
     }
-    gateway.answers[f"GET {HERE}/actions/tools/x"] = (200, found)
+    mark = {"key": "thaw.dev/modelfunction", "value": {"name": "x"}}  # no resource of a cluster makes the copy
+    gateway.answers[f"GET {HERE}/actions/tools/x"] = (200, {**found, "annotations": [*found["annotations"], mark]})
     gateway.answers[f"PUT {HERE}/actions/y"] = (200, MADE)
     assert at("action", "create", "y", "tools/x", "--copy", "-m", "256").returncode == 0
     sent = gateway.asked[-1].body

@@ -1,0 +1,141 @@
+"""An operator between an API server in the test's process and a real gateway, and what tests ask of the three."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.gateway.conftest import KEY, GatewayProcess
+from tests.kubernetes.api_server import MERGE
+from tests.kubernetes.custom_resources import CustomResources
+from thaw.kubernetes.operator import Operator
+from thaw.kubernetes.settings import OperatorSettings
+from thaw.logs import Log
+
+ACTION = "/api/v1/namespaces/_/actions/chat"
+
+
+@pytest.fixture
+def cluster() -> Iterator[CustomResources]:
+    made = CustomResources()
+    yield made
+    made.close()
+    assert made.problems == []
+
+
+@contextmanager
+def operating(cluster: CustomResources, url: str, directory: Path, refused_s: float = 60.0) -> Iterator[Operator]:
+    settings = OperatorSettings(url, KEY, "thaw", cluster.kubeconfig(directory))
+    operator = Operator(settings, Log("test"), refused_s)
+    operator.start()
+    try:
+        yield operator
+    finally:
+        operator.stop()
+
+
+@pytest.fixture
+def operator(cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path) -> Iterator[Operator]:
+    with operating(cluster, gateway.url, tmp_path) as made:
+        yield made
+
+
+def action(gateway: GatewayProcess) -> dict[str, Any]:
+    reply = gateway.call("GET", ACTION)
+    assert reply.status_code in (200, 404), reply.text
+    return dict(reply.json()) if reply.ok else {}
+
+
+def wait_models(gateway: GatewayProcess, *names: str) -> None:
+    """Wait until these models are deployed and no others, as the gateway tells it."""
+    found: dict[str, Any] = {"mark": "", "actions": [{"name": ""}]}
+    while [each["name"] for each in found["actions"]] != list(names):
+        query = {"known": found["mark"], "wait_s": 20}
+        now = gateway.call("GET", "/api/v1/namespaces/_/standings", params=query).json()
+        assert now["mark"] != found["mark"], now
+        found = now
+
+
+def scale(cluster: CustomResources, replicas: int | None = None) -> dict[str, Any]:
+    """As an autoscaler reads and writes it."""
+    url = f"http://127.0.0.1:{cluster.port}{cluster.collection}/chat/scale"
+    headers = {"Authorization": f"Bearer {cluster.token}", "Content-Type": MERGE}
+    if replicas is None:
+        return dict(requests.get(url, headers=headers, timeout=10).json())
+    body = {"spec": {"replicas": replicas}}
+    return dict(requests.patch(url, json=body, headers=headers, timeout=10).json())
+
+
+class Between:
+    """Passes requests on to the gateway, and can hold back the answers to those who wait for news.  ``instead`` says
+    what is answered in the gateway's place; None of a call, and its connection is cut."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.held = threading.Event()
+        self.asked = threading.Semaphore(0)  # released for each question for news
+        self.instead: Callable[[str, str], tuple[int, dict[str, Any]] | None] | None = None
+        self.calls: list[tuple[str, str]] = []
+        self._called = threading.Semaphore(0)
+        between = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if "wait_s=25" in self.path:
+                    between.asked.release()
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                between.calls.append((self.command, self.path.partition("?")[0].rpartition("_/")[2]))
+                between._called.release()
+                if between.instead is not None:
+                    self._answer_instead(between.instead(*between.calls[-1]))
+                    return
+                headers = {name: self.headers[name] for name in ("Authorization", "Content-Type") if self.headers[name]}
+                url = gateway.url + self.path
+                reply = requests.request(self.command, url, data=body, headers=headers, timeout=60)
+                if "wait_s=25" in self.path and not between.may_go.is_set():
+                    between.held.set()
+                    between.may_go.wait(30)
+                self._send(reply.status_code, reply.content)
+
+            def _answer_instead(self, answer: tuple[int, dict[str, Any]] | None) -> None:
+                if answer is None:
+                    self.close_connection = True
+                    return
+                self._send(answer[0], json.dumps(answer[1]).encode())
+
+            def _send(self, status: int, content: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_PUT = do_DELETE = do_GET
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Tests say what they need themselves."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def calls_come(self) -> None:
+        """Wait for one more of them."""
+        assert self._called.acquire(timeout=30)
+
+    def close(self) -> None:
+        self.may_go.set()
+        self._server.shutdown()
+        self._server.server_close()
