@@ -45,12 +45,7 @@ class _Rows:
 
     began_s: float
     actions: tuple[Action, ...]
-    starts: Mapping[ActionName, LastStarts]
-
-    @property
-    def serving(self) -> set[ActionName]:
-        """Whose instances count."""
-        return set(self.starts)
+    starts: Mapping[ActionName, LastStarts]  # by whose instances count
 
 
 class _Watched:
@@ -65,7 +60,7 @@ class _Watched:
 
     def is_news(self, record: InstanceRecord) -> bool:
         """Whether the report says more than that an instance has become idle, and of a model."""
-        if self.rows is not None and record.action not in self.rows.serving:
+        if self.rows is not None and record.action not in self.rows.starts:
             return False
         before = self.seen.pop(record.instance_id, None)
         if record.state is InstanceState.GONE:
@@ -156,7 +151,7 @@ class StandingsOf:
             if watched is None or (before is not None and before.began_s >= rows.began_s):
                 return began_s, rows
             watched.rows = rows
-        if before is not None and before.serving != rows.serving:
+        if before is not None and before.starts.keys() != rows.starts.keys():
             watched.bell.ring()  # what happened to instances of the new ones rang for nobody
         return began_s, rows
 

@@ -76,21 +76,6 @@ def test_a_model_stands_by_what_is_ready_and_what_starts(gateway: GatewayProcess
     chat(gateway, {"ready": 1, "starting": 1})
 
 
-def test_a_stage_that_becomes_a_worker_of_its_own_is_news(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat", instance="i1", group="b" * 32, n_stages=2)
-    stage = invoker.ready("guest/chat", instance="i2", group="b" * 32, n_stages=2, stage=1)
-    chat(gateway, {"ready": 1})
-    mark = standings(gateway)["mark"]
-    with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(standings, gateway, mark, 30)
-        gateway.wait_for_routes(1)
-        invoker.registry.put_instance(replace(stage, stage=0, n_stages=1))
-        began_s = time.monotonic()
-        assert waits.result(40)["actions"][0]["ready"] == 2
-        assert time.monotonic() - began_s < 20, "at once, and not when the time was over"
-
-
 def test_functions_with_adapters_stand_by_the_instances_of_their_pool(
     gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:
@@ -149,10 +134,8 @@ def test_a_gateway_that_ends_answers_those_who_wait(gateway: GatewayProcess) -> 
         query = {"known": mark, "wait_s": 30}
         waits = pool.submit(requests.get, gateway.url + STANDINGS, params=query, auth=_auth(), timeout=60)
         gateway.wait_for_routes(0)
-        began_s = time.monotonic()
-        gateway.stop()
+        gateway.stop()  # which kills it if that takes too long
         assert waits.result(40).json()["mark"] == mark
-        assert time.monotonic() - began_s < 14
 
 
 def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
@@ -274,14 +257,18 @@ def test_a_first_token_of_before_the_start_is_not_its_own(gateway: GatewayProces
     record = invoker.ready("guest/chat")
     gateway.wait_for_routes()
     invoker.cut_after.append(1)
+    invoker.pace = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(gateway.chat)
         invoker.entered.acquire(timeout=20)
         invoker.gone(record)
+        gateway.wait_for_routes(0)
+        invoker.pace.release(1000)
         invoker.wait_for_demand()
         record = invoker.ready("guest/chat", instance="i1", group="b" * 32)
         assert answer.result(20).status_code == 200
         invoker.gone(record)
+        gateway.wait_for_routes(0)
         answer = pool.submit(gateway.chat)
         invoker.wait_for_demand()
         invoker.ready("guest/chat", instance="i2", group="c" * 32)
@@ -301,7 +288,7 @@ def test_an_action_that_a_resource_made_is_told_of_whatever_it_has_become(gatewa
     assert found["annotations"][RESOURCE_MARK] == mark["value"]
 
 
-def test_instances_of_functions_are_no_news_and_the_actions_are_listed_once(
+def test_reports_that_say_nothing_new_of_a_model_are_no_news_and_the_actions_are_listed_once(
     valkey_url: str, invoker: FakeInvoker
 ) -> None:
     model = Action(CHAT, GUEST, "0.0.1", Exec(KIND_LLM), Limits(), config=parse_llm_config(LLM_CONFIG))
@@ -332,6 +319,16 @@ def test_instances_of_functions_are_no_news_and_the_actions_are_listed_once(
             bell.listen(rung, time.monotonic())
             standings.instance_changed(replace(record, idle_since_wall_ms=5))
             assert not rung.is_set(), "an idle instance is what it was"
+            stage = replace(record, stage=1, n_stages=2, state=InstanceState.READY)
+            standings.instance_changed(stage)
+            rung.clear()
+            bell.listen(rung, time.monotonic())
+            standings.instance_changed(replace(stage, stage=0, n_stages=1))
+            assert rung.is_set(), "the stage has become a worker of its own"
+            rung.clear()
+            bell.listen(rung, time.monotonic())
+            standings.look(GUEST, time.monotonic())
+            before = n_lists
             standings.action_changed(CHAT)
             assert rung.is_set()
             standings.look(GUEST, time.monotonic())

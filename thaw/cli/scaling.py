@@ -50,7 +50,8 @@ def scale(
     ] = None,
     buffer: Annotated[int | None, typer.Option(help="Idle instances beyond the need (absent in this version).")] = None,
 ) -> None:
-    """Show how many instances a function has, or change that without a new version of the function."""
+    """Show how many instances a function has, or change that without a new version of the function. If a ModelFunction
+    of a cluster made the function, that one is out of sync until its next change."""
     from thaw.cli.tables import duration, show, table
     from thaw.errors import BadRequest
 
