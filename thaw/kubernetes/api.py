@@ -156,6 +156,11 @@ class Collection(Generic[T]):
             )
         return found
 
+    def uid(self, what: str, path: str) -> str:
+        """Of another object, at ``path`` of the API."""
+        with self._translated(what):
+            return str(self.call(what, "GET", "", of=path)["metadata"]["uid"])
+
     def ask(
         self,
         what: str,

@@ -64,6 +64,7 @@ class Operator:
         self._cluster = Collection(path, PLURAL, "operator", seen, settings.kubeconfig)
         target = Target(normal_apihost(settings.gateway_url), settings.key, "THAW_API_KEY")
         self._news, self._gateway = (Client(target, read_timeout_s=_NEWS_S + 30.0) for _ in range(2))
+        self._namespace_path = f"/api/v1/namespaces/{self._namespace}"
         self._within = ""  # the UID of the cluster's namespace; empty: not read yet
         self._changed = threading.Condition()
         self._stopping = False
@@ -195,7 +196,7 @@ class Operator:
             standings: Mapping[str, Standing] | None = self._standings
             if self._resources is None:
                 return  # the list wakes us
-        self._within = self._within or self._read_within()
+        self._within = self._within or self._cluster.uid("read the namespace", self._namespace_path)
         self._refusals.forget({(r.uid, r.generation) for r in resources.values()})
         self._not_shown.forget({r.uid for r in resources.values()})
         failed: ThawError | None = None
@@ -208,11 +209,6 @@ class Operator:
         failed = self._show_all(resources, standings or {}, away) or failed
         if failed is not None:
             raise failed
-
-    def _read_within(self) -> str:
-        path = f"/api/v1/namespaces/{self._namespace}"
-        found = self._cluster.call("read the namespace", "GET", "", of=path)
-        return str(found["metadata"]["uid"])
 
     def _write(self, resources: Mapping[str, ModelFunction], standings: Mapping[str, Standing]) -> ThawError | None:
         """Returns what the gateway did not take for now; the other resources do not wait for it, unless it takes

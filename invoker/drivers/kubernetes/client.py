@@ -47,8 +47,9 @@ class Cluster(Collection[Seen]):
     def messages(self, uid: str, reason: str) -> Sequence[str]:
         """What the node has noted of a pod for this reason."""
         query = [("fieldSelector", f"involvedObject.uid={uid},reason={reason}")]
-        found = self.call("list events", "GET", "", query=query, timeout_s=_EVENTS_S, of=self._events_path)
-        return [str(event.get("message", "")) for event in found["items"]]
+        with self._translated("list events"):
+            found = self.call("list events", "GET", "", query=query, timeout_s=_EVENTS_S, of=self._events_path)
+            return [str(event.get("message", "")) for event in found["items"]]
 
     def patch(self, name: str, body: Mapping[str, Any]) -> Seen | None:
         """Merge ``body`` into the pod.  None when there is no such pod, or none of the body's resourceVersion."""
