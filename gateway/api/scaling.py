@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,11 +18,12 @@ from gateway.serving.scaling import least_of, of_action, rescaled
 from relay.state.rewriting import rewrite_action
 from thaw import wire
 from thaw.action import Action
-from thaw.errors import BadRequest
+from thaw.errors import BadRequest, TooLarge
 from thaw.ids import ActivationId, random_hex_id
 
 blueprint = Blueprint("scaling", __name__, url_prefix="/api/v1/namespaces/<ns>")
 _MOST_BYTES: Final = 64 * 1024
+_MOST_NOTED: Final = 16 * 1024
 
 
 @blueprint.get("/scaling/<path:name>")
@@ -41,7 +44,7 @@ def scale(ns: str, name: str) -> Response:
         _refuse_shared(old)
         before, new = old, rescaled(_with_instances(old), changes)
         core.kept.check(new, least_of(old))
-        return replace(new, annotations={**old.annotations, **annotations})
+        return replace(new, annotations=_noted(old, annotations))
 
     action = rewrite_action(core.client, namespace_of(full_name), full_name, change)
     core.actions.forget(full_name)
@@ -78,6 +81,15 @@ def _annotations(plain: Any) -> dict[str, object]:
             hint="update the action: thaw action update NAME --annotation KEY VALUE",
         )
     return found
+
+
+def _noted(action: Action, notes: Mapping[str, object]) -> Mapping[str, object]:
+    """Raises TooLarge: no quota counts what a scaling writes."""
+    merged = {**action.annotations, **notes}
+    n_bytes = len(json.dumps({key: value for key, value in merged.items() if "/" in key}))
+    if notes and n_bytes > _MOST_NOTED:
+        raise TooLarge(f"Annotations with a prefix are larger than allowed: {n_bytes} > {_MOST_NOTED} bytes.")
+    return merged
 
 
 def _refuse_shared(action: Action) -> None:

@@ -23,6 +23,7 @@ from thaw.standing import NO_CAPACITY, ColdStart
 
 _FAILED: Final = "failed "
 _ANSWERED: Final = "answered "
+_LONGEST: Final = 2048  # characters
 
 _NOTE_FAILURE: Final = """
 local was = redis.call('HGET', KEYS[3], ARGV[4])
@@ -130,9 +131,14 @@ def _note_failure(pipe: Any, action: ActionName, failure: Failure, instance: str
         keys.INSTANCES,
         action,
         _FAILED + action,
-        wire.dumps(replace(failure, error=replace(failure.error, printed="", printed_out=""))),
+        wire.dumps(replace(failure, error=_short(failure.error))),
         instance,
     )
+
+
+def _short(error: ErrorInfo) -> ErrorInfo:
+    """Without what the container printed.  Nothing else bounds what a tenant's function may say of its end."""
+    return replace(error, message=error.message[:_LONGEST], hint=error.hint[:_LONGEST], printed="", printed_out="")
 
 
 def _namespace(action: ActionName) -> Namespace:

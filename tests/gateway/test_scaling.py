@@ -190,6 +190,17 @@ def test_notes_of_whoever_scales_are_written_with_the_numbers_and_no_others(gate
     assert gateway.call("GET", f"{HERE}/scaling/chat").json()["min_instances"] == 1
 
 
+def test_notes_do_not_grow_without_end(gateway: GatewayProcess) -> None:
+    gateway.put_python()
+
+    def note(key: str) -> int:
+        body = {"min_instances": 0, "annotations": [{"key": f"example.com/{key}", "value": "x" * 6000}]}
+        return gateway.call("PUT", f"{HERE}/scaling/hello", json=body).status_code
+
+    assert [note("a"), note("b"), note("c"), note("a")] == [200, 200, 413, 200]
+    assert scale(gateway, "hello", min_instances=1)["min_instances"] == 1
+
+
 def test_an_update_that_read_before_a_scaling_does_not_undo_it(gateway: GatewayProcess, valkey_url: str) -> None:
     gateway.put_llm()
     with redis.Redis.from_url(valkey_url) as client:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +27,7 @@ from tests.scheduler.world import report
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
 from thaw.errors import ModelNotFound, Unavailable, WorkerLost
+from thaw.host import HostReport
 from thaw.ids import ActionName, GroupId, Namespace
 from thaw.instance import InstanceState
 from thaw.standing import RESOURCE_MARK, ColdStart
@@ -107,19 +111,22 @@ def test_held_requests_leave_threads_to_others_and_end_with_their_clients(
     gateway = start_gateway(THAW_GATEWAY_THREADS="4")
     gateway.put_llm()
     mark = standings(gateway)["mark"]
-    query = {"known": mark, "wait_s": "30"}
-    with ThreadPoolExecutor(3) as pool:
-        sessions = [requests.Session() for _ in range(3)]
 
-        def ask(session: requests.Session) -> int:
-            return session.get(gateway.url + STANDINGS, params=query, auth=_auth(), timeout=60).status_code
+    def ask_until(is_full: bool) -> None:
+        """Until a request more is held, or refused."""
+        end_s, query = time.monotonic() + 20, {"known": mark, "wait_s": 0.01}
+        while (gateway.call("GET", STANDINGS, params=query).status_code == 429) is not is_full:
+            assert time.monotonic() < end_s
 
-        asked = [pool.submit(ask, session) for session in sessions]
-        done = wait(asked, timeout=20, return_when=FIRST_COMPLETED).done.pop()
-        assert done.result() == 429, "half of the threads are held, and no more"
+    basic = base64.b64encode(KEY.encode()).decode()
+    line = f"GET {STANDINGS}?known={mark}&wait_s=30 HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {basic}\r\n\r\n"
+    with ExitStack() as clients:
+        for _ in range(2):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
+            client.sendall(line.encode())
+        ask_until(is_full=True)
         assert gateway.call("GET", ACTION).status_code == 200
-        gateway.put_llm("other")
-        assert [f.result(20) for f in asked if f is not done] == [200, 200]
+    ask_until(is_full=False)
 
 
 def _auth() -> tuple[str, str]:
@@ -211,6 +218,26 @@ def test_a_minimum_without_room_says_what_is_missing_and_not_what_others_have(
     less = replace(report("h0"), devices=(replace(device, free_bytes=device.free_bytes - (1 << 24)),))
     invoker.registry.report_host(less)
     assert standings(gateway)["mark"] == before["mark"], "it lacks room as before"
+
+
+def test_hosts_are_read_once_however_many_models_lack_room(valkey_url: str) -> None:
+    config = parse_llm_config({**LLM_CONFIG, "scaling": {"min_instances": 1}})
+    names = [ActionName(f"guest/m{i}") for i in range(3)]
+    lacking = [Action(name, GUEST, "0.0.1", Exec(KIND_LLM), Limits(), config=config) for name in names]
+
+    class Counting(Registry):
+        n_reads = 0
+
+        def live_hosts(self) -> list[HostReport]:
+            self.n_reads += 1
+            return super().live_hosts()
+
+    with redis.Redis.from_url(valkey_url) as client:
+        registry = Counting(client)
+        standings = StandingsOf(client, registry, WorkBook(client, registry), lambda _: lacking)
+        _, found = standings.look(GUEST, time.monotonic())
+    assert [s.trouble.code for s in found.actions if s.trouble] == ["NoCapacity"] * 3
+    assert registry.n_reads == 1
 
 
 def test_that_no_host_takes_a_start_is_told_apart_from_a_start_that_failed(

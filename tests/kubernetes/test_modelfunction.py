@@ -56,6 +56,12 @@ def test_what_a_cluster_completes_is_a_config() -> None:
     assert parse_llm_config(spec) == parse_llm_config(CONFIG)
 
 
+def test_the_cluster_refuses_more_instances_than_there_may_be() -> None:
+    (check,) = spec_schema()["properties"]["scaling"]["x-kubernetes-validations"]
+    assert check["rule"] == "self.min_instances <= (has(self.max_instances) ? self.max_instances : 8)"
+    assert parse_llm_config(CONFIG).scaling.max_instances == 8
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

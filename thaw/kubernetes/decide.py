@@ -32,7 +32,7 @@ from thaw.kubernetes.resource import (
     mark_of,
     with_times,
 )
-from thaw.standing import NO_CAPACITY, RESOURCE_MARK, Standing
+from thaw.standing import NO_CAPACITY, RESOURCE_MARK, ColdStart, Standing
 
 NAME_TAKEN: Final = "NameTaken"
 _LABEL_CHARACTERS: Final = 63
@@ -117,7 +117,7 @@ def status(
     else:
         found = {"version": own.version, "instances": own.ready + own.starting, "readyInstances": own.ready}
         if own.cold_start is not None:
-            found["lastColdStart"] = _last_cold_start(own)
+            found["lastColdStart"] = _last_cold_start(own.cold_start)
     found |= {"observedGeneration": resource.generation, "selector": f"{ACTION}={_label(resource.name)}"}
     conditions = (
         _deployed(resource, standing, mark, within, refusal, away),
@@ -191,10 +191,7 @@ def _in_sync(resource: ModelFunction, own: Standing | None, mark: Mark | None) -
     return Condition("InSync", FALSE, "ChangedElsewhere", text)
 
 
-def _last_cold_start(own: Standing) -> Mapping[str, Any] | None:
-    started = own.cold_start
-    if started is None:
-        return None
+def _last_cold_start(started: ColdStart) -> Mapping[str, Any]:
     at = datetime.fromtimestamp(started.at_wall_ms / 1000, UTC)
     return {"at": _stamp(at), "timeToFirstToken": f"{started.ttft_ms / 1000:.2f}s", "mode": started.start_mode}
 
