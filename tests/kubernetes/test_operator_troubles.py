@@ -165,6 +165,26 @@ def test_a_key_that_is_refused_is_told_apart_from_a_gateway_that_is_away(
         cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
 
 
+def test_a_condition_has_the_gateway_s_hint_and_none_for_whoever_types_commands(
+    cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    hints: dict[str, Any] = {}
+
+    def refuse(method: str, path: str) -> tuple[int, dict[str, Any]]:
+        if method == "PUT":
+            return 403, {"error": "This is forbidden.", **hints}
+        return 200, {"mark": "m", "actions": []}
+
+    with closing(Between(gateway)) as between, operating(cluster, between.url, tmp_path):
+        between.instead = refuse
+        cluster.apply("chat", LLM_CONFIG)
+        assert cluster.wait_condition("chat", "Deployed", "False", "Refused")["message"] == "This is forbidden."
+        hints["hint"] = "ask an operator"
+        cluster.apply("other", LLM_CONFIG)
+        said = cluster.wait_condition("other", "Deployed", "False", "Refused")["message"]
+        assert said == "This is forbidden.  ask an operator"
+
+
 def test_a_gateway_whose_every_answer_is_new_is_not_asked_without_pause(
     cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
