@@ -45,9 +45,12 @@ _CURSOR: Final = re.compile(r"\A([0-9]{1,19}-[0-9]{1,19})\.([0-9]{1,18})\Z", re.
 _TELL: Final = """
 local ids = {}
 for i = 3, #ARGV, 2 do
-    redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'i', ARGV[i], 'n', ARGV[i + 1])
-    ids[#ids + 1] = ARGV[i]
+    if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then  -- else it had no room, and comes again with less
+        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'i', ARGV[i], 'n', ARGV[i + 1])
+        ids[#ids + 1] = ARGV[i]
+    end
 end
+if #ids == 0 then return end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 redis.call('PUBLISH', KEYS[2], table.concat(ids, '\\n'))
 """
@@ -104,9 +107,10 @@ def _digest(name: str) -> str:
 
 
 def tell(pipe: Any, namespace: Namespace, records: Sequence[Activation]) -> None:
-    """Have the pipeline tell of records of the namespace that it writes."""
+    """Have the pipeline tell of records of the namespace that it writes, as far as it has written them."""
     rows = [part for r in records for part in (r.activation_id, _SEPARATOR.join(map(_digest, names_of(r))))]
-    pipe.eval(_TELL, 2, keys.endings(namespace), keys.ended(namespace), KEPT, _KEPT_S, *rows)
+    told_by = (keys.endings(namespace), keys.ended(namespace), keys.activation(""))
+    pipe.eval(_TELL, len(told_by), *told_by, KEPT, _KEPT_S, *rows)
 
 
 def endings_after(client: redis.Redis, namespace: Namespace, after: Cursor | None) -> Endings:

@@ -16,10 +16,12 @@ import redis
 from relay.state import endings, keys, redis_link
 from relay.state.endings import Cursor, EndingsListener, cursor_of, endings_after
 from relay.state.records import Ended, Records
+from relay.state.storage import Storage
 from tests.relay.samples import record
 from thaw.errors import BadRequest, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.logs import Log
+from thaw.quotas import Quotas
 
 GUEST, OTHER = Namespace("guest"), Namespace("other")
 
@@ -181,3 +183,14 @@ def test_the_longest_names_take_no_more_memory_than_short_ones(client: redis.Red
     ]
     Records(client).end_all([Ended(one) for one in some])
     assert client.memory_usage(keys.endings(GUEST), samples=0) < 160 * len(some)
+
+
+def test_a_record_that_was_too_long_is_told_when_it_is_written_with_less(client: redis.Redis) -> None:
+    now = endings_after(client, GUEST, None).cursor
+    own = Quotas(10, 10**9, 8_000, 10, 10, 10)
+    records = Records(client, storage=Storage(client, lambda _: own))
+    long = replace(record(ActivationId(f"{1:032x}")), result={"text": "x" * 9_000})
+    records.end_all([Ended(long)])
+    assert records.activation(long.activation_id) is not None
+    found = endings_after(client, GUEST, now)
+    assert (numbers(found), found.cursor.n - now.n) == ([1], 1)
