@@ -115,7 +115,7 @@ def revoke_key(key_id: str) -> Response:
 
 @blueprint.get("/namespaces")
 def usage() -> Response:
-    """What each namespace has: live keys, actions, records of the last week, and instances that exist now."""
+    """What each namespace has: live keys, actions, records that are kept, and instances that exist now."""
     core = gateway()
     n_keys = Counter(one.key.namespace for one in core.keys.list())
     n_actions = Counter(a.namespace for a in core.records.all_actions() if not is_pool(a))
@@ -181,7 +181,7 @@ def quotas(ns: str) -> Response:
             "namespace": namespace,
             "default": wire.to_plain(core.quotas.default),
             "own": {name: value for name, value in wire.to_plain(own).items() if value is not None},
-            "used": wire.to_plain(core.storage.usage(namespace)),
+            "used": {**wire.to_plain(core.storage.usage(namespace)), "kept": core.kept.count(namespace)},
         }
     )
 

@@ -10,7 +10,7 @@ from gateway.api.held import client_watched, wait_s
 from gateway.api.http import action_name, caller, gateway, json_object, json_response
 from gateway.serving.action_cache import namespace_of
 from gateway.serving.call import Call
-from gateway.serving.scaling import least_of, of_action, rescaled
+from gateway.serving.scaling import of_action, rescaled
 from relay.state.rewriting import rewrite_action
 from thaw import wire
 from thaw.action import Action
@@ -31,18 +31,19 @@ def scale(ns: str, name: str) -> Response:
     """Change what the body names.  The action keeps its version, and its instances go on."""
     core, full_name = gateway(), action_name(ns, name)
     changes = json_object(_MOST_BYTES)
-    before = 0
+    before: Action | None = None
+    added = 0
 
     def change(old: Action) -> Action:
-        nonlocal before
+        nonlocal before, added
         _refuse_shared(old)
-        before, new = least_of(old), rescaled(_with_instances(old), changes)
-        core.kept.check(new, before)
+        before, new = old, rescaled(_with_instances(old), changes)
+        added = core.kept.check(new, old)
         return new
 
     action = rewrite_action(core.client, namespace_of(full_name), full_name, change)
     core.actions.forget(full_name)
-    core.kept.check_written(action, before)
+    core.kept.check_written(action, before, added)
     return _answer(action)
 
 
