@@ -100,7 +100,7 @@ class Reconnects:
         stream = self._streams.find(had.activation_id)
         if stream is None:
             return None
-        if request_digest(stream.call.action, call.endpoint, call.payload) != had.digest:
+        if request_digest(stream.asked, call.endpoint, call.payload) != had.digest:
             raise OtherRequest
         return self._streams.attach(had.activation_id, hangup, cut)
 

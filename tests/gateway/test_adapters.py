@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from relay.state.records import Records
 from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
+from tests.gateway.event_client import Client
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.test_reconnect import noted
 from thaw.action import Action
 from thaw.ids import Namespace
 from thaw.pools import is_pool
@@ -210,3 +213,48 @@ def test_whoever_looks_at_the_work_sees_which_functions_share_an_instance(
     work = gateway.call("GET", "/api/v1/namespaces/_/work").json()
     assert [w["action"] for w in work["workers"]] == [pool.name]
     assert work["shared"] == [{"action": pool.name, "functions": ["guest/a", "guest/b"]}]
+
+
+def test_a_client_goes_on_with_a_stream_that_went_to_another_pool_while_it_waited(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    invoker.pace = threading.Semaphore(2)
+    client = Client(model="a")
+    asking = client.ask_soon(gateway)
+    invoker.wait_for_demand()
+    update(gateway, "a", model=adapted("a"), scaling={"max_batch": 2})
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name)
+    asking.join(20)
+    client.read(2)
+    client.hang_up()
+    invoker.pace.release(10)
+    assert client.ask(gateway).status_code == 200, client.reply.text
+    client.read_all()
+    assert client.has_whole_answer(6)
+    assert len(invoker.runs) == 1
+
+
+def test_a_stream_goes_on_at_another_gateway_with_the_adapter_that_began_it(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    first, second = start_gateway(), start_gateway()
+    first.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.adapter = "s3://models/a#1"
+    invoker.pace = threading.Semaphore(3)
+    invoker.ready(pool.name)
+    for gateway in (first, second):
+        gateway.wait_for_routes()
+    client = Client(model="a")
+    client.ask(first)
+    client.read(3)
+    client.hang_up()
+    noted(valkey_url, client)
+    client.ask(second)
+    invoker.pace.release(10)
+    client.read_all()
+    assert client.has_whole_answer(6)
+    _, resumed = invoker.runs
+    assert resumed["value"]["resume"]["adapter"] == "s3://models/a#1"
