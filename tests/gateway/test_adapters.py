@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -213,6 +214,35 @@ def test_whoever_looks_at_the_work_sees_which_functions_share_an_instance(
     work = gateway.call("GET", "/api/v1/namespaces/_/work").json()
     assert [w["action"] for w in work["workers"]] == [pool.name]
     assert work["shared"] == [{"action": pool.name, "functions": ["guest/a", "guest/b"]}]
+
+
+def test_a_pool_that_is_made_anew_goes_on_with_its_instances(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name)
+    gateway.wait_for_routes()
+    gateway.call("DELETE", "/api/v1/namespaces/_/actions/a")
+    assert pools(invoker) == []
+    gateway.put_llm("b", model=adapted("b"))
+    assert pools(invoker)[0].name == pool.name
+    assert gateway.call("POST", "/v1/chat/completions", json=chat("b"), timeout=10).status_code == 200
+
+
+def chat(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_warming_goes_with_its_function_to_another_pool(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    with ThreadPoolExecutor(1) as clients:
+        warmed = clients.submit(gateway.call, "POST", "/api/v1/namespaces/_/warm/a?wait_s=30", timeout=60)
+        (before,) = invoker.wait_for_demand()
+        update(gateway, "a", model=adapted("a"), scaling={"max_batch": 2})
+        (pool,) = pools(invoker)
+        assert pool.name != before.action
+        invoker.ready(pool.name)
+        assert warmed.result(60).json()["state"] == "ready"
+    invoker.wait_for_demand(0)
 
 
 def test_a_client_goes_on_with_a_stream_that_went_to_another_pool_while_it_waited(
