@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from relay.protocol.messages import RunPrompt
 from relay.state.records import Records
 from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
 from tests.gateway.event_client import Client
@@ -288,3 +289,15 @@ def test_a_stream_goes_on_at_another_gateway_with_the_adapter_that_began_it(
     assert client.has_whole_answer(6)
     _, resumed = invoker.runs
     assert resumed["value"]["resume"]["adapter"] == "s3://models/a#1"
+
+
+def test_the_tokens_of_a_text_are_told_without_the_adapter(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    invoker.prompt = RunPrompt((7, 8), "hi")
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(gateway.call, "POST", "/tokenize", json={"model": "a", "prompt": "hi"})
+        (demand,) = invoker.wait_for_demand()
+        invoker.ready(demand.action)
+        assert asked.result(30).json()["tokens"] == [7, 8]
+    (run,) = invoker.runs
+    assert (demand.adapter, run["adapter"], run["value"]["adapter"]) == ("", None, "")
