@@ -182,7 +182,7 @@ class Gateway:
         """Refuse a call whose record has no room, or that would only add to a full queue.  ``is_held``: False for a
         202.  Raises ThawError."""
         self.storage.check(call.subject.namespace)
-        self.caps.check(call.action.served_by, is_held=is_held)
+        self.caps.check(call.action, is_held=is_held)
 
     def steps(self, call: Call) -> Steps:
         return self.sequences.steps(call)

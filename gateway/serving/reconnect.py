@@ -105,7 +105,7 @@ class Reconnects:
         return self._streams.attach(had.activation_id, hangup, cut)
 
     def _bring(self, call: Call, asked: Fingerprint, hangup: Hangup, cut: Callable[[], None]) -> tuple[Way, Reader]:
-        self._caps.check(call.action.served_by)
+        self._caps.check(call.action)
         namespace = call.subject.namespace
         self._throttle.enter(namespace)
         try:

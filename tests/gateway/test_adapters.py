@@ -14,6 +14,7 @@ from relay.state.records import Records
 from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
 from tests.gateway.event_client import Client
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.test_last_output import output
 from tests.gateway.test_reconnect import noted
 from thaw.action import Action
 from thaw.ids import Namespace
@@ -118,7 +119,10 @@ def test_the_queue_of_a_pool_has_the_cap_of_an_action(
         gateway.put_llm(name, model=adapted(name))
     with gateway.chat(model="a", stream=True) as waiting:
         (demand,) = invoker.wait_for_demand()
-        assert gateway.chat(model="b").status_code == 429
+        refused = gateway.chat(model="b")
+        assert refused.status_code == 429
+        message = refused.json()["error"]["message"]
+        assert message.startswith("Too many requests wait for guest/b and what shares its instances (count: 1,")
         invoker.ready(demand.action)
         assert b"[DONE]" in waiting.content
 
@@ -301,3 +305,45 @@ def test_the_tokens_of_a_text_are_told_without_the_adapter(gateway: GatewayProce
         assert asked.result(30).json()["tokens"] == [7, 8]
     (run,) = invoker.runs
     assert (demand.adapter, run["adapter"], run["value"]["adapter"]) == ("", None, "")
+
+
+def test_what_shared_instances_wrote_last_is_told_of_each_function(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    (pool,) = pools(invoker)
+    invoker.outputs = [output("i1", "h0", 10) | {"action": pool.name}]
+    invoker.report()
+    for name in ("a", "b"):
+        (found,) = gateway.call("GET", f"/api/v1/namespaces/_/logs/{name}").json()["outputs"]
+        assert (found["action"], found["stderr"]) == (f"guest/{name}", "of i1")
+
+
+def test_who_runs_a_version_is_told_by_the_functions_that_share_the_instance(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name, model_version="aa" * 32)
+    gateway.session.auth = None
+    found = gateway.call("GET", "/api/v1/thaw/models", headers={"Authorization": f"Bearer {OPERATOR_KEY}"}).json()
+    assert [one["action"] for one in found["running"]] == ["guest/a", "guest/b"]
+
+
+def test_an_answer_whose_pool_is_gone_ends_with_the_name_of_its_function(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.pace = threading.Semaphore(2)
+    record = invoker.ready(pool.name)
+    client = Client(model="a")
+    client.ask(gateway)
+    client.read(2)
+    gateway.call("DELETE", "/api/v1/namespaces/_/actions/a")
+    invoker.drop_runs()
+    invoker.gone(record)
+    client.read_all()
+    assert client.error["message"].startswith("guest/a was deleted, or has other settings than when it began")
