@@ -69,6 +69,7 @@ from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
+from thaw.pools import is_pool_name
 
 
 class OwnHeartbeats:
@@ -130,13 +131,12 @@ class Gateway:
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.held = Held(settings.threads)
-        self.warming = Warming(self.room, self.demand, self.registry, self.held)
+        versions = Versions(self.actions.get)
+        self.warming = Warming(self.room, self.demand, self.registry, self.held, versions)
         self.work = WorkBook(self.client, self.registry)
         self.followers = Followers(self.client)
         self.endings = EndingsListener(self.client, settings.state_url, self.log)
-        self.dispatcher = Dispatcher(
-            self.room, self.demand, self.pool, Versions(self.actions.get), self.log, settings.llm_result_bytes
-        )
+        self.dispatcher = Dispatcher(self.room, self.demand, self.pool, versions, self.log, settings.llm_result_bytes)
         self.sequences = Sequences(
             self.dispatcher, self.packages, make_call, self.ended, self._caused, settings.sequence_length
         )
@@ -182,7 +182,7 @@ class Gateway:
         """Refuse a call whose record has no room, or that would only add to a full queue.  ``is_held``: False for a
         202.  Raises ThawError."""
         self.storage.check(call.subject.namespace)
-        self.caps.check(call.action.served_by, is_held=is_held)
+        self.caps.check(call.action, is_held=is_held)
 
     def steps(self, call: Call) -> Steps:
         return self.sequences.steps(call)
@@ -290,7 +290,8 @@ class Gateway:
             self.log.event("quotas_unknown", namespace=namespace, error=e.message)
 
     def _on_deleted(self, action: ActionName) -> None:
-        self.room.retire(action)
+        if not is_pool_name(action):  # the instances of a pool that is made anew are the same (thaw/pools.py)
+            self.room.retire(action)
         try:
             self.actions.get(action)  # deleted and made anew: the waiting requests wait for the new one
         except NotFound:

@@ -9,6 +9,7 @@ from typing import Final
 from flask import Blueprint, Response
 
 from gateway.api.http import action_name, gateway, json_response
+from gateway.core import Gateway
 from relay.protocol.data_port_messages import EndedOutput, OutputWanted
 from thaw import wire
 from thaw.errors import NotFound, ThawError
@@ -24,9 +25,9 @@ _MOST: Final = 20
 @blueprint.get("/logs/<path:name>")
 def last_output(ns: str, name: str) -> Response:
     """The newest ones, oldest first.  The action itself may have been deleted.  ``unanswered`` are hosts that may have
-    more.  What a function with an adapter shares with others is told under its own name."""
-    core, full_name = gateway(), action_name(ns, name)
-    wanted = OutputWanted(_served_by(full_name))
+    more."""
+    core, named = gateway(), action_name(ns, name)
+    wanted = OutputWanted(_served_by(core, named))
 
     def ask(host: HostReport) -> tuple[EndedOutput, ...] | None:
         try:
@@ -38,15 +39,16 @@ def last_output(ns: str, name: str) -> Response:
     hosts = core.registry.live_hosts()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(ask, hosts))
-    found = sorted((o for a in answers if a is not None for o in a), key=lambda o: o.ended_wall_ms)[-_MOST:]
+    found = sorted(
+        (replace(o, action=named) for a in answers if a is not None for o in a), key=lambda o: o.ended_wall_ms
+    )[-_MOST:]
     unanswered = [h.host_id for h, a in zip(hosts, answers, strict=True) if a is None]
-    outputs = [wire.to_plain(replace(o, action=full_name)) for o in found]
-    return json_response({"outputs": outputs, "unanswered": unanswered})
+    return json_response({"outputs": wire.to_plain(found), "unanswered": unanswered})
 
 
-def _served_by(name: ActionName) -> ActionName:
-    """Whose containers run it; its own name, if it does not exist."""
+def _served_by(core: Gateway, name: ActionName) -> ActionName:
+    """Under which name the hosts keep it.  A function that shares its instances has that of its pool."""
     try:
-        return gateway().actions.get(name).served_by
+        return core.actions.get(name).served_by
     except NotFound:
         return name

@@ -14,6 +14,7 @@ from flask import Blueprint, Response, request
 from gateway.api.held import wait_s
 from gateway.api.http import caller, caller_now, gateway, json_object, json_response
 from gateway.api.work import held_work
+from gateway.serving.work import shared_by
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire
 from thaw.clock import wall_ms
@@ -144,8 +145,10 @@ def model_uses() -> Response:
         for uri in (a.config.model.uri, a.config.model.adapter)
         if uri
     ]
-    running = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
-    running |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}
+    runs = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
+    runs |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}
+    shared = {one.action: one.functions for one in shared_by(core.client, {action for action, _ in runs})}
+    running = {(function, version) for action, version in runs for function in shared.get(action, (action,))}
     return json_response(
         {"actions": actions, "running": [{"action": a, "modelVersion": v} for a, v in sorted(running)]}
     )

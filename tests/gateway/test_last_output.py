@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from gateway.serving.dispatch import MAX_LOSSES
-from relay.state.records import Records
 from tests.conftest import free_port
 from tests.gateway.conftest import OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.scheduler.world import report
-from thaw.ids import Namespace
-from thaw.pools import is_pool
 
 PATH = "/api/v1/namespaces/_/logs/chat"
 
@@ -45,17 +42,6 @@ def test_the_hosts_answers_are_put_in_order_and_a_silent_host_is_named(
     invoker.registry.report_host(replace(report("h1"), address=f"127.0.0.1:{free_port()}"))
     found = gateway.call("GET", PATH).json()
     assert ([o["stderr"] for o in found["outputs"]], found["unanswered"]) == (["of i1", "of i3"], ["h1"])
-
-
-def test_a_function_with_an_adapter_reads_what_the_containers_that_it_shares_wrote(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    gateway.put_llm("chat", model={"base": "s3://models/base", "adapter": "s3://models/a"})
-    (pool,) = (a.name for a in Records(invoker.client).actions(Namespace("guest")) if is_pool(a))
-    invoker.outputs = [output("i1", "h0", 10) | {"action": pool}]
-    invoker.registry.report_host(replace(report("h0"), address=invoker.address))
-    (found,) = gateway.call("GET", PATH).json()["outputs"]
-    assert (found["stderr"], found["action"]) == ("of i1", "guest/chat")
 
 
 def test_another_tenant_reads_none_of_it(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
