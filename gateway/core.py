@@ -72,6 +72,7 @@ from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_
 from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
+from thaw.pools import is_pool_name
 
 
 class OwnHeartbeats:
@@ -133,7 +134,8 @@ class Gateway:
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.held = Held(settings.threads)
-        self.warming = Warming(self.room, self.demand, self.registry, self.held)
+        versions = Versions(self.actions.get)
+        self.warming = Warming(self.room, self.demand, self.registry, self.held, versions)
         self.work = WorkBook(self.client, self.registry)
         self.standings = StandingsOf(self.client, self.registry, self.work, self.actions.list)
         self.cold_starts = ColdStarts(self.client, self.log)
@@ -143,7 +145,7 @@ class Gateway:
             self.room,
             self.demand,
             self.pool,
-            Versions(self.actions.get),
+            versions,
             self.log,
             settings.llm_result_bytes,
             self.cold_starts.note,
@@ -193,7 +195,7 @@ class Gateway:
         """Refuse a call whose record has no room, or that would only add to a full queue.  ``is_held``: False for a
         202.  Raises ThawError."""
         self.storage.check(call.subject.namespace)
-        self.caps.check(call.action.served_by, is_held=is_held)
+        self.caps.check(call.action, is_held=is_held)
 
     def steps(self, call: Call) -> Steps:
         return self.sequences.steps(call)
@@ -308,7 +310,8 @@ class Gateway:
             self.log.event("quotas_unknown", namespace=namespace, error=e.message)
 
     def _on_deleted(self, action: ActionName) -> None:
-        self.room.retire(action)
+        if not is_pool_name(action):  # the instances of a pool that is made anew are the same (thaw/pools.py)
+            self.room.retire(action)
         try:
             self.actions.get(action)  # deleted and made anew: the waiting requests wait for the new one
         except NotFound:

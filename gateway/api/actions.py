@@ -32,7 +32,6 @@ from gateway.front.visit import VISIT, Visit
 from gateway.serving.action_cache import namespace_of
 from gateway.serving.packages import with_inherited
 from gateway.serving.preflight import Verdict, unfit
-from gateway.serving.scaling import least_of
 from gateway.settings import COPIES
 from relay.state.code import Upload
 from thaw.action import Action
@@ -158,13 +157,12 @@ def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
         else:
             action = changed_action(old, body, core.settings)
         core.models.check(action)
-        kept = 0 if old is None else least_of(old)
-        core.kept.check(action, kept)
+        added = core.kept.check(action, old)
         if action.is_sequence:
             core.sequences.check(action)
         verdict = _preflight(action, body, own)
         core.actions.put(action, last=last, old=old, row=row)
-        core.kept.check_written(action, old)
+        core.kept.check_written(action, old, added)
         _keep_package(core, action)
     finally:
         upload.discard()  # unless the action has it

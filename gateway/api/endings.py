@@ -37,14 +37,15 @@ def endings(ns: str) -> Response:
 
 def _read(following: Following) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
-    cursor, n_bytes = following.cursor, 0
+    cursor, n_bytes, n_missed = following.cursor, 0, following.n_missed
     for ending in following.found:
         record = gateway().records.activation(ending.activation_id)
-        if record is None:  # too long for its room, and written again with less: that is another ending
+        if record is None:  # it gave way to newer ones since
+            n_missed += 1
             continue
         found.append(render.activation(record))
         n_bytes += len(wire.encode(found[-1]))
         if n_bytes >= _ANSWER_BYTES:
             cursor = ending.cursor
             break
-    return {"cursor": str(cursor), "passed_over": following.n_missed, "activations": found}
+    return {"cursor": str(cursor), "passed_over": n_missed, "activations": found}

@@ -129,7 +129,7 @@ def _answer(endpoint: str) -> Response:
         return go_on(core, asked, had)
     core.storage.check(action.namespace)
     made = several(body)
-    core.caps.check(action.served_by, len(made.bodies))
+    core.caps.check(action, len(made.bodies))
     if not made.is_one:
         return stream(core, asked, made) if body.get("stream") else whole(core, asked, made)
     return begin(core, asked) if body.get("stream") else _whole(core, asked)
@@ -142,7 +142,7 @@ def _of_text(endpoint: str) -> Response:
     check_text(endpoint, body)
     action = _find(subject.namespace, body["model"])
     core.storage.check(action.namespace)
-    core.caps.check(action.served_by)
+    core.caps.check(action)
     return _whole(core, Asked(action, subject, endpoint, body))
 
 

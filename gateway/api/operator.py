@@ -14,6 +14,7 @@ from flask import Blueprint, Response, request
 from gateway.api.held import wait_s
 from gateway.api.http import caller, caller_now, gateway, json_object, json_response
 from gateway.api.work import held_work
+from gateway.serving.work import shared_by
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire
 from thaw.clock import wall_ms
@@ -115,7 +116,7 @@ def revoke_key(key_id: str) -> Response:
 
 @blueprint.get("/namespaces")
 def usage() -> Response:
-    """What each namespace has: live keys, actions, records of the last week, and instances that exist now."""
+    """What each namespace has: live keys, actions, records that are kept, and instances that exist now."""
     core = gateway()
     n_keys = Counter(one.key.namespace for one in core.keys.list())
     n_actions = Counter(a.namespace for a in core.records.all_actions() if not is_pool(a))
@@ -144,8 +145,10 @@ def model_uses() -> Response:
         for uri in (a.config.model.uri, a.config.model.adapter)
         if uri
     ]
-    running = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
-    running |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}
+    runs = {(i.action, i.model_version) for i in core.registry.instances() if i.model_version}
+    runs |= {(p.action, p.model.version) for p in core.registry.plans() if p.model is not None}
+    shared = {one.action: one.functions for one in shared_by(core.client, {action for action, _ in runs})}
+    running = {(function, version) for action, version in runs for function in shared.get(action, (action,))}
     return json_response(
         {"actions": actions, "running": [{"action": a, "modelVersion": v} for a, v in sorted(running)]}
     )
@@ -181,7 +184,7 @@ def quotas(ns: str) -> Response:
             "namespace": namespace,
             "default": wire.to_plain(core.quotas.default),
             "own": {name: value for name, value in wire.to_plain(own).items() if value is not None},
-            "used": wire.to_plain(core.storage.usage(namespace)),
+            "used": {**wire.to_plain(core.storage.usage(namespace)), "kept": core.kept.count(namespace)},
         }
     )
 

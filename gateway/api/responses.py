@@ -42,7 +42,7 @@ def create() -> Response:
     chat = chat_of(body)
     _refuse_resumption()
     core.storage.check(action.namespace)
-    core.caps.check(action.served_by)
+    core.caps.check(action)
     with ExitStack() as entered:
         call = Asked(action, subject, "chat", chat).call(watching(core, entered))
         answer = ResponseEvents(call, repeated(body))

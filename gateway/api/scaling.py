@@ -14,7 +14,7 @@ from gateway.api.held import client_watched, wait_s
 from gateway.api.http import action_name, caller, gateway, json_object, json_response
 from gateway.serving.action_cache import namespace_of
 from gateway.serving.call import Call
-from gateway.serving.scaling import least_of, of_action, rescaled
+from gateway.serving.scaling import of_action, rescaled
 from relay.state.rewriting import rewrite_action
 from thaw import wire
 from thaw.action import Action
@@ -38,17 +38,18 @@ def scale(ns: str, name: str) -> Response:
     changes = json_object(_MOST_BYTES)
     annotations = _annotations(changes.pop("annotations", []))
     before: Action | None = None
+    added = 0
 
     def change(old: Action) -> Action:
-        nonlocal before
+        nonlocal before, added
         _refuse_shared(old)
         before, new = old, rescaled(_with_instances(old), changes)
-        core.kept.check(new, least_of(old))
+        added = core.kept.check(new, old)
         return replace(new, annotations=_noted(old, annotations))
 
     action = rewrite_action(core.client, namespace_of(full_name), full_name, change)
     core.actions.forget(full_name)
-    core.kept.check_written(action, before)
+    core.kept.check_written(action, before, added)
     return _answer(action)
 
 
@@ -60,7 +61,7 @@ def warm(ns: str, name: str) -> Response:
     action, longest_s = _with_instances(core.actions.get(action_name(ns, name))), wait_s()
     with client_watched() as hangup:
         call = Call(ActivationId(random_hex_id()), action, caller(), {}, hangup)
-        core.caps.check(action.served_by, is_held=True)
+        core.caps.check(action, is_held=True)
         found = core.warming.warm(call, longest_s)
     return json_response({"action": action.name, **wire.to_plain(found)})
 

@@ -193,7 +193,7 @@ class AsyncRunner:
     def _announced(self, pending: Pending) -> Call | None:
         """A call whose demand is known before its thread is there.  What is composed of calls needs no instance."""
         call = self._call(pending)
-        if call.action.is_sequence or call.action.is_conductor:
+        if call.action.is_composed:
             return None
         self._demand.add(call, ahead=True)
         return call
@@ -246,7 +246,7 @@ class AsyncRunner:
             self._end(call, outcome_of(DeveloperError("The action was deleted before it ran.")), entry)
             return True
         if ahead is not None:
-            call.announced_s, ahead.announced_s = ahead.announced_s, None
+            self._hand_demand_on(ahead, call)
         outcome = self._execute(call)
         if isinstance(outcome.error, _RunsElsewhere):  # claimed while its gateway could not write a heartbeat
             self._claims.hand_to(outcome.error.starter, entry.entry_id)
@@ -256,6 +256,13 @@ class AsyncRunner:
             return False
         self._end(call, outcome, entry)
         return True
+
+    def _hand_demand_on(self, ahead: Call, call: Call) -> None:
+        """The call takes the demand over, unless that is for instances which do not serve it any more."""
+        if ahead.action.served_by != call.action.served_by or call.action.is_composed:
+            self._demand.withdraw(ahead)
+        else:
+            call.announced_s, ahead.announced_s = ahead.announced_s, None
 
     def _end(self, call: Call, outcome: Outcome, entry: Entry) -> None:
         while True:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.serving.hangup import Hangup
+from relay.protocol.messages import TEXT_ENDPOINTS
 from relay.state.api_keys import Subject
 from thaw import trace
 from thaw.action import Action
@@ -62,6 +63,11 @@ class Call:
     def trace(self, phase: Phase, attrs: Mapping[str, object] | None = None) -> None:
         group_id = self.instance.group_id if self.instance is not None and self.cold else ""
         self.events.append(trace.event(phase, activation_id=self.activation_id, group_id=group_id, attrs=attrs))
+
+    @property
+    def wanted_adapter(self) -> str:
+        """The URI of the adapter that an instance needs for it; empty without one."""
+        return "" if self.endpoint in TEXT_ENDPOINTS else self.action.adapter
 
     @property
     def timeout_s(self) -> float:

@@ -33,7 +33,7 @@ class Demand:
         if call.announced_s is None:
             call.announced_s = time.monotonic()
         action = call.action
-        self._put(call.activation_id, action.served_by, call.received_ms, ahead=ahead, adapter=action.adapter)
+        self._put(call.activation_id, action.served_by, call.received_ms, ahead=ahead, adapter=call.wanted_adapter)
 
     def withdraw(self, call: Call) -> None:
         """An activation may run a second time while its first run ends: its client reconnected, and its answer is

@@ -170,7 +170,7 @@ class Dispatcher:
 
     def _check_version(self, ticket: Ticket) -> None:
         if ticket.exact:
-            self._versions.check(ticket.action, ticket.version)
+            self._versions.check(ticket.action, ticket.version, ticket.called)
 
     def _note_route(self, call: Call, route: Route) -> None:
         """Note the call's route.  The call is cold if it waited and got one of the slots that the instance was started

@@ -43,7 +43,7 @@ class Following:
             self.n_missed += page.n_missed
             self.cursor = page.cursor
             for ending in page.found:
-                if not self._name or self._name in ending.names:
+                if not self._name or ending.is_named(self._name, self._namespace):
                     self.found.append(ending)
                 if len(self.found) == self._limit:
                     self.cursor = ending.cursor

@@ -19,6 +19,7 @@ from relay.state.records import Records
 from relay.state.rewriting import rewrite_action
 from thaw.action import Action
 from thaw.errors import Conflict, Forbidden, NotFound
+from thaw.ids import ActionName, Namespace
 from thaw.pools import is_pool
 from thaw.quotas import who_raises
 
@@ -27,47 +28,68 @@ class KeptInstances:
     def __init__(self, client: redis.Redis, records: Records, actions: Actions, quotas: QuotaBook) -> None:
         self._client, self._records, self._actions, self._quotas = client, records, actions, quotas
 
-    def check(self, action: Action, before: int) -> None:
-        """``before``: how many the action keeps so far; what it keeps already is refused to nobody.  Raises Forbidden
-        when the namespace would keep too many."""
-        least = least_of(action)
-        if least <= before:
-            return
-        others = [a for a in self._records.actions(action.namespace) if a.name != action.name and not is_pool(a)]
-        kept = sum(({a.served_by: least_of(a) for a in others} | {action.served_by: least}).values())
-        allowed = self._quotas.of(action.namespace).kept
-        if kept > allowed:
-            raise Forbidden(
-                f"The namespace's actions would keep too many instances (count: {kept}, allowed: {allowed}). "
-                f"{who_raises('kept', action.namespace)}.",
-                hint="keep fewer: thaw action scale NAME --min N",
-            )
+    def count(self, namespace: Namespace) -> int:
+        """How many instances the namespace's actions keep.  Functions of one pool keep the same ones.  Raises
+        PlatformError."""
+        return sum(self._least(namespace).values())
 
-    def check_written(self, action: Action, old: Action | None) -> None:
+    def check(self, action: Action, old: Action | None) -> int:
+        """Return how many instances more the namespace keeps with the action than with ``old``, which it replaces; what
+        is kept already is refused to nobody.  Raises Forbidden when the namespace would keep too many."""
+        added, kept = self._added(action, old)
+        self._check(action.namespace, added, kept)
+        return added
+
+    def check_written(self, action: Action, old: Action | None, added: int) -> None:
         """Check the action once more when it is written: of several that are written at once, each sees the others
-        then.  Raises Forbidden, and the action keeps as many as ``old``, and has its annotations: whoever notes in them
-        what it has written has not.  A new one goes again."""
-        before = 0 if old is None else least_of(old)
+        then.  ``added``: what check() returned.  Raises Forbidden, and the action keeps as many as before, and has the
+        annotations of ``old``: whoever notes in them what it has written has not.  A new one goes again."""
+        added_now, kept = self._added(action, old)
+        added = max(added, added_now)
         try:
-            self.check(action, before)
+            self._check(action.namespace, added, kept)
         except Forbidden:
             if old is None:
                 self._take_back(action)
             else:
-                self._rescale(action, old)
+                self._rescale(action, old, max(0, least_of(action) - added))
             raise
+
+    def _added(self, action: Action, old: Action | None) -> tuple[int, int]:
+        """Return how many more are kept with the action, and how many are kept then."""
+        least = least_of(action)
+        if not least or (old is not None and old.served_by == action.served_by and least <= least_of(old)):
+            return 0, 0  # without a look at the others
+        others = self._least(action.namespace, but=action.name)
+        kept = sum((others | {action.served_by: least}).values())
+        before = others if old is None else others | {old.served_by: least_of(old)}
+        return max(0, kept - sum(before.values())), kept
+
+    def _least(self, namespace: Namespace, but: ActionName | None = None) -> dict[ActionName, int]:
+        """How many are kept, by whose instances they are."""
+        actions = self._records.actions(namespace)
+        return {a.served_by: least_of(a) for a in actions if a.name != but and not is_pool(a)}
+
+    def _check(self, namespace: Namespace, added: int, kept: int) -> None:
+        allowed = self._quotas.of(namespace).kept
+        if added and kept > allowed:
+            raise Forbidden(
+                f"The namespace's actions would keep too many instances (count: {kept}, allowed: {allowed}). "
+                f"{who_raises('kept', namespace)}.",
+                hint="keep fewer: thaw action scale NAME --min N",
+            )
 
     def _take_back(self, action: Action) -> None:
         with suppress(NotFound):
             if self._records.action(action.namespace, action.name).version == action.version:
                 self._actions.delete(action.name)
 
-    def _rescale(self, action: Action, old: Action) -> None:
+    def _rescale(self, action: Action, old: Action, least: int) -> None:
         """An action with an adapter needs another pool, which comes with another version."""
 
         def less(written: Action) -> Action:
             annotations = _with_old(written.annotations, action.annotations, old.annotations)
-            return replace(rescaled(written, {"min_instances": least_of(old)}), annotations=annotations)
+            return replace(rescaled(written, {"min_instances": least}), annotations=annotations)
 
         if not action.adapter:
             with suppress(NotFound):  # deleted meanwhile

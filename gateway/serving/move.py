@@ -78,7 +78,7 @@ class Move:
 
     def check_version(self, versions: Versions) -> None:
         """Raises WorkerLost when no worker can be started for it."""
-        versions.check(self.ticket.action, self.ticket.version)
+        versions.check(self.ticket.action, self.ticket.version, self.ticket.called)
 
     def _new_ticket(self) -> Ticket:
         action, version = self.call.action.served_by, self._source.action_version

@@ -10,7 +10,15 @@ from typing import Any
 
 from gateway.serving.call import Call
 from gateway.serving.event_ids import EventId, Progress
-from relay.protocol.messages import CallDelta, RankedToken, RunFinished, RunPrompt, RunToken, TokenLogprob
+from relay.protocol.messages import (
+    TEXT_ENDPOINTS,
+    CallDelta,
+    RankedToken,
+    RunFinished,
+    RunPrompt,
+    RunToken,
+    TokenLogprob,
+)
 
 Json = dict[str, Any]
 
@@ -26,7 +34,7 @@ def usage(finished: RunFinished) -> Json:
 
 def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> Json:
     """``chat.completion`` or ``text_completion``, or what vLLM says of a text's tokens and of tokens' text."""
-    if call.endpoint in ("tokenize", "detokenize"):
+    if call.endpoint in TEXT_ENDPOINTS:
         return _of_text(call, finished)
     text = "".join(t.text for t in tokens) + finished.text
     choice: Json = {"index": 0, "finish_reason": finished.reason, "logprobs": _logprobs(call, tokens)}

@@ -29,8 +29,7 @@ def start_mode(call: Call) -> str:
     """Return the start mode of the instance that the call ran on.  A call that reached no instance waited for a cold
     start; what is composed of calls has none."""
     if call.instance is None:
-        is_composed = call.action.is_sequence or call.action.is_conductor
-        return "" if is_composed else str(StartMode.COLD)
+        return "" if call.action.is_composed else str(StartMode.COLD)
     return str(call.instance.start_mode if call.cold else StartMode.WARM)
 
 

@@ -100,12 +100,12 @@ class Reconnects:
         stream = self._streams.find(had.activation_id)
         if stream is None:
             return None
-        if request_digest(stream.call.action, call.endpoint, call.payload) != had.digest:
+        if request_digest(stream.asked, call.endpoint, call.payload) != had.digest:
             raise OtherRequest
         return self._streams.attach(had.activation_id, hangup, cut)
 
     def _bring(self, call: Call, asked: Fingerprint, hangup: Hangup, cut: Callable[[], None]) -> tuple[Way, Reader]:
-        self._caps.check(call.action.served_by)
+        self._caps.check(call.action)
         namespace = call.subject.namespace
         self._throttle.enter(namespace)
         try:

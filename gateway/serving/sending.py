@@ -51,7 +51,7 @@ def send_run(
 
 def _headers(call: Call, deadline_s: float) -> str:
     headers = f"{ACTIVATION_HEADER}: {call.activation_id}\r\n"
-    if adapter := call.action.adapter:
+    if adapter := call.wanted_adapter:
         left_ms = max(0, round((deadline_s - time.monotonic()) * 1000))
         headers += f"{ADAPTER_HEADER}: {encoded(adapter)}\r\n{LEFT_HEADER}: {left_ms}\r\n"
     return headers
@@ -70,7 +70,7 @@ def run_body(
     value = call.payload
     if call.action.is_llm:
         resume = LlmResume(tuple(tokens), call.model_version, call.adapter) if tokens else None
-        run = LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, call.action.adapter)
+        run = LlmRun(call.endpoint, call.payload, call.seed or 0, resume, prefill_only, call.wanted_adapter)
         value = wire.to_plain(run)
     deadline_ms = wall_ms() + max(0, round((deadline_s - time.monotonic()) * 1000))
     plain = {

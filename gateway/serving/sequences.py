@@ -115,7 +115,7 @@ class Sequences:
             raise BadRequest(f"Sequence component does not exist: /{name}.") from None
 
     def _steps(self, call: Call, left: _Left) -> Steps:
-        if not (call.action.is_sequence or call.action.is_conductor):
+        if not call.action.is_composed:
             return (yield from steps(self._dispatcher, call))
         try:
             self._begin(call)

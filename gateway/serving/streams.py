@@ -30,6 +30,7 @@ from gateway.serving.runs import Outcome, llm_tokens
 from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.streams import HandedOver
+from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.errors import Conflict, ProtocolError, ThawError
 from thaw.ids import ActivationId
@@ -47,6 +48,7 @@ class Stream:
     call: Call
     kept: Kept
     changed: threading.Condition
+    asked: Action  # as the request found it; while it waits, the call may get a later one
     reader: Reader | None = None
     counted: bool = True
     away: bool = False  # it has given the place of its request's thread back
@@ -165,12 +167,13 @@ class Streams:
         """Run ``call``, which the throttle has counted, and read its answer.  ``handed`` is what another gateway had of
         it.  Raises Conflict when it runs here already."""
         kept = Kept(call.activation_id, body_bytes)
-        stream = Stream(call, kept, threading.Condition(self._lock))
+        stream = Stream(call, kept, threading.Condition(self._lock), call.action)
         if handed is not None:
             kept.tokens.extend(handed.tokens)
             kept.end = handed.end
             call.emitted.extend(t.token_id for t in handed.tokens)
             call.model_version = handed.model_version
+            call.adapter = handed.tokens[0].adapter if handed.tokens else ""
         stream.running = kept.end is None
         if not stream.running:
             call.payload, kept.body_bytes = chunk_fields(call.payload), 0

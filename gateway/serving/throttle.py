@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from gateway.fair import may_have_more
 from gateway.serving.expected_wait import Expectation
 from gateway.serving.waiting_room import Queue, WaitingRoom
+from thaw.action import Action
 from thaw.errors import Throttled
-from thaw.ids import ActionName, Namespace
+from thaw.ids import Namespace
 from thaw.quotas import who_raises
 
 WINDOW_S = 60.0
@@ -185,10 +186,10 @@ class QueueCaps:
         self._room, self._expected = room, expected
         self._n_held, self._most_held = n_held, most_held
 
-    def check(self, action: ActionName, n: int = 1, *, is_held: bool = True) -> None:
+    def check(self, action: Action, n: int = 1, *, is_held: bool = True) -> None:
         """Whether ``n`` more may wait for the action.  A request that finds a free instance costs no question to the
         state server.  ``is_held``: False for a 202, which has a quota of its own.  Raises Throttled, Unavailable."""
-        queue = self._room.queue(action)
+        queue = self._room.queue(action.served_by)
         full = queue.n_waiting + n > self._per_action
         at_once = n == 1 and bool(queue.serving) and not queue.n_waiting  # the request most likely finds a slot
         if not full and (queue.n_in_namespace + n <= self._per_namespace or at_once):
@@ -196,23 +197,28 @@ class QueueCaps:
                 self._check_all_gateways(action, queue, n)
             return
         of, n, allowed = (
-            (action, queue.n_waiting, self._per_action)
+            (_whose_queue(action), queue.n_waiting, self._per_action)
             if full
-            else (f"namespace {action.partition('/')[0]}", queue.n_in_namespace, self._per_namespace)
+            else (f"namespace {action.namespace}", queue.n_in_namespace, self._per_namespace)
         )
         raise Throttled(
             f"Too many requests wait for {of} (count: {n}, allowed: {allowed}).",
-            retry_after_s=self._expected.wait_s(action, queue),
+            retry_after_s=self._expected.wait_s(action.served_by, queue),
             hint="Retry-After says when one would be served",
         )
 
-    def _check_all_gateways(self, action: ActionName, queue: Queue, n: int) -> None:
-        namespace = Namespace(action.partition("/")[0])
+    def _check_all_gateways(self, action: Action, queue: Queue, n: int) -> None:
+        namespace = action.namespace
         held, allowed = self._n_held(namespace), self._most_held(namespace)
         if held + n > allowed:
             raise Throttled(
                 f"Too many requests wait for namespace {namespace} (count: {held}, allowed: {allowed}). "
                 f"{who_raises('held', namespace)}.",
-                retry_after_s=self._expected.wait_s(action, queue),
+                retry_after_s=self._expected.wait_s(action.served_by, queue),
                 hint="Retry-After says when one would be served",
             )
+
+
+def _whose_queue(action: Action) -> str:
+    """In words of those who deployed it: nobody has deployed a pool."""
+    return action.name if action.served_by == action.name else f"{action.name} and what shares its instances"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from thaw.action import Action
 from thaw.errors import Conflict, NotFound, PlatformError, WorkerLost
 from thaw.ids import ActionName
+from thaw.pools import is_pool_name
 
 
 class Versions:
@@ -35,9 +36,10 @@ class Versions:
             raise Conflict("The action became one of another kind while the request waited for it.")
         return now
 
-    def check(self, name: ActionName, version: str) -> None:
+    def check(self, name: ActionName, version: str, called: ActionName | None) -> None:
         """Raises WorkerLost when no further instance of this version will be started.  While the state server is away
-        nobody knows, and the wait goes on."""
+        nobody knows, and the wait goes on.  ``called`` is the function of which the client knows, if ``name`` is its
+        pool."""
         try:
             now = self._action(name).version
         except NotFound:
@@ -46,10 +48,10 @@ class Versions:
             return
         if now != version:
             became = f"is version {now} now" if now else "was deleted"
-            raise WorkerLost(
-                f"Version {version} of {name} began this answer, and the action {became}: no worker can go on with it.",
-                hint="send the request again",
-            )
+            began = f"Version {version} of {name} began this answer, and the action {became}"
+            if is_pool_name(name):  # it has one version, and goes with the last function that has its settings
+                began = f"{called or 'The action'} was deleted, or has other settings than when it began this answer"
+            raise WorkerLost(f"{began}: no worker can go on with it.", hint="send the request again")
 
 
 def deleted_while_waiting() -> NotFound:

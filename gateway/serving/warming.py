@@ -15,6 +15,7 @@ from gateway.serving.demand import Demand
 from gateway.serving.expected_wait import left_s
 from gateway.serving.held import Held
 from gateway.serving.routes import version_key
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import Ticket, WaitingRoom
 from relay.state.registry import Registry
 from thaw.errors import Unavailable
@@ -39,13 +40,15 @@ class Warmed:
 
 
 class Warming:
-    def __init__(self, room: WaitingRoom, demand: Demand, registry: Registry, held: Held) -> None:
+    def __init__(self, room: WaitingRoom, demand: Demand, registry: Registry, held: Held, versions: Versions) -> None:
         self._room, self._demand, self._registry, self._held = room, demand, registry, held
+        self._versions = versions
 
     def warm(self, call: Call, wait_s: float) -> Warmed:
         """``call`` is of the action to warm, and is not sent.  Return when an instance of its version is ready, or when
-        its start has begun and ``wait_s`` are over.  Raises Unavailable with the reason when no start begins, and the
-        error of one that fails."""
+        its start has begun and ``wait_s`` are over.  An action that other instances serve meanwhile is warmed there.
+        Raises Unavailable with the reason when no start begins, the error of one that fails, and what
+        Versions.of_waiting() raises."""
         ticket = _ticket(call)
         self._room.enter(ticket)
         try:
@@ -62,12 +65,14 @@ class Warming:
 
     def _begun(self, call: Call, ticket: Ticket, wait_s: float) -> Warmed:
         until_s = call.received_s + wait_s
-        begins_s = max(until_s, call.received_s + (_MODEL_BEGINS_S if call.action.is_llm else _BEGINS_S))
+        begins_s = max(until_s, call.received_s + _begins_within_s(call))
         while True:
             ticket.event.clear()
             if ticket.error is not None:
                 raise ticket.error
             call.hangup.check()
+            if self._has_followed(call, ticket):
+                begins_s = max(until_s, time.monotonic() + _begins_within_s(call))
             if (warm := self._ready(call, ticket)) is not None:
                 return warm
             starting = self._starting(call)  # the registry's: what began before this request came is not announced
@@ -85,6 +90,21 @@ class Warming:
         times = [left_s(p, 0.0) for p in self._registry.plans() if p.group_id in groups]
         expected_s = min((t for t in times if t is not None), default=None)
         return Warmed("starting", expected_s, tuple(sorted({r.host_id for r in starting})))
+
+    def _has_followed(self, call: Call, ticket: Ticket) -> bool:
+        """Wait for the instances that serve the action now, if an update has given it others."""
+        if not ticket.looks:
+            return False
+        ticket.looks = False
+        now = self._versions.of_waiting(call.action)
+        if now is call.action:
+            return False
+        self._room.leave(ticket)
+        self._demand.withdraw(call)
+        call.action, ticket.action, ticket.version = now, now.served_by, now.served_version
+        self._room.enter(ticket)
+        self._demand.add(call)
+        return True
 
     def _ready(self, call: Call, ticket: Ticket) -> Warmed | None:
         if ticket.route is not None:
@@ -120,7 +140,12 @@ def _ticket(call: Call) -> Ticket:
         call.received_s,
         called=action.name,
         ahead=True,
+        looks=True,  # it may have changed since the request came
     )
+
+
+def _begins_within_s(call: Call) -> float:
+    return _MODEL_BEGINS_S if call.action.is_llm else _BEGINS_S
 
 
 def _is_of(call: Call, record: InstanceRecord) -> bool:

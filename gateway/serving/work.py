@@ -31,7 +31,7 @@ class _Snapshot:
         self._records = [r for r in registry.instances() if r.action]
         self._demand: list[DemandAdded] = list(registry.demand())
         self._due_ms = _due_ms(registry) if any(r.state is InstanceState.STARTING for r in self._records) else {}
-        self._shared = _shared(client, {r.action for r in self._records} | {d.action for d in self._demand})
+        self._shared = shared_by(client, {r.action for r in self._records} | {d.action for d in self._demand})
         self._lock = threading.Lock()
         self._parts: dict[str, tuple[str, Work]] = {}
 
@@ -82,7 +82,7 @@ def _due_ms(registry: Registry) -> dict[GroupId, int]:
     }
 
 
-def _shared(client: redis.Redis, names: set[ActionName]) -> tuple[Shared, ...]:
+def shared_by(client: redis.Redis, names: set[ActionName]) -> tuple[Shared, ...]:
     """Of the pools among the names.  A platform without adapters asks nobody."""
     pools = {name for name in names if is_pool_name(name)}
     found = (

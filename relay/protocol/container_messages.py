@@ -125,6 +125,10 @@ MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """The largest message in the answer to a run."""
 
 
+TEXT_ENDPOINTS: Final = ("tokenize", "detokenize")
+"""Of runs that need the tokenizer of the base model, and neither its engine nor an adapter."""
+
+
 @dataclass(frozen=True, slots=True)
 class LlmRun:
     """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The

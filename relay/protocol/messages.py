@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from relay.protocol.container_messages import (
     MAX_RUN_MESSAGE_BYTES,
+    TEXT_ENDPOINTS,
     CallDelta,
     ConsolidateReply,
     GroupCredential,
@@ -368,6 +369,7 @@ __all__ = [
     "StartMode",
     "from_plain",
     "to_plain",
+    "TEXT_ENDPOINTS",
     "Done",
     "DoorClose",
     "DoorGrant",

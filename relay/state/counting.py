@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from thaw.action import POOL_MARK
 from thaw.quotas import RECORD_AGE_S
 
 RECORD_TTL_S: Final = RECORD_AGE_S
@@ -60,3 +61,14 @@ local function code_bytes(actions, sizes)
 end
 """
 """Lua: the bytes of a namespace's actions, with their code in pieces."""
+
+N_ACTIONS: Final = f"""
+local function n_actions(actions)
+    local n = 0
+    for _, name in ipairs(redis.call('HKEYS', actions)) do
+        if not string.find(name, '/%{POOL_MARK}[^/]*$') then n = n + 1 end
+    end
+    return n
+end
+"""
+"""Lua: how many actions a namespace has deployed.  A pool (thaw/pools.py) is none of them."""

@@ -2,11 +2,12 @@
 
 ::
 
-    thaw:endings:NS    a stream: the id and the names of each call's record, as it was written
+    thaw:endings:NS    a stream: the id of each call's record, as it was written, and digests of its names
     thaw:ended:NS      a channel: "so many ids were written"
 
 A cursor is a place in the stream: its entry's id, and how many entries there were up to it.  The second number tells
-how many a reader missed that the stream does not have any more.
+how many a reader missed that the stream does not have any more.  No quota counts the stream, so an entry has the
+digests of its names: the names themselves may have kilobytes.
 
 One thread of the process listens, with one connection, for all who wait, and only to the namespaces of those.  A
 platform on which nobody waits pays for one command in a batch that is written anyway.
@@ -20,11 +21,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final
 
 import redis
 
 from relay.state import keys, redis_link
+from relay.state.record_lists import names_of
 from thaw.activation import Activation
 from thaw.bell import Bell
 from thaw.errors import BadRequest, PlatformError
@@ -42,9 +45,12 @@ _CURSOR: Final = re.compile(r"\A([0-9]{1,19}-[0-9]{1,19})\.([0-9]{1,18})\Z", re.
 _TELL: Final = """
 local ids = {}
 for i = 3, #ARGV, 2 do
-    redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'i', ARGV[i], 'n', ARGV[i + 1])
-    ids[#ids + 1] = ARGV[i]
+    if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then  -- else it had no room, and comes again with less
+        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'i', ARGV[i], 'n', ARGV[i + 1])
+        ids[#ids + 1] = ARGV[i]
+    end
 end
+if #ids == 0 then return end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 redis.call('PUBLISH', KEYS[2], table.concat(ids, '\\n'))
 """
@@ -71,7 +77,11 @@ class Cursor:
 class Ending:
     cursor: Cursor
     activation_id: ActivationId
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # digests
+
+    def is_named(self, name: str, namespace: Namespace) -> bool:
+        """Whether a list of the namespace by this name has the record.  Two names have one digest as good as never."""
+        return _digest(name) in self.names or _digest(name.removeprefix(f"{namespace}/")) in self.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +102,15 @@ def cursor_of(text: str) -> Cursor:
     return Cursor(match[1], int(match[2]))
 
 
-def names_of(record: Activation) -> tuple[str, ...]:
-    """What a list by name calls the record: the action's name with and without its namespace, and the binding's."""
-    bound = f"{record.binding}/{record.action.rpartition('/')[2]}" if record.binding else record.action
-    return record.action, record.action.partition("/")[2], bound, bound.partition("/")[2]
+def _digest(name: str) -> str:
+    return blake2b(name.encode(), digest_size=8).hexdigest()
 
 
 def tell(pipe: Any, namespace: Namespace, records: Sequence[Activation]) -> None:
-    """Have the pipeline tell of records of the namespace that it writes."""
-    rows = [part for r in records for part in (r.activation_id, _SEPARATOR.join(dict.fromkeys(names_of(r))))]
-    pipe.eval(_TELL, 2, keys.endings(namespace), keys.ended(namespace), KEPT, _KEPT_S, *rows)
+    """Have the pipeline tell of records of the namespace that it writes, as far as it has written them."""
+    rows = [part for r in records for part in (r.activation_id, _SEPARATOR.join(map(_digest, names_of(r))))]
+    told_by = (keys.endings(namespace), keys.ended(namespace), keys.activation(""))
+    pipe.eval(_TELL, len(told_by), *told_by, KEPT, _KEPT_S, *rows)
 
 
 def endings_after(client: redis.Redis, namespace: Namespace, after: Cursor | None) -> Endings:

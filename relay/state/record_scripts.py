@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.state.counting import CODE_BYTES, COUNTING
+from relay.state.counting import CODE_BYTES, COUNTING, N_ACTIONS
 from relay.state.retention import GIVE_WAY
 
 _RELEASE: Final = """
@@ -31,6 +31,7 @@ end
 PUT_ACTION: Final = (
     COUNTING
     + CODE_BYTES
+    + N_ACTIONS
     + _RELEASE
     + _POOLS
     + """
@@ -51,9 +52,10 @@ if KEYS[3] ~= '' and redis.call('EXISTS', KEYS[3]) == 0 then
     return {2}
 end
 if ARGV[5] ~= '' then
-    local n_more = 1 - redis.call('HEXISTS', KEYS[1], ARGV[1]) + (begins and 1 or 0) - (ends and 1 or 0)
-    local n = redis.call('HLEN', KEYS[1]) + n_more
-    if n_more > 0 and n > tonumber(ARGV[5]) then return {-1, n} end
+    if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+        local n = n_actions(KEYS[1]) + 1
+        if n > tonumber(ARGV[5]) then return {-1, n} end
+    end
     local of_old = redis.call('HSTRLEN', KEYS[1], ARGV[1]) + (tonumber(redis.call('HGET', KEYS[6], ARGV[1])) or 0)
     local more = #ARGV[2] + ARGV[12] - of_old + (begins and #ARGV[14] or 0)
     if ends then more = more - redis.call('HSTRLEN', KEYS[1], pool_before) end

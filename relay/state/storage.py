@@ -36,7 +36,7 @@ from typing import Any, Final
 import redis
 
 from relay.state import keys, redis_link
-from relay.state.counting import CODE_BYTES, COUNTING, OVERHEAD
+from relay.state.counting import CODE_BYTES, COUNTING, N_ACTIONS, OVERHEAD
 from relay.state.retention import make_room
 from thaw.errors import StorageFull, ThawError, TooLarge
 from thaw.ids import Namespace
@@ -56,13 +56,14 @@ _ASK_AGAIN_S: Final = 1.0
 _USAGE: Final = (
     COUNTING
     + CODE_BYTES
+    + N_ACTIONS
     + """
 sweep(KEYS[1], hour_now())
 local n_bytes = code_bytes(KEYS[2], KEYS[4])
 if n_bytes > 0 or redis.call('HEXISTS', KEYS[1], 'code') == 1 then redis.call('HSET', KEYS[1], 'code', n_bytes) end
 local accepted = tonumber(redis.call('HGET', KEYS[1], 'accepted')) or 0
 local held = tonumber(redis.call('HGET', KEYS[3], ARGV[1])) or 0
-return {redis.call('HLEN', KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.call('ZCARD', KEYS[5]),
+return {n_actions(KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.call('ZCARD', KEYS[5]),
     accepted_bytes(KEYS[1])}
 """
 )

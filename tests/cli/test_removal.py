@@ -102,7 +102,7 @@ def test_what_nobody_uses_goes_and_the_newest_stays(uri: str, pushed: Callable[[
 def test_what_a_function_names_or_an_instance_runs_stays(uri: str, pushed: Callable[[str], str]) -> None:
     pins = [pushed(text) for text in ("one", "two", "three")]
     sha256 = checkpoints.read_index(open_store(pins[1])).sha256
-    uses = Uses({"guest/a": pins[0], "guest/b": uri}, frozenset({("guest/b", sha256)}))
+    uses = Uses(frozenset({("guest/a", pins[0]), ("guest/b", uri)}), frozenset({("guest/b", sha256)}))
     assert collect(uri, uses) == {pins[0]: "guest/a uses it", pins[1]: "guest/b (runs) uses it"}
     for pin in pins:
         assert signs(pin) == []
@@ -114,7 +114,7 @@ def test_a_function_that_names_the_version_by_another_address_of_the_store_uses_
 ) -> None:
     one, _ = pushed("one"), pushed("two")
     elsewhere = versions.pin("http://store:9000/models/m", checkpoints.read_index(open_store(one)).sha256)
-    assert collect(uri, Uses({"guest/a": elsewhere}, frozenset())) == {one: "guest/a uses it"}
+    assert collect(uri, Uses(frozenset({("guest/a", elsewhere)}), frozenset())) == {one: "guest/a uses it"}
 
 
 def test_what_may_have_been_the_newest_a_moment_ago_stays_for_a_start_that_chose_it(
@@ -191,7 +191,7 @@ def test_nobody_takes_the_mark_of_a_removal_that_runs(
     def others() -> None:
         before = signs(one)
         seen.extend(removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True))
-        collect(uri, Uses({"guest/a": one}, frozenset()))
+        collect(uri, Uses(frozenset({("guest/a", one)}), frozenset()))
         seen.append(signs(one) == before)
         with pytest.raises(Conflict, match="is being removed just now"):
             guards.begin_push(open_store(one))
@@ -291,7 +291,7 @@ def test_a_removal_that_is_killed_has_taken_nothing_that_was_promised_and_the_ne
 
 def test_who_names_the_version_while_it_goes_finds_it_again(uri: str, pushed: Callable[[str], str]) -> None:
     one, _ = pushed("one"), pushed("two")
-    answers = iter([NOBODY, replace(NOBODY, actions={"guest/late": one})])
+    answers = iter([NOBODY, replace(NOBODY, actions=frozenset({("guest/late", one)}))])
     (found,) = removal.collect(uri, lambda: next(answers), 0.0, dry_run=False)
     assert found.kept == "guest/late uses it"
     _verify(one)
@@ -330,7 +330,7 @@ def test_a_model_goes_with_all_of_its_versions(uri: str, pushed: Callable[[str],
 def test_on_s3_versions_go_and_then_the_model(uri: str, pushed: Callable[[str], str]) -> None:
     """The short form of what the other tests do on both kinds of stores."""
     one, two = pushed("one"), pushed("two")
-    assert collect(uri, Uses({"guest/a": one}, frozenset())) == {one: "guest/a uses it"}
+    assert collect(uri, Uses(frozenset({("guest/a", one)}), frozenset())) == {one: "guest/a uses it"}
     assert collect(uri) == {one: ""}
     assert there(uri) == [two]
     removal.delete(uri, lambda: NOBODY)
@@ -342,9 +342,9 @@ def test_what_is_used_is_not_deleted_and_the_names_are_told(uri: str, pushed: Ca
     one, two = pushed("one"), pushed("two")
     sha256 = checkpoints.read_index(open_store(one)).sha256
     uses = {
-        "name": Uses({"guest/a": uri}, frozenset()),
-        "pin": Uses({"guest/a": one}, frozenset()),
-        "runs": Uses({}, frozenset({("guest/a", sha256)})),
+        "name": Uses(frozenset({("guest/a", uri)}), frozenset()),
+        "pin": Uses(frozenset({("guest/a", one)}), frozenset()),
+        "runs": Uses(frozenset(), frozenset({("guest/a", sha256)})),
     }[what]
     with pytest.raises(Conflict, match="is used by guest/a"):
         removal.delete(uri, lambda: uses)
@@ -358,7 +358,7 @@ def test_one_version_is_deleted_unless_it_is_the_newest_or_used(uri: str, pushed
     with pytest.raises(Conflict, match="it is the newest one"):
         removal.delete(two, lambda: NOBODY)
     with pytest.raises(Conflict, match="guest/a uses it"):
-        removal.delete(one, lambda: Uses({"guest/a": one}, frozenset()))
+        removal.delete(one, lambda: Uses(frozenset({("guest/a", one)}), frozenset()))
     removal.delete(one, lambda: NOBODY)
     assert there(uri) == [two]
     with pytest.raises(ModelNotFound, match="there is no version"):
@@ -400,7 +400,7 @@ def test_a_model_without_versions_is_asked_about_twice_and_keeps_its_index(tmp_p
         (tmp_path / name).write_text("x")
     with pytest.raises(StoreUnavailable):
         removal.delete(tmp_path.as_uri(), lost_after(1))
-    late = Uses({"guest/late": tmp_path.as_uri()}, frozenset())
+    late = Uses(frozenset({("guest/late", tmp_path.as_uri())}), frozenset())
     answers = iter([NOBODY, late])
     with pytest.raises(Conflict, match="is used by guest/late"):
         removal.delete(tmp_path.as_uri(), lambda: next(answers))
@@ -444,3 +444,17 @@ def test_the_commands_ask_the_platform_who_uses_what(
     assert there(uri) == [two]
     assert thaw("model", "delete", uri, "--force").returncode == 0
     assert not (tmp_path / "store" / "m").exists()
+
+
+@pytest.mark.parametrize("uri", ["file"], indirect=True)
+def test_the_base_and_the_adapter_of_a_function_are_both_used_by_it(
+    thaw: Run, gateway: FakeGateway, pushed: Callable[[str], str], uri: str
+) -> None:
+    one, two = pushed("one"), pushed("two")
+    at = ("--apihost", gateway.url, "--auth", KEY)
+    rows = [{"action": "guest/a", "version": "0.0.1", "uri": name} for name in (one, "s3://models/another")]
+    gateway.answers["GET /api/v1/thaw/models"] = (200, {"actions": rows, "running": []})
+    assert f"{one} stays: guest/a uses it" in thaw("model", "gc", uri, "--older-than", "0", *at).stdout
+    refused = thaw("model", "delete", uri, *at)
+    assert (refused.returncode, f"{uri} is used by guest/a" in refused.stderr) == (153, True), refused.stderr
+    assert set(there(uri)) == {one, two}

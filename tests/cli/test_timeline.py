@@ -344,3 +344,12 @@ def test_events_of_a_newer_platform_are_left_out_and_no_trace_is_an_error() -> N
     newer = wire.to_plain(trace(COLD)[0]) | {"name": "teleport.begin"}
     with pytest.raises(NotFound, match="has no trace"):
         explain.show(screen, {"events": [newer], "plan": None}, "a" * 32)
+
+
+def test_the_head_names_the_function_that_was_called_though_others_share_its_instance() -> None:
+    screen = io.StringIO()
+    activation = {"annotations": [{"key": "kind", "value": "llm:vllm"}, {"key": "path", "value": "guest/poems"}]}
+    plan = wire.to_plain(replace(_plan(), action=ActionName("guest/.651ce")))
+    reply = {"activation": activation, "events": [wire.to_plain(e) for e in trace(COLD)], "plan": plan}
+    explain.show(Console(file=screen, width=120), reply, "a" * 32)
+    assert screen.getvalue().splitlines()[0] == f"activation {'a' * 32}  guest/poems, 1 stage"

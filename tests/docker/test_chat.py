@@ -40,7 +40,9 @@ def stack(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory)
     assert made.left() == []
 
 
-def test_the_commands_of_the_page_end_in_an_answer(stack: Stack) -> None:
+@pytest.fixture(scope="module")
+def first_answer(stack: Stack) -> str:
+    """The page's first block: its model is in the store from then on, and ``chat`` is deployed."""
     page = blocks(ROOT / "docs/docker.md")[0].code
     commands = page[page.index("docker compose up -d") :]  # the fixture does the earlier steps: images and secrets
     assert [line.split()[:3] for line in commands.splitlines()] == [
@@ -49,9 +51,21 @@ def test_the_commands_of_the_page_end_in_an_answer(stack: Stack) -> None:
         ["thaw", "action", "create"],
         ["thaw", "chat", "chat"],
     ]
-    assert "Paris" in stack.shell(commands)
+    return stack.shell(commands)
 
 
+@pytest.fixture(scope="module")
+def answer_of_two(stack: Stack, first_answer: str) -> str:
+    """The page's second block: ``chat`` has two stages from then on."""
+    del first_answer
+    return stack.shell(blocks(ROOT / "docs/docker.md")[1].code)
+
+
+def test_the_commands_of_the_page_end_in_an_answer(first_answer: str) -> None:
+    assert "Paris" in first_answer
+
+
+@pytest.mark.usefixtures("first_answer")
 def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_claim(
     stack: Stack, tmp_path: Path
 ) -> None:
@@ -76,8 +90,9 @@ def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_cl
         assert limits <= {promised}  # the container may be gone already
 
 
-def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack) -> None:
-    answer, _, explained = stack.shell(blocks(ROOT / "docs/docker.md")[1].code).partition("activation ")
+def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack, answer_of_two: str) -> None:
+    whole_answer(stack)  # another test may have ended the instances since
+    answer, _, explained = answer_of_two.partition("activation ")
     assert "Paris" in answer
     assert re.search(r"2 stages.* over redis: host-\d.*, host-\d", explained), explained
     stages = {(stack.host_of(c), c.attrs["HostConfig"]["NetworkMode"]) for c in stack.instances()}
@@ -100,6 +115,7 @@ def test_two_stages_without_a_network_become_one_worker_while_they_answer(stack:
     stack.wait_serving("folds", 0)
 
 
+@pytest.mark.usefixtures("answer_of_two")
 @pytest.mark.parametrize("victim", ["a stage", "relay", "scheduler", "host-1-fetchd", "host-2-invoker"])
 def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, victim: str) -> None:
     """The connections to the relay server, or the whole group, are made again, and go on from the last token."""
@@ -128,6 +144,7 @@ def kill_engine(engine: DockerEngine, *, live_restore: str) -> None:
     engine.connect()
 
 
+@pytest.mark.usefixtures("first_answer")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets a broken socket
 def test_an_answer_goes_on_without_the_engine_and_its_containers_serve_the_next(
     own_engine: DockerEngine, stack: Stack
@@ -151,6 +168,7 @@ def test_an_answer_goes_on_without_the_engine_and_its_containers_serve_the_next(
     assert stack.strays() == []
 
 
+@pytest.mark.usefixtures("first_answer")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("live_restore", ["false", "true"])  # the engine keeps the last setting
 def test_whoever_asks_when_the_engine_is_killed_learns_how_it_ended(

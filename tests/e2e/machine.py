@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,18 +16,13 @@ from typing import Any
 
 import requests
 
+from tests.conftest import free_port
 from thaw.dev.layout import Layout
 from thaw.dev.leftovers import cgroups
 
 ROOT = Path(__file__).parents[2]
 THAW = str(Path(sys.executable).with_name("thaw"))
 _MOST_HOSTS = 8
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Machine:

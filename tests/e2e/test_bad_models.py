@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import requests
 
+from tests.conftest import free_port
 from tests.e2e import bad_models
 from tests.e2e.bad_models import WEIGHTS, Shop
-from tests.e2e.machine import free_port
 from thaw.cli import s3
 from thaw.model import INDEX_NAME
 

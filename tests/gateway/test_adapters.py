@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from relay.protocol.messages import RunPrompt
 from relay.state.records import Records
 from tests.gateway.conftest import OPERATOR_KEY, GatewayProcess
+from tests.gateway.event_client import Client
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.test_last_output import output
+from tests.gateway.test_reconnect import noted
 from thaw.action import Action
 from thaw.ids import Namespace
 from thaw.pools import is_pool
@@ -113,7 +119,10 @@ def test_the_queue_of_a_pool_has_the_cap_of_an_action(
         gateway.put_llm(name, model=adapted(name))
     with gateway.chat(model="a", stream=True) as waiting:
         (demand,) = invoker.wait_for_demand()
-        assert gateway.chat(model="b").status_code == 429
+        refused = gateway.chat(model="b")
+        assert refused.status_code == 429
+        message = refused.json()["error"]["message"]
+        assert message.startswith("Too many requests wait for guest/b and what shares its instances (count: 1,")
         invoker.ready(demand.action)
         assert b"[DONE]" in waiting.content
 
@@ -210,3 +219,131 @@ def test_whoever_looks_at_the_work_sees_which_functions_share_an_instance(
     work = gateway.call("GET", "/api/v1/namespaces/_/work").json()
     assert [w["action"] for w in work["workers"]] == [pool.name]
     assert work["shared"] == [{"action": pool.name, "functions": ["guest/a", "guest/b"]}]
+
+
+def test_a_pool_that_is_made_anew_goes_on_with_its_instances(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name)
+    gateway.wait_for_routes()
+    gateway.call("DELETE", "/api/v1/namespaces/_/actions/a")
+    assert pools(invoker) == []
+    gateway.put_llm("b", model=adapted("b"))
+    assert pools(invoker)[0].name == pool.name
+    assert gateway.call("POST", "/v1/chat/completions", json=chat("b"), timeout=10).status_code == 200
+
+
+def chat(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_warming_goes_with_its_function_to_another_pool(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    with ThreadPoolExecutor(1) as clients:
+        warmed = clients.submit(gateway.call, "POST", "/api/v1/namespaces/_/warm/a?wait_s=30", timeout=60)
+        (before,) = invoker.wait_for_demand()
+        update(gateway, "a", model=adapted("a"), scaling={"max_batch": 2})
+        (pool,) = pools(invoker)
+        assert pool.name != before.action
+        invoker.ready(pool.name)
+        assert warmed.result(60).json()["state"] == "ready"
+    invoker.wait_for_demand(0)
+
+
+def test_a_client_goes_on_with_a_stream_that_went_to_another_pool_while_it_waited(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    invoker.pace = threading.Semaphore(2)
+    client = Client(model="a")
+    asking = client.ask_soon(gateway)
+    invoker.wait_for_demand()
+    update(gateway, "a", model=adapted("a"), scaling={"max_batch": 2})
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name)
+    asking.join(20)
+    client.read(2)
+    client.hang_up()
+    invoker.pace.release(10)
+    assert client.ask(gateway).status_code == 200, client.reply.text
+    client.read_all()
+    assert client.has_whole_answer(6)
+    assert len(invoker.runs) == 1
+
+
+def test_a_stream_goes_on_at_another_gateway_with_the_adapter_that_began_it(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
+) -> None:
+    first, second = start_gateway(), start_gateway()
+    first.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.adapter = "s3://models/a#1"
+    invoker.pace = threading.Semaphore(3)
+    invoker.ready(pool.name)
+    for gateway in (first, second):
+        gateway.wait_for_routes()
+    client = Client(model="a")
+    client.ask(first)
+    client.read(3)
+    client.hang_up()
+    noted(valkey_url, client)
+    client.ask(second)
+    invoker.pace.release(10)
+    client.read_all()
+    assert client.has_whole_answer(6)
+    _, resumed = invoker.runs
+    assert resumed["value"]["resume"]["adapter"] == "s3://models/a#1"
+
+
+def test_the_tokens_of_a_text_are_told_without_the_adapter(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    invoker.prompt = RunPrompt((7, 8), "hi")
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(gateway.call, "POST", "/tokenize", json={"model": "a", "prompt": "hi"})
+        (demand,) = invoker.wait_for_demand()
+        invoker.ready(demand.action)
+        assert asked.result(30).json()["tokens"] == [7, 8]
+    (run,) = invoker.runs
+    assert (demand.adapter, run["adapter"], run["value"]["adapter"]) == ("", None, "")
+
+
+def test_what_shared_instances_wrote_last_is_told_of_each_function(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    (pool,) = pools(invoker)
+    invoker.outputs = [output("i1", "h0", 10) | {"action": pool.name}]
+    invoker.report()
+    for name in ("a", "b"):
+        (found,) = gateway.call("GET", f"/api/v1/namespaces/_/logs/{name}").json()["outputs"]
+        assert (found["action"], found["stderr"]) == (f"guest/{name}", "of i1")
+
+
+def test_who_runs_a_version_is_told_by_the_functions_that_share_the_instance(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    for name in ("a", "b"):
+        gateway.put_llm(name, model=adapted(name))
+    (pool,) = pools(invoker)
+    invoker.ready(pool.name, model_version="aa" * 32)
+    gateway.session.auth = None
+    found = gateway.call("GET", "/api/v1/thaw/models", headers={"Authorization": f"Bearer {OPERATOR_KEY}"}).json()
+    assert [one["action"] for one in found["running"]] == ["guest/a", "guest/b"]
+
+
+def test_an_answer_whose_pool_is_gone_ends_with_the_name_of_its_function(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm("a", model=adapted("a"))
+    (pool,) = pools(invoker)
+    invoker.pace = threading.Semaphore(2)
+    record = invoker.ready(pool.name)
+    client = Client(model="a")
+    client.ask(gateway)
+    client.read(2)
+    gateway.call("DELETE", "/api/v1/namespaces/_/actions/a")
+    invoker.drop_runs()
+    invoker.gone(record)
+    client.read_all()
+    assert client.error["message"].startswith("guest/a was deleted, or has other settings than when it began")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -26,8 +27,9 @@ from relay.state.pending import PendingClaims
 from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from thaw import wire
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.action import KIND_LLM, KIND_PYTHON, KIND_SEQUENCE, Action, Exec, Limits
 from thaw.activation import ActivationStatus
+from thaw.config import parse_llm_config
 from thaw.errors import Unavailable
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
 from thaw.logs import Log
@@ -163,3 +165,62 @@ def test_a_202_waits_for_few_of_the_ten_thousand_before_it(valkey_url: str, monk
             runner.stop()
             gate.release(10)
             runner._pool.shutdown()
+
+
+def adapted(**changes: Any) -> Action:
+    model = {"base": "s3://models/base", "adapter": "s3://models/a"}
+    config = parse_llm_config({"kind": "llm:vllm", "model": model, **changes})
+    return Action(ActionName("guest/a"), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config)
+
+
+PLAIN = adapted(model={"uri": "s3://models/plain"})
+SEQUENCE = replace(PLAIN, exec=Exec(KIND_SEQUENCE, components=(ActionName("guest/b"),)), config=None)
+OTHER_ADAPTER = adapted(model={"base": "s3://models/base", "adapter": "s3://models/new"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (adapted(), adapted(scaling={"max_batch": 2})),
+        (adapted(), PLAIN),
+        (PLAIN, adapted()),
+        (PLAIN, SEQUENCE),
+        (adapted(), OTHER_ADAPTER),
+    ],
+    ids=["another pool", "out of a pool", "into a pool", "a sequence", "another adapter"],
+)
+def test_the_demand_of_a_202_ends_whatever_its_action_has_become(
+    valkey_url: str, before: Action, after: Action
+) -> None:
+    entered, gate, ran = threading.Semaphore(0), threading.Semaphore(0), queue.Queue[ActivationId]()
+    with redis_link.connect(valkey_url) as client:
+        registry, records = Registry(client), Records(client)
+        actions, demand = Actions(client, records), Demand(WaitingRoom(), registry, OURS, Log("gateway"))
+
+        def execute(call: Call) -> Outcome:
+            entered.release()
+            assert gate.acquire(timeout=20)
+            if not call.action.is_composed:
+                demand.withdraw(call)  # as the dispatcher does
+            ran.put(call.activation_id)
+            return Outcome(ActivationStatus.SUCCESS, {})
+
+        actions.put(before, last=None)
+        runner = runner_of(client, valkey_url, execute, registry, PendingClaims(client, OURS))
+        runner.start()
+        try:
+            for name in ("1", "2", "3"):  # of which two run, and the last one waits
+                records.accept(Pending(ActivationId(name), before.namespace, "x", before.name, "0.0.1", {}, 0, 0))
+            for _ in range(2):
+                assert entered.acquire(timeout=10)
+            tick = threading.Event()
+            while [d.action for d in registry.demand() if d.activation_id == "3"] != [before.served_by]:
+                tick.wait(0.01)
+            actions.put(replace(after, version="0.0.2"), last="0.0.1", old=before)
+            runner._actions.forget()
+            gate.release(3)
+            assert {ran.get(timeout=20) for _ in range(3)} == {"1", "2", "3"}
+        finally:
+            runner.stop()
+            runner._pool.shutdown()
+        assert registry.demand() == []

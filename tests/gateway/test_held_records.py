@@ -13,7 +13,9 @@ import pytest
 import redis
 import requests
 
+from relay.state import redis_link
 from relay.state.records import Ended, Records
+from relay.state.storage import Storage
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.relay.samples import record
@@ -22,7 +24,9 @@ from thaw.cli.client import Client
 from thaw.cli.following import ended
 from thaw.cli.properties import Target
 from thaw.ids import ActionName
+from thaw.quotas import Quotas
 
+Start = Callable[..., GatewayProcess]
 LIST = "/api/v1/namespaces/_/activations"
 ENDINGS = "/api/v1/namespaces/_/endings"
 
@@ -190,6 +194,21 @@ def test_the_command_line_follows_calls_as_they_end_each_once_and_in_a_burst_all
 
 def replaced(n: int, start_ms: int) -> Activation:
     return replace(record(f"{n:032x}", start_ms), action=ActionName("guest/hello"))
+
+
+def test_calls_whose_records_gave_way_are_passed_over(start_gateway: Start, valkey_url: str) -> None:
+    gateway = start_gateway(THAW_QUOTA_RECORDS="2")
+    start = str(endings(gateway)["cursor"])
+    with redis_link.connect(valkey_url) as client:
+        own = Quotas(10, 10**9, 10**9, 10, 10, 10, records=2)
+        records = Records(client, storage=Storage(client, lambda _: own))
+        for n in range(1, 7):  # of one transaction all stay
+            records.end_all([Ended(replaced(n, n))])
+    reply = endings(gateway, after=start)
+    assert (ids(reply), reply["passed_over"]) == ([f"{n:032x}" for n in (5, 6)], 4)
+    assert endings(gateway, after=reply["cursor"])["passed_over"] == 0
+    other = endings(gateway, after=start, name="another")
+    assert (ids(other), other["passed_over"]) == ([], 0)
 
 
 @pytest.mark.parametrize("wait_s", ["31", "-1", "nan", "x"])

@@ -17,8 +17,9 @@ from gateway.serving.waiting_room import Queue, Ticket, WaitingRoom
 from relay.state.registry import Registry
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.errors import Throttled, Unavailable
-from thaw.ids import ActionName, ActivationId, GroupId, HostId, PlanId
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, Namespace, PlanId
 from thaw.plan import PLAN_VERSION, Plan, PlanStage, StageRole
 
 COLLECTED_NS = time.time_ns()
@@ -165,6 +166,10 @@ def test_the_room_tells_of_its_queues() -> None:
     assert room.queue(CHAT) == found
 
 
+def deployed(name: ActionName) -> Action:
+    return Action(name, Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits())
+
+
 class Room:
     """A waiting room with this queue for CHAT and an empty queue for any other action."""
 
@@ -186,7 +191,7 @@ def test_all_choices_of_a_request_count_where_they_would_wait(
     expectation = Expectation(Plans(plan(ttft_s=40)), lambda: 100.0)  # type: ignore[arg-type]
     caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
     with pytest.raises(Throttled) if is_refused else nullcontext():
-        caps.check(CHAT, n)
+        caps.check(deployed(CHAT), n)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +213,10 @@ def test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full(
     found = Queue(n_waiting, n_in_namespace, 92.0, (), frozenset(map(GroupId, serving)))
     expectation = Expectation(Plans(plan(ttft_s=40)), lambda: 100.0)  # type: ignore[arg-type]
     caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
-    caps.check(HELLO_NAME)
+    caps.check(deployed(HELLO_NAME))
     if not refused:
-        caps.check(CHAT)
+        caps.check(deployed(CHAT))
         return
     with pytest.raises(Throttled, match=refused) as caught:
-        caps.check(CHAT)
+        caps.check(deployed(CHAT))
     assert caught.value.retry_after_s == pytest.approx(8.0 if serving == ("g",) else 32.0, abs=1.0)

@@ -144,6 +144,7 @@ def test_a_namespace_s_actions_keep_no_more_instances_than_its_quota(start_gatew
     assert as_operator(one, "PUT", json={"kept": 1}).status_code == 200
     assert one.call("PUT", f"{HELLO.replace('hello', 'a')}?overwrite=true", json=code(10)).status_code == 200
     assert kept() == 2, "what it keeps already is refused to nobody"
+    assert as_operator(two, "GET").json()["used"]["kept"] == 2
 
 
 def test_a_quota_below_zero_stops_the_start() -> None:

@@ -234,7 +234,7 @@ def test_who_is_refused_when_it_is_written_has_written_no_note_either(
         before = rewrite_action(client, GUEST, name, lambda a: replace(a, annotations={**a.annotations, "a/b": 1}))
         written = rewrite_action(client, GUEST, name, change)
         with pytest.raises(Forbidden):
-            kept.check_written(written, None if is_new else before)
+            kept.check_written(written, None if is_new else before, 1)
         if is_new:
             assert gateway.call("GET", f"{HERE}/actions/chat").status_code == 404
             return

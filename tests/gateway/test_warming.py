@@ -14,6 +14,7 @@ import pytest
 from gateway.serving import warming
 from gateway.serving.hangup import ClientGone, Hangup
 from gateway.serving.held import Held
+from gateway.serving.versions import Versions
 from gateway.serving.waiting_room import Ticket, WaitingRoom
 from gateway.serving.warming import Warmed, Warming
 from tests.relay.samples import INSTANCE
@@ -64,7 +65,9 @@ class World:
     def __init__(self) -> None:
         self.room, self.registry, self.demand, self.held = WaitingRoom(), Registry(), Demand(), Held(8)
         self.hangup = Hangup()
-        self.warming = Warming(self.room, self.demand, self.registry, self.held)  # type: ignore[arg-type]
+        self.deployed: Any = SimpleNamespace(served_by=HELLO, adapter="")
+        versions = Versions(lambda _: self.deployed)
+        self.warming = Warming(self.room, self.demand, self.registry, self.held, versions)  # type: ignore[arg-type]
         self.pool = ThreadPoolExecutor(1)
 
     def warm(self, wait_s: float = 0.0, config: object = None) -> Warmed:
@@ -76,6 +79,7 @@ class World:
                 served_version="0.0.2",
                 is_llm=config is not None,
                 config=config,
+                adapter="",
             ),
             received_s=time.monotonic(),
             subject=SimpleNamespace(namespace=Namespace("guest")),

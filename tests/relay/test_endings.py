@@ -16,10 +16,12 @@ import redis
 from relay.state import endings, keys, redis_link
 from relay.state.endings import Cursor, EndingsListener, cursor_of, endings_after
 from relay.state.records import Ended, Records
+from relay.state.storage import Storage
 from tests.relay.samples import record
 from thaw.errors import BadRequest, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.logs import Log
+from thaw.quotas import Quotas
 
 GUEST, OTHER = Namespace("guest"), Namespace("other")
 
@@ -50,7 +52,8 @@ def test_calls_are_told_in_the_order_in_which_they_ended_whenever_they_began(cli
     assert (numbers(found), found.n_missed, found.has_more) == ([2, 3, 4], 0, False)
     assert numbers(endings_after(client, GUEST, found.found[0].cursor)) == [3, 4]
     assert numbers(endings_after(client, GUEST, cursor_of(str(found.cursor)))) == []
-    assert found.found[0].names == ("guest/chat", "chat")
+    names = ("chat", "guest/chat", "other/chat", "cha", "")
+    assert [found.found[0].is_named(name, GUEST) for name in names] == [True, True, False, False, False]
 
 
 def test_whoever_is_too_slow_is_told_how_many_were_passed_over(
@@ -161,7 +164,33 @@ def test_a_state_server_that_is_silent_holds_no_request_for_ever(monkeypatch: py
         listener._thread.join(20)
 
 
-def test_names_are_those_of_lists() -> None:
+def test_names_are_those_of_lists(client: redis.Redis) -> None:
+    now = endings_after(client, GUEST, None).cursor
     bound = replace(record(ActivationId("a" * 32)), action=ActionName("guest/tools/f"), binding="other/mine")
-    assert set(endings.names_of(bound)) == {"guest/tools/f", "tools/f", "other/mine/f", "mine/f"}
+    Records(client).end_all([Ended(bound)])
+    (found,) = endings_after(client, GUEST, now).found
+    named = ("guest/tools/f", "tools/f", "other/mine/f", "mine/f")
+    assert all(found.is_named(name, GUEST) for name in named)
+    assert not any(found.is_named(name, GUEST) for name in ("other/tools/f", "f", "guest/f", "tools/f "))
     assert str(Cursor("1-2", 3)) == "1-2.3"
+
+
+def test_the_longest_names_take_no_more_memory_than_short_ones(client: redis.Redis) -> None:
+    long = chr(0x20000) * 256  # letters of four bytes
+    some = [
+        replace(record(ActivationId(f"{n:032x}")), action=ActionName(f"guest/{long}/{long}"), binding=f"other/{long}")
+        for n in range(1_000)
+    ]
+    Records(client).end_all([Ended(one) for one in some])
+    assert client.memory_usage(keys.endings(GUEST), samples=0) < 160 * len(some)
+
+
+def test_a_record_that_was_too_long_is_told_when_it_is_written_with_less(client: redis.Redis) -> None:
+    now = endings_after(client, GUEST, None).cursor
+    own = Quotas(10, 10**9, 8_000, 10, 10, 10)
+    records = Records(client, storage=Storage(client, lambda _: own))
+    long = replace(record(ActivationId(f"{1:032x}")), result={"text": "x" * 9_000})
+    records.end_all([Ended(long)])
+    assert records.activation(long.activation_id) is not None
+    found = endings_after(client, GUEST, now)
+    assert (numbers(found), found.cursor.n - now.n) == ([1], 1)

@@ -1,4 +1,4 @@
-"""An action with an adapter and its pool are written and deleted in one step, and both count."""
+"""An action with an adapter and its pool are written and deleted in one step, and their bytes count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relay.state.records import Records
 from relay.state.storage import Storage
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
-from thaw.errors import Forbidden
+from thaw.errors import Forbidden, TooLarge
 from thaw.ids import ActionName, Namespace
 from thaw.quotas import Quotas
 
@@ -72,13 +72,30 @@ def test_a_pool_goes_with_the_last_function_that_has_it(records: Records) -> Non
     assert names(records) == {"guest/f"}
 
 
+def bounded(client: redis.Redis, actions: int = 100, code_bytes: int = 10**9) -> tuple[Records, Storage]:
+    storage = Storage(client, lambda _: Quotas(actions, code_bytes, 10**9, 10**6, 10**6, 10**6))
+    return Records(client, storage=storage), storage
+
+
 def test_a_function_without_room_for_its_pool_is_not_written(client: redis.Redis, records: Records) -> None:
-    own = Quotas(2, 10**9, 10**9, 10**6, 10**6, 10**6)
-    bounded = Records(client, storage=Storage(client, lambda _: own))
-    f = function("f")
-    bounded.put_action(f, last=None)
-    changed = function("f", "0.0.2", scaling={"max_batch": 2})
-    bounded.put_action(changed, last="0.0.1", old=f)  # its pool takes the place of the other one
-    with pytest.raises(Forbidden):
-        bounded.put_action(function("g", scaling={"max_batch": 3}), last=None)
+    f, changed = function("f"), function("f", "0.0.2", scaling={"max_batch": 2})
+    records.put_action(f, last=None)
+    now = bounded(client)[1].usage(GUEST).code_bytes
+    with_room, _ = bounded(client, code_bytes=now + 100)
+    with_room.put_action(changed, last="0.0.1", old=f)  # its pool takes the place of the other one
+    with pytest.raises(TooLarge):
+        with_room.put_action(function("g", scaling={"max_batch": 3}), last=None)
     assert names(records) == {"guest/f", changed.served_by}
+
+
+def test_a_pool_is_no_deployed_action_of_a_quota(client: redis.Redis) -> None:
+    records, storage = bounded(client, actions=2)
+    f = function("f")
+    records.put_action(f, last=None)
+    records.put_action(function("g", scaling={"max_batch": 2}), last=None)
+    assert storage.usage(GUEST).actions == 2
+    with pytest.raises(Forbidden, match=r"too many actions \(count: 3, allowed: 2\)"):
+        records.put_action(function("h", adapter=""), last=None)
+    records.put_action(function("f", "0.0.2", scaling={"max_batch": 3}), last="0.0.1", old=f)
+    records.delete_action(GUEST, ActionName("guest/g"))
+    assert storage.usage(GUEST).actions == 1

@@ -439,3 +439,10 @@ def container_of(model: Path, directory: Path) -> Iterator[Container]:
     finally:
         made.close()
         door.close()
+
+
+def test_a_text_and_its_tokens_need_no_adapter(ready: Container) -> None:
+    run = {"adapter": "s3://models/a"}
+    assert ready.run(PROMPT, **run)[1]["info"]["code"] == "ModelUnsupported"
+    (told,) = ready.stream({"tokens": [97]}, "detokenize", **run)
+    assert (told["t"], told["prompt"]["text"]) == ("RunFinished", "a")

@@ -68,7 +68,7 @@ def show(console: Console, reply: Mapping[str, Any], activation_id: str) -> None
     timeline = analyse(events)
     if timeline is None:
         raise NotFound(f"activation {activation_id} has no trace", hint="traces are kept for seven days")
-    _head(console, plan, activation_id, str(reply.get("group_id") or ""), events)
+    _head(console, plan, reply, activation_id, events)
     for line in clock_lines(events, timeline):
         console.print(Text(line), soft_wrap=True)
     _bars(console, timeline)
@@ -86,14 +86,22 @@ def _known(events: Any) -> Iterator[Any]:
         yield event
 
 
-def _head(console: Console, plan: Plan | None, activation_id: str, group_id: str, events: Sequence[TraceEvent]) -> None:
+def _head(
+    console: Console, plan: Plan | None, reply: Mapping[str, Any], activation_id: str, events: Sequence[TraceEvent]
+) -> None:
     line = Text(f"activation {activation_id}", style="bold")
     if plan is not None:
         n = _n_stages(plan, events)
-        line.append(f"  {plan.action}, {n} stage{'s' if n != 1 else ''}", style="not bold")
-    elif group_id:
+        line.append(f"  {_called(reply) or plan.action}, {n} stage{'s' if n != 1 else ''}", style="not bold")
+    elif group_id := str(reply.get("group_id") or ""):
         line.append(f"  group {group_id}", style="not bold")
     console.print(line, soft_wrap=True)
+
+
+def _called(reply: Mapping[str, Any]) -> str:
+    """The function that was called, which may share its instances with others: those are of a pool then."""
+    notes = (reply.get("activation") or {}).get("annotations") or []
+    return next((f"{note['value']}" for note in notes if note["key"] == "path"), "")
 
 
 def _n_stages(plan: Plan, events: Sequence[TraceEvent]) -> int:

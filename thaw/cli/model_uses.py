@@ -13,21 +13,22 @@ from thaw.model_uri import ModelUri
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """``actions`` maps a function to the URI that it names; ``running`` has (function, version) of what runs or
-    starts."""
+    """``actions`` has (function, URI) of what functions name, which are two URIs for one with an adapter; ``running``
+    has (function, version) of what runs or starts."""
 
-    actions: dict[str, str]
+    actions: frozenset[tuple[str, str]]
     running: frozenset[tuple[str, str]]
 
     def of_name(self, uri: str) -> list[str]:
         """The functions that name the model, by its plain name or a pin."""
-        return sorted(a for a, named in self.actions.items() if _same(versions.plain_name(named), uri))
+        return sorted({a for a, named in self.actions if _same(versions.plain_name(named), uri)})
 
     def of_version(self, uri: str, digits: str, *, newest: bool) -> list[str]:
         """Who uses this version of the model with the plain name ``uri``: with ``newest`` also whoever names that.  A
         pin of the same digits counts with any name, because a store may have several addresses."""
-        named = {a for a, pin in self.actions.items() if versions.pinned(pin) == digits}
-        named |= {a for a in self.of_name(uri) if newest and not versions.pinned(self.actions[a])}
+        named = {a for a, pin in self.actions if versions.pinned(pin) == digits}
+        if newest:
+            named |= {a for a, name in self.actions if not versions.pinned(name) and _same(name, uri)}
         runs = {a for a, version in self.running if versions.short(version) == digits}
         return sorted(named | {f"{a} (runs)" for a in runs - named})
 
@@ -42,7 +43,7 @@ def uses() -> Uses:
             hint=f"{e.hint}; thaw model delete --force asks nobody",
         ) from e
     return Uses(
-        {one["action"]: one["uri"] for one in found["actions"]},
+        frozenset((one["action"], one["uri"]) for one in found["actions"]),
         frozenset((one["action"], one["modelVersion"]) for one in found["running"]),
     )
 

@@ -49,7 +49,7 @@ def namespaces() -> None:
 
 @app.command("usage")
 def usage() -> None:
-    """List what every namespace has: keys, actions, records of the last week, instances (needs an operator's key)."""
+    """List what every namespace has: keys, actions, records that are kept, instances (needs an operator's key)."""
     columns = ("namespace", "keys", "actions", "activations", "instances")
     rows = table(*columns)
     for one in client().get("/api/v1/thaw/namespaces")["namespaces"]:

@@ -16,7 +16,7 @@ from thaw.errors import Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import INDEX_NAME
 
 AskUses = Callable[[], Uses]
-NOBODY = Uses({}, frozenset())
+NOBODY = Uses(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)

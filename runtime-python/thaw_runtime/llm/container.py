@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
-from relay.protocol.messages import InitReply, LlmInit, LlmRun, PreflightReply
+from relay.protocol.messages import TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, PreflightReply
 from thaw import versions, wire
 from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
 from thaw.trace import Phase
@@ -20,7 +20,7 @@ from thaw_runtime.llm.adapters import Adapters
 from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
-from thaw_runtime.llm.text_answers import TEXT_ENDPOINTS, TextAnswer
+from thaw_runtime.llm.text_answers import TextAnswer
 from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 
@@ -119,19 +119,24 @@ class LlmContainer:
             raise InstanceGone(f"stage {self._init.stage} of a pipeline takes no requests")
         run = wire.from_plain(LlmRun, {"endpoint": "chat", "seed": 0, **value})
         _check_version(run, self._init, adapter)
-        if not adapter and (run.adapter or self._init.config.model.adapter):
-            raise ModelUnsupported(
-                "the function has an adapter, and this host brings none", hint="update thaw on every machine"
-            )
-        self.adapters.check(adapter)
+        is_text = run.endpoint in TEXT_ENDPOINTS
+        if not is_text:
+            self._check_adapter(run, self._init, adapter)
         activation_id = str(body.get("activation_id") or "")
         trace = StartTrace(group_id=self._init.group_id, host=self._init.host, activation_id=activation_id)
         trace.mark(Phase.RUN_BEGIN)
         # One activation may come twice (when it is resumed on the same worker), but an engine's ids must be unique.
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
-        if run.endpoint in TEXT_ENDPOINTS:
+        if is_text:
             return TextAnswer(self._text, run, trace), _deadline(body)
         return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace, adapter), _deadline(body)
+
+    def _check_adapter(self, run: LlmRun, init: LlmInit, adapter: str) -> None:
+        if not adapter and (run.adapter or init.config.model.adapter):
+            raise ModelUnsupported(
+                "the function has an adapter, and this host brings none", hint="update thaw on every machine"
+            )
+        self.adapters.check(adapter)
 
     @property
     def consolidation(self) -> Consolidation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from relay.protocol.messages import LlmRun, RunFinished, RunPrompt
 from thaw.errors import BadParameter
@@ -13,8 +13,6 @@ from thaw_runtime.llm.openai_request import check_ids
 from thaw_runtime.llm.runs import RunMessage
 from thaw_runtime.llm.tools import tool_use
 from thaw_runtime.process.start_trace import StartTrace
-
-TEXT_ENDPOINTS: Final = ("tokenize", "detokenize")
 
 
 class TextAnswer:
