@@ -43,6 +43,20 @@ def test_the_schema_is_structural() -> None:
         assert not {"additionalProperties", "propertyNames", "const", "$schema", "$id", "title"} & node.keys(), where
 
 
+def test_each_of_a_fixed_set_of_values_is_taken() -> None:
+    """The type of a value is that of the set's."""
+    sets = {where: node for where, node in nodes(SCHEMA) if "enum" in node}
+    assert {".spec.engine.max_lora_rank", ".spec.kind", ".spec.transport"} <= sets.keys()
+    for where, node in sets.items():
+        assert [checked(each, node, where) for each in node["enum"]] == node["enum"]
+
+
+def test_a_rank_of_adapters_is_taken_as_the_config_takes_it() -> None:
+    model = {"base": "s3://models/tiny", "adapter": "s3://models/a"}
+    spec = checked({"kind": "llm:vllm", "model": model, "engine": {"max_lora_rank": 64}}, spec_schema(), "spec")
+    assert parse_llm_config(spec).engine.max_lora_rank == 64
+
+
 def test_an_engine_argument_is_kept_for_the_gateway_to_judge() -> None:
     args = SCHEMA["properties"]["spec"]["properties"]["engine"]["properties"]["args"]
     assert args["x-kubernetes-preserve-unknown-fields"] is True

@@ -71,7 +71,7 @@ def structural(node: Mapping[str, Any]) -> dict[str, Any]:
     if "const" in node:
         found["enum"] = [node["const"]]
     if "enum" in found:
-        found.setdefault("type", "string")
+        found.setdefault("type", "string" if isinstance(found["enum"][0], str) else "integer")
     if "properties" in node:
         found["properties"] = {name: structural(each) for name, each in node["properties"].items()}
     elif found["type"] == "object":
