@@ -33,7 +33,7 @@ from thaw.bell import Bell
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.standing import NO_CAPACITY, RESOURCE_MARK, Standing, Standings
+from thaw.standing import NO_CAPACITY, RESOURCE_MARK, ColdStart, Standing, Standings
 from thaw.work import Work
 
 _MIB: Final = 1 << 20
@@ -176,9 +176,8 @@ class StandingsOf:
                 room = self._most_room() if room is None else room
                 trouble = _without_room(action.config.reserve_bytes, room)
             name, config = action.name.partition("/")[2], action.config  # with its package
-            standing = Standing(
-                name, action.version, config, action.annotations, ready, starting, trouble, starts.answered
-            )
+            answered = _own_answer(action, starts.answered)
+            standing = Standing(name, action.version, config, action.annotations, ready, starting, trouble, answered)
             found.append(standing)
         return tuple(found)
 
@@ -186,6 +185,12 @@ class StandingsOf:
         """The bytes that one device has free at most; less than zero: no host takes work."""
         hosts = [h for h in self._registry.live_hosts() if not h.draining]
         return max((d.free_bytes for h in hosts for d in h.devices), default=0) if hosts else -1
+
+
+def _own_answer(action: Action, answered: ColdStart | None) -> ColdStart | None:
+    """None for a start of its pool from before the function was what it is."""
+    is_older = answered is not None and action.served_by != action.name and answered.at_wall_ms < action.updated_ms
+    return None if is_older else answered
 
 
 def _without_room(reserve_bytes: int, room: int) -> ErrorInfo | None:

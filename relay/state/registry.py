@@ -126,9 +126,9 @@ class Registry:
                 starts.note_failed_instance(pipe, record)
                 pipe.hdel(keys.INSTANCES, record.instance_id)
             else:
-                pipe.hset(keys.INSTANCES, record.instance_id, wire.dumps(record))
                 if record.state is InstanceState.READY and record.takes_requests:
-                    starts.note_ready(pipe, record.action)
+                    starts.note_ready(pipe, record)
+                pipe.hset(keys.INSTANCES, record.instance_id, wire.dumps(record))
             pipe.xadd(keys.EVENTS, {"f": bus.pack(InstanceChanged(record))}, maxlen=bus.EVENTS_KEPT, approximate=True)
             pipe.execute()
 

@@ -26,10 +26,22 @@ _ANSWERED: Final = "answered "
 _LONGEST: Final = 2048  # characters
 
 _NOTE_FAILURE: Final = """
-local was = redis.call('HGET', KEYS[3], ARGV[4])
-if was and cjson.decode(was).state ~= 'starting' then return 0 end  -- it has served: that was no start
+if ARGV[4] ~= '' then
+    local was = redis.call('HGET', KEYS[3], ARGV[4])
+    if not was then return 0 end  -- its end is said twice, after an answer that was lost
+    if cjson.decode(was).state ~= 'starting' then return 0 end  -- it has served: that was no start
+end
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return 0 end
 return redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+"""
+_NOTE_READY: Final = """
+local failed = redis.call('HGET', KEYS[1], ARGV[1])
+if not failed then return 0 end
+local was = redis.call('HGET', KEYS[2], ARGV[2])
+if was and cjson.decode(was).state ~= 'starting' then return 0 end  -- it serves already
+local version = cjson.decode(failed).version or ''
+if version ~= '' and version ~= ARGV[3] then return 0 end
+return redis.call('HDEL', KEYS[1], ARGV[1])
 """
 _NOTE_ANSWER: Final = """
 local had = redis.call('HGET', KEYS[1], ARGV[2])
@@ -61,9 +73,19 @@ def note_failed_instance(pipe: Any, record: InstanceRecord) -> None:
         _note_failure(pipe, record.action, Failure(record.error, record.action_version), record.instance_id)
 
 
-def note_ready(pipe: Any, action: ActionName) -> None:
-    if action:
-        pipe.hdel(keys.starts(_namespace(action)), _FAILED + action)
+def note_ready(pipe: Any, record: InstanceRecord) -> None:
+    """``record``: of an instance that is ready.  Call before its row is written: a start that succeeds ends the failure
+    of an earlier one of its version, and what an instance reports later ends none."""
+    if record.action:
+        pipe.eval(
+            _NOTE_READY,
+            2,
+            keys.starts(_namespace(record.action)),
+            keys.INSTANCES,
+            _FAILED + record.action,
+            record.instance_id,
+            record.action_version,
+        )
 
 
 def start_failed(client: redis.Redis, failed: StartFailed) -> None:

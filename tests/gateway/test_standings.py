@@ -163,10 +163,59 @@ def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
     assert chat(gateway, {"ready": 1})["trouble"] is None
     starts.start_failed(invoker.client, StartFailed(CHAT, (), error.info(), GroupId("")))
     chat(gateway, {"trouble": told})
+    invoker.registry.put_instance(starting)
     gateway.call("PUT", ACTION, params={"overwrite": "true"}, json={"config": LLM_CONFIG})
     chat(gateway, {"trouble": None, "version": "0.0.2"})
     invoker.gone(starting, error)
     assert chat(gateway)["trouble"] is None, "it was a start of the version before"
+
+
+def trouble(gateway: GatewayProcess) -> str | None:
+    """Its code, with all that was reported before."""
+    told = chat(gateway)["trouble"]
+    return None if told is None else str(told["code"])
+
+
+def test_what_a_ready_instance_reports_says_nothing_of_another_start(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    serves = invoker.ready("guest/chat")
+    late = invoker.starting("guest/chat", instance="late")
+    gateway.call("PUT", ACTION, params={"overwrite": "true"}, json={"config": LLM_CONFIG})
+    fails = replace(late, instance_id="i9", action_version="0.0.2")  # type: ignore[arg-type]
+    invoker.registry.put_instance(fails)
+    invoker.gone(fails, ModelNotFound("it is not there"))
+    assert trouble(gateway) == "ModelNotFound"
+    invoker.registry.put_instance(replace(serves, idle_since_wall_ms=5))
+    assert trouble(gateway) == "ModelNotFound", "it has become idle"
+    invoker.registry.put_instance(replace(late, state=InstanceState.READY))
+    assert trouble(gateway) == "ModelNotFound", "it is of the version before"
+    starting = replace(fails, instance_id="i2")  # type: ignore[arg-type]
+    invoker.registry.put_instance(starting)
+    assert trouble(gateway) == "ModelNotFound"
+    invoker.registry.put_instance(replace(starting, state=InstanceState.READY))
+    assert trouble(gateway) is None
+
+
+def test_an_end_that_is_said_twice_is_no_failed_start(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    """The answer to the first time was lost."""
+    gateway.put_llm()
+    record = invoker.ready("guest/chat")
+    for _ in range(2):
+        invoker.gone(record, WorkerLost("it served, and was killed"))
+    assert trouble(gateway) is None
+
+
+def test_a_function_with_an_adapter_has_no_start_from_before_it_was_there(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm(model={"base": "s3://models/tiny", "adapter": "s3://models/adapters/one"})
+    action = Records(invoker.client).action(GUEST, CHAT)
+    starts.cold_started(invoker.client, action.served_by, ColdStart(action.updated_ms - 1, 30))
+    assert chat(gateway)["cold_start"] is None
+    starts.cold_started(invoker.client, action.served_by, ColdStart(action.updated_ms, 40))
+    assert cold_start(gateway)["ttft_ms"] == 40
 
 
 def test_all_gateways_say_the_same_and_one_that_is_new_forgets_nothing(
