@@ -22,6 +22,7 @@ from thaw.errors import Conflict, Forbidden, NotFound
 from thaw.ids import ActionName, Namespace
 from thaw.pools import is_pool
 from thaw.quotas import who_raises
+from thaw.standing import RESOURCE_MARK
 
 
 class KeptInstances:
@@ -43,7 +44,8 @@ class KeptInstances:
     def check_written(self, action: Action, old: Action | None, added: int) -> None:
         """Check the action once more when it is written: of several that are written at once, each sees the others
         then.  ``added``: what check() returned.  Raises Forbidden, and the action keeps as many as before, and has the
-        annotations of ``old``: whoever notes in them what it has written has not.  A new one goes again."""
+        annotations of ``old``: whoever notes in them what it has written has not.  A mark of ``old`` stands for no
+        config any more where another one was written with this one, which stays.  A new action goes again."""
         added_now, kept = self._added(action, old)
         added = max(added, added_now)
         try:
@@ -86,9 +88,10 @@ class KeptInstances:
 
     def _rescale(self, action: Action, old: Action, least: int) -> None:
         """An action with an adapter needs another pool, which comes with another version."""
+        before = old.annotations if action.version == old.version else _without_spec(old.annotations)
 
         def less(written: Action) -> Action:
-            annotations = _with_old(written.annotations, action.annotations, old.annotations)
+            annotations = _with_old(written.annotations, action.annotations, old.annotations, before)
             return replace(rescaled(written, {"min_instances": least}), annotations=annotations)
 
         if not action.adapter:
@@ -101,7 +104,17 @@ class KeptInstances:
             self._actions.put(new, last=action.version, old=action)
 
 
-def _with_old(is_: Mapping[str, object], wrote: Mapping[str, object], old: Mapping[str, object]) -> dict[str, object]:
-    """``is_`` with ``old`` in place of what was written and has not been changed since."""
+def _with_old(
+    is_: Mapping[str, object], wrote: Mapping[str, object], old: Mapping[str, object], before: Mapping[str, object]
+) -> dict[str, object]:
+    """``is_`` with ``before`` in place of what was written over ``old`` and has not been changed since."""
     undone = {key for key in wrote if wrote[key] != old.get(key) and is_.get(key) == wrote[key]}
-    return {**{k: v for k, v in is_.items() if k not in undone}, **{k: old[k] for k in undone & old.keys()}}
+    return {**{k: v for k, v in is_.items() if k not in undone}, **{k: before[k] for k in undone & before.keys()}}
+
+
+def _without_spec(annotations: Mapping[str, object]) -> Mapping[str, object]:
+    """The config that was written stays, so a resource's mark must not stand for the config of before."""
+    mark = annotations.get(RESOURCE_MARK)
+    if not isinstance(mark, dict):
+        return annotations
+    return {**annotations, RESOURCE_MARK: {k: v for k, v in mark.items() if k != "spec"}}

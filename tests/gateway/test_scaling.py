@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -20,11 +21,13 @@ from relay.state.rewriting import rewrite_action
 from tests.gateway.conftest import LLM_CONFIG, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.relay.samples import PLAN
-from thaw.action import Action
+from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.clock import wall_ms
+from thaw.config import parse_llm_config
 from thaw.errors import Conflict, Forbidden, InitFailed
 from thaw.ids import ActionName, GroupId, Namespace
 from thaw.quotas import Quotas
+from thaw.standing import RESOURCE_MARK
 
 HERE = "/api/v1/namespaces/_"
 GUEST, HELLO = Namespace("guest"), ActionName("guest/hello")
@@ -240,6 +243,32 @@ def test_who_is_refused_when_it_is_written_has_written_no_note_either(
             return
         now = records.action(GUEST, name)
         assert (now.annotations["a/b"], least_of(now), now.version) == (1, 0, old.version)
+
+
+def test_a_config_that_stays_without_its_instances_is_not_the_one_of_the_mark_before(valkey_url: str) -> None:
+    """A whole update was refused when it was written: whoever made the mark writes the whole config again."""
+    name = ActionName("guest/chat")
+    with redis.Redis.from_url(valkey_url) as client:
+        records = Records(client)
+        quotas = QuotaBook(Quotas(*(10**9,) * 6, kept=0), NamespaceQuotas(client))
+        actions = Actions(client, records)
+        kept = KeptInstances(client, records, actions, quotas)
+
+        def model(version: str, least: int, generation: int, spec: str) -> Action:
+            config = parse_llm_config({**LLM_CONFIG, "scaling": {"min_instances": least}})
+            mark = {"name": "chat", "generation": generation, "spec": spec}
+            annotations = {RESOURCE_MARK: mark, "a/b": generation}
+            code = Exec(KIND_LLM, json.dumps(LLM_CONFIG))
+            return Action(name, GUEST, version, code, Limits(), annotations=annotations, config=config)
+
+        old, new = model("0.0.1", 0, 1, "A"), model("0.0.2", 1, 2, "B")
+        actions.put(old, last=None)
+        actions.put(new, last="0.0.1", old=old)
+        with pytest.raises(Forbidden):
+            kept.check_written(new, old, 1)
+        now = records.action(GUEST, name)
+    assert (now.version, least_of(now)) == ("0.0.2", 0)
+    assert now.annotations == {RESOURCE_MARK: {"name": "chat", "generation": 1}, "a/b": 1}
 
 
 def test_a_model_that_shall_have_more_than_it_may_is_refused_when_it_is_deployed(gateway: GatewayProcess) -> None:
