@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from thaw.config import LlmConfig
+from thaw.errors import Conflict
 from thaw.ids import ActionName, Namespace
 
 KIND_LLM = "llm:vllm"
@@ -75,6 +76,11 @@ class Action:
     keep_alive_s: float = 600.0
     max_instances: int = 8
     min_instances: int = 0  # of a function; a model's are in its config
+
+    def check_version(self, wanted: str) -> None:
+        """``wanted``: empty for any.  Raises Conflict for another one."""
+        if wanted and wanted != self.version:
+            raise Conflict(f"The action has version {self.version}, not {wanted:.40}.", hint="look what it is now")
 
     @property
     def is_llm(self) -> bool:

@@ -25,6 +25,7 @@ from gateway.api.http import (
     json_response,
     namespace,
     query_flag,
+    query_version,
     takes,
 )
 from gateway.core import Gateway
@@ -145,7 +146,10 @@ def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
     try:
         old, row = core.records.action_row(own, full_name)
         last = old.version
+        old.check_version(query_version())
     except NotFound:
+        if query_version():
+            raise
         old, row, last = None, "", core.records.last_version(full_name)
     if old is not None and not overwrite:
         raise Conflict("resource already exists", hint="update it, or PUT with overwrite=true")
@@ -206,4 +210,4 @@ def delete_action(ns: str, name: str) -> Response:
     full_name = action_name(ns, name)
     with ExitStack() as memory:
         taken = _take_memory(memory, full_name)
-        return _changed(gateway().actions.delete(full_name), memory, taken)
+        return _changed(gateway().actions.delete(full_name, query_version()), memory, taken)

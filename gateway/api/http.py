@@ -178,6 +178,11 @@ def query_flag(name: str) -> bool:
     return text == "true"
 
 
+def query_version() -> str:
+    """The version that an action must have to be written; empty: any.  A deleted action's is never used again."""
+    return request.args.get("version", "")
+
+
 def query_int(name: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int | None:
     text = request.args.get(name)
     if text is None:

@@ -28,6 +28,7 @@ _PAIRS: Final = {
     "type": "array",
     "items": {"type": "object", "required": ["key"], "properties": {"key": _TEXT, "value": {}}},
 }
+_VERSION: Final = {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,9}){2}$"}
 _NS: Final = {"name": "ns", "in": "path", "required": True, "schema": {"type": "string", "example": "_"}}
 
 
@@ -69,7 +70,7 @@ _ACTION: Final = {
         "annotations": _PAIRS,
         "delAnnotations": {"type": "array", "items": _TEXT},
         "publish": _FLAG,
-        "version": {"type": "string", "pattern": "^[0-9]{1,9}(\\.[0-9]{1,9}){2}$"},
+        "version": _VERSION,
     },
 }
 _CONFIG: Final = {"type": "object", "required": ["config"], "properties": {"config": {"type": "object"}}}
@@ -84,6 +85,7 @@ _ENDINGS: Final = _query(after=_TEXT, name=_TEXT, limit=_PAGE["limit"], **_WAIT)
 _INVOKE: Final = _query(blocking=_FLAG, result=_FLAG, timeout={"type": "integer", "minimum": 1, "maximum": 60_000})
 _OF_NS: Final = "/api/v1/namespaces/{ns}"
 _ACTION_PATH: Final = (f"{_OF_NS}/actions/{{name}}", [_NS, _path("name")])
+_WRITE: Final = [*_ACTION_PATH[1], *_query(version=_VERSION)]
 _WEB_PATH: Final = (
     "/api/v1/web/{ns}/{package}/{rest}",
     [{**_NS, "schema": {"type": "string", "example": "guest"}}, _path("package"), _path("rest")],
@@ -169,9 +171,9 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", f"{_OF_NS}/limits", "limits and sizes", [_NS], None),
     ("get", f"{_OF_NS}/actions", "list actions", [_NS, *_query(**_PAGE)], None),
     ("get", _ACTION_PATH[0], "an action", [*_ACTION_PATH[1], *_query(code=_FLAG)], None),
-    ("put", _ACTION_PATH[0], "create or update", [*_ACTION_PATH[1], *_query(overwrite=_FLAG, force=_FLAG)], _ACTION),
+    ("put", _ACTION_PATH[0], "create or update", [*_WRITE, *_query(overwrite=_FLAG, force=_FLAG)], _ACTION),
     ("post", _ACTION_PATH[0], "invoke", [*_ACTION_PATH[1], *_INVOKE], {"type": "object"}),
-    ("delete", _ACTION_PATH[0], "delete", _ACTION_PATH[1], None),
+    ("delete", _ACTION_PATH[0], "delete", _WRITE, None),
     *(
         (method, f"{_OF_NS}/{kind}{part}", f"{what} of {kind}", [_NS, *more], body)
         for kind, entity in (("packages", _PACKAGE), ("triggers", _TRIGGER), ("rules", _RULE))
@@ -187,7 +189,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ),
     ("get", f"{_OF_NS}/logs/{{name}}", "the last output of ended containers", _ACTION_PATH[1], None),
     ("get", f"{_OF_NS}/scaling/{{name}}", "how many instances an action has", _ACTION_PATH[1], None),
-    ("put", f"{_OF_NS}/scaling/{{name}}", "change that, without a new version", _ACTION_PATH[1], _SCALING),
+    ("put", f"{_OF_NS}/scaling/{{name}}", "change that, without a new version", _WRITE, _SCALING),
     ("post", f"{_OF_NS}/warm/{{name}}", "start an instance ahead", [*_ACTION_PATH[1], *_query(**_WAIT)], None),
     ("get", f"{_OF_NS}/standings", "how models stand", [_NS, *_query(known=_TEXT, **_WAIT)], None),
     ("get", f"{_OF_NS}/work", "what runs, starts and waits", [_NS, *_query(known=_TEXT, **_WAIT)], None),

@@ -11,7 +11,7 @@ from flask import Blueprint, Response
 
 from gateway.api.action_body import key_values
 from gateway.api.held import client_watched, wait_s
-from gateway.api.http import action_name, caller, gateway, json_object, json_response
+from gateway.api.http import action_name, caller, gateway, json_object, json_response, query_version
 from gateway.serving.action_cache import namespace_of
 from gateway.serving.call import Call
 from gateway.serving.scaling import of_action, rescaled
@@ -35,13 +35,14 @@ def scaling(ns: str, name: str) -> Response:
 def scale(ns: str, name: str) -> Response:
     """Change what the body names.  The action keeps its version, and its instances go on."""
     core, full_name = gateway(), action_name(ns, name)
-    changes = json_object(_MOST_BYTES)
+    changes, version = json_object(_MOST_BYTES), query_version()
     annotations = _annotations(changes.pop("annotations", []))
     before: Action | None = None
     added = 0
 
     def change(old: Action) -> Action:
         nonlocal before, added
+        old.check_version(version)
         _refuse_shared(old)
         before, new = old, rescaled(_with_instances(old), changes)
         added = core.kept.check(new, old)

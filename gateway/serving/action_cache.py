@@ -63,9 +63,9 @@ class Actions:
         if old is not None and old.served_by != action.served_by:
             self._tell_end_of_pool(old)
 
-    def delete(self, name: ActionName) -> Action:
-        """Raises NotFound."""
-        action = self._records.delete_action(namespace_of(name), name)
+    def delete(self, name: ActionName, version: str = "") -> Action:
+        """``version``: delete no other.  Raises NotFound, Conflict."""
+        action = self._records.delete_action(namespace_of(name), name, version)
         self._changed(name, deleted=True)
         self._tell_end_of_pool(action)
         return action

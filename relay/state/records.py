@@ -197,11 +197,12 @@ class Records(RecordLists):
             if row is not None:  # deleted meanwhile
                 yield row
 
-    def delete_action(self, namespace: Namespace, name: ActionName) -> Action:
-        """Return the action as it was; its code can be read for some minutes more.  Raises NotFound, and
-        Conflict when it is updated all the time."""
+    def delete_action(self, namespace: Namespace, name: ActionName, version: str = "") -> Action:
+        """Return the action as it was; its code can be read for some minutes more.  ``version``: delete no other.
+        Raises NotFound, and Conflict for another version and when it is updated all the time."""
         for _ in range(_DELETE_TRIES):
             action = self.action(namespace, name)
+            action.check_version(version)
             with redis_link.translated("delete an action"):
                 deleted: Any = self._redis.eval(
                     DELETE_ACTION,

@@ -271,6 +271,29 @@ def test_a_config_that_stays_without_its_instances_is_not_the_one_of_the_mark_be
     assert now.annotations == {RESOURCE_MARK: {"name": "chat", "generation": 1}, "a/b": 1}
 
 
+@pytest.mark.parametrize(
+    ("method", "kind", "body"),
+    [
+        ("PUT", "actions", {"config": LLM_CONFIG}),
+        ("PUT", "scaling", {"min_instances": 1}),
+        ("DELETE", "actions", None),
+    ],
+)
+def test_a_write_for_a_version_is_refused_for_another_one(
+    gateway: GatewayProcess, method: str, kind: str, body: dict[str, Any] | None
+) -> None:
+    gateway.put_llm()
+    path, query = f"{HERE}/{kind}/chat", {"overwrite": "true"}
+    gateway.call("DELETE", f"{HERE}/actions/chat")
+    assert gateway.call(method, path, params={**query, "version": "0.0.1"}, json=body).status_code == 404
+    gateway.put_llm()  # a name's versions go on
+    refused = gateway.call(method, path, params={**query, "version": "0.0.1"}, json=body)
+    assert refused.status_code == 409, refused.text
+    assert refused.json()["error"] == "The action has version 0.0.2, not 0.0.1."
+    assert gateway.call("GET", f"{HERE}/actions/chat").json()["version"] == "0.0.2"
+    assert gateway.call(method, path, params={**query, "version": "0.0.2"}, json=body).status_code == 200
+
+
 def test_a_model_that_shall_have_more_than_it_may_is_refused_when_it_is_deployed(gateway: GatewayProcess) -> None:
     config = {**LLM_CONFIG, "scaling": {"min_instances": 9}}
     refused = gateway.call("PUT", f"{HERE}/actions/chat", json={"config": config})
