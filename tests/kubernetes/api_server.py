@@ -306,7 +306,9 @@ class ApiServer:
 def _selected(pod: dict[str, Any], query: dict[str, str]) -> bool:
     wanted = dict(term.split("=", 1) for term in query.get("labelSelector", "").split(",") if term)
     labels = pod["metadata"].get("labels") or {}
-    return all(labels.get(name) == value for name, value in wanted.items())
+    fields = dict(term.split("=", 1) for term in query.get("fieldSelector", "").split(",") if term)
+    is_named = fields.get("metadata.name", pod["metadata"]["name"]) == pod["metadata"]["name"]
+    return is_named and all(labels.get(name) == value for name, value in wanted.items())
 
 
 def _merge(into: dict[str, Any], body: dict[str, Any]) -> None:

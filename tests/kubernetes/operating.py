@@ -32,9 +32,10 @@ def cluster() -> Iterator[CustomResources]:
 
 
 @contextmanager
-def operating(cluster: CustomResources, url: str, directory: Path, refused_s: float = 60.0) -> Iterator[Operator]:
+def operating(cluster: CustomResources, url: str, directory: Path, **more: Any) -> Iterator[Operator]:
+    """``more``: what the operator takes beside its settings."""
     settings = OperatorSettings(url, KEY, "thaw", cluster.kubeconfig(directory))
-    operator = Operator(settings, Log("test"), refused_s)
+    operator = Operator(settings, Log("test"), **more)
     operator.start()
     try:
         yield operator
@@ -75,13 +76,15 @@ def scale(cluster: CustomResources, replicas: int | None = None) -> dict[str, An
 
 
 class Between:
-    """Passes requests on to the gateway, and can hold back the answers to those who wait for news.  ``instead`` says
-    what is answered in the gateway's place; None of a call, and its connection is cut."""
+    """Passes requests on to the gateway, and can hold back the answers to those who wait for news, or answer them with a
+    429 (``throttled``).  What is written is written by another one just before (``second``).  ``instead`` says what is answered in the gateway's place; None of a call, and its connection is
+    cut."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.may_go = threading.Event()
         self.may_go.set()
         self.held = threading.Event()
+        self.throttled = self.second = False
         self.asked = threading.Semaphore(0)  # released for each question for news
         self.instead: Callable[[str, str], tuple[int, dict[str, Any]] | None] | None = None
         self.calls: list[tuple[str, str]] = []
@@ -97,12 +100,16 @@ class Between:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 between.calls.append((self.command, self.path.partition("?")[0].rpartition("_/")[2]))
                 between._called.release()
+                if between.throttled and "wait_s=" in self.path:
+                    self._send(429, b'{"error": "Too many requests are held"}')
+                    return
                 if between.instead is not None:
                     self._answer_instead(between.instead(*between.calls[-1]))
                     return
                 headers = {name: self.headers[name] for name in ("Authorization", "Content-Type") if self.headers[name]}
                 url = gateway.url + self.path
-                reply = requests.request(self.command, url, data=body, headers=headers, timeout=60)
+                for _ in range(2 if between.second and self.command == "PUT" else 1):
+                    reply = requests.request(self.command, url, data=body, headers=headers, timeout=60)
                 if "wait_s=25" in self.path and not between.may_go.is_set():
                     between.held.set()
                     between.may_go.wait(30)
@@ -130,6 +137,12 @@ class Between:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def next_question(self) -> None:
+        """Wait until what was told has been taken in, and more is asked for."""
+        while self.asked.acquire(blocking=False):
+            pass
+        assert self.asked.acquire(timeout=30)
 
     def calls_come(self) -> None:
         """Wait for one more of them."""

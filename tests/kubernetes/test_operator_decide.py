@@ -146,6 +146,8 @@ def test_what_became_of_the_action_is_shown_whatever_it_is() -> None:
     assert said(resource(), standing(config=None))["InSync"] == ("False", "ChangedElsewhere")
     changed = replace(resource(2), spec={**SPEC, "slo": {"ttft_ms": 9}})
     assert isinstance(step(changed, standing(config=None), HERE), Put)
+    scaled = resource(2, min_instances=3)
+    assert isinstance(step(scaled, standing(config=None), HERE), Put), "the scaling of code is not the model's"
     assert step(None, standing(config=None), HERE) == Remove()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tests.gateway.conftest import LLM_CONFIG, OPERATOR_KEY, GatewayProcess, gat
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.kubernetes.api_server import Refusal, Request
 from tests.kubernetes.custom_resources import CustomResources
-from tests.kubernetes.operating import ACTION, Between, action, cluster, operating, operator, scale
+from tests.kubernetes.operating import ACTION, Between, action, cluster, operating, operator, scale, wait_models
 from thaw.cli.client import ApiError
 from thaw.kubernetes.decide import Put, Remove, Scale
 from thaw.kubernetes.operator import Operator, _is_final
@@ -109,8 +111,13 @@ def test_a_refusal_stands_for_its_time_and_as_long_as_its_resource() -> None:
 
 
 def test_a_status_that_the_cluster_refuses_keeps_no_other_from_being_written(
-    cluster: CustomResources, gateway: GatewayProcess, invoker: FakeInvoker, operator: Operator
+    cluster: CustomResources, gateway: GatewayProcess, invoker: FakeInvoker, tmp_path: Path
 ) -> None:
+    minutes = count()
+
+    def later() -> datetime:
+        return datetime(2026, 1, 2, tzinfo=UTC) + timedelta(minutes=next(minutes))
+
     def refuse(request: Request) -> None:
         if request.method == "PATCH" and request.path.endswith("/a/status"):
             raise Refusal(422, "Invalid", "spec.model: Required value")
@@ -118,11 +125,12 @@ def test_a_status_that_the_cluster_refuses_keeps_no_other_from_being_written(
     cluster.refuse = refuse  # type: ignore[method-assign]
     for name in ("a", "chat"):
         cluster.apply(name, LLM_CONFIG)
-    cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
-    record = invoker.ready("guest/chat")
-    cluster.wait_status("chat", instances=1)
-    invoker.gone(record)
-    cluster.wait_status("chat", instances=0)
+    with operating(cluster, gateway.url, tmp_path, now=later):
+        cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
+        record = invoker.ready("guest/chat")
+        cluster.wait_status("chat", instances=1)
+        invoker.gone(record)
+        cluster.wait_status("chat", instances=0)
     tried = [r for r in cluster.requests if r.path.endswith("/a/status")]
     assert len(tried) <= 2, "deploying, and deployed: the same one is not tried again"
 
@@ -143,6 +151,89 @@ def test_a_gateway_that_has_too_much_to_do_is_not_away(
         invoker.gone(record)
         invoker.ready("guest/chat", instance="i1", group="b" * 32)
         cluster.wait_condition("chat", "Ready", "True", "Serving")
+
+
+@pytest.mark.parametrize(
+    "change", [None, {"slo": {"ttft_ms": 1}}, {"scaling": {"min_instances": 1}}], ids=["deleted", "changed", "scaled"]
+)
+def test_an_action_that_took_the_place_of_ours_unseen_is_left_alone(
+    cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path, change: dict[str, Any] | None
+) -> None:
+    """The gateway has too much to do for news, so what the operator knows is old."""
+    with closing(Between(gateway)) as between, operating(cluster, between.url, tmp_path):
+        cluster.apply("chat", LLM_CONFIG)
+        cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
+        between.throttled = True
+        gateway.put_llm("other")  # which ends the question that is held
+        between.next_question()
+        assert gateway.call("DELETE", ACTION).status_code == 200
+        gateway.put_llm()
+        if change is None:
+            cluster.vanish("chat")
+        else:
+            cluster.apply("chat", {**LLM_CONFIG, **change})
+            cluster.wait_condition("chat", "Deployed", "False", "NameTaken")
+        cluster.apply("last", LLM_CONFIG)
+        cluster.wait_condition("last", "Deployed", "True", "Deployed")
+        found = action(gateway)
+        assert (found["version"], found["config"]["scaling"]["min_instances"]) == ("0.0.2", 0)
+
+
+def test_an_operator_whose_watch_tells_nothing_undoes_nothing_that_another_one_did(
+    cluster: CustomResources, gateway: GatewayProcess, invoker: FakeInvoker, tmp_path: Path
+) -> None:
+    with closing(Between(gateway)) as between, operating(cluster, between.url, tmp_path) as two:
+        with operating(cluster, gateway.url, tmp_path):
+            for name in ("changed", "chat", "gone"):
+                cluster.apply(name, LLM_CONFIG)
+                cluster.wait_condition(name, "Ready", "True", "ScaledToZero")
+            between.next_question()
+            assert two._watch is not None
+            two._watch.stop()  # as a stream that died without a word
+            cluster.apply("new", LLM_CONFIG)
+            cluster.apply("changed", {**LLM_CONFIG, "slo": {"ttft_ms": 1}})
+            cluster.vanish("gone")
+            cluster.wait_condition("new", "Ready", "True", "ScaledToZero")
+            cluster.wait_status("changed", version="0.0.2")
+            wait_models(gateway, "changed", "chat", "new")
+        invoker.ready("guest/chat")
+        cluster.wait_status("chat", instances=1)  # the last thing that it does in a pass
+        assert {method for method, _ in between.calls if method != "GET"} <= {"PUT"}
+        for name, version in ("changed", "0.0.2"), ("new", "0.0.1"):
+            assert gateway.call("GET", ACTION.replace("chat", name)).json()["version"] == version
+        assert gateway.call("GET", ACTION.replace("chat", "gone")).status_code == 404
+
+
+def test_an_operator_that_comes_second_takes_what_the_first_one_made_for_its_own(
+    cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    with closing(Between(gateway)) as between:
+        between.second = True
+        with operating(cluster, between.url, tmp_path):
+            cluster.apply("chat", LLM_CONFIG)
+            cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
+    assert "NameTaken" not in str([r.body for r in cluster.writes])
+    assert cluster.condition("chat", "Deployed")["status"] == "True"
+    assert action(gateway)["version"] == "0.0.1"
+
+
+def test_an_operator_that_may_not_read_its_namespace_says_what_to_do(
+    cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    passes = threading.Semaphore(0)
+
+    def refuse(request: Request) -> None:
+        if request.path == "/api/v1/namespaces/thaw":
+            passes.release()
+            text = 'namespaces "thaw" is forbidden: User "system:serviceaccount:thaw:operator" cannot get resource'
+            raise Refusal(403, "Forbidden", text)
+
+    cluster.refuse = refuse  # type: ignore[method-assign]
+    with operating(cluster, gateway.url, tmp_path):
+        for _ in range(2):
+            assert passes.acquire(timeout=30)
+    failed = [json.loads(line) for line in capfd.readouterr().err.splitlines() if "pass_failed" in line]
+    assert failed[0]["hint"] == "give the operator's service account this permission"
 
 
 def test_a_key_that_is_refused_is_told_apart_from_a_gateway_that_is_away(

@@ -74,9 +74,10 @@ class Collection(Generic[T]):
         self._watch: urllib3.HTTPResponse | None = None
         self._watching = threading.Lock()
 
-    def list(self, selector: str = "") -> tuple[Sequence[T], str]:
-        """The objects, and the version from which a watch misses nothing."""
+    def list(self, selector: str = "", name: str = "") -> tuple[Sequence[T], str]:
+        """The objects, and the version from which a watch misses nothing.  ``name``: no more than this one."""
         query = [("labelSelector", selector)] if selector else []
+        query += [("fieldSelector", f"metadata.name={name}")] if name else []
         found = self.call(f"list {self._noun}", "GET", "", query=query)
         return [self._see(each) for each in found["items"]], str(found["metadata"]["resourceVersion"])
 

@@ -73,7 +73,8 @@ def step(resource: ModelFunction | None, standing: Standing | None, within: str)
         return Put(put, creates=True)
     if mark is None or mark == wanted:
         return None
-    bounds = _bounds(resource) if (mark.uid, mark.spec) == (wanted.uid, wanted.spec) else None
+    is_model = standing.config is not None  # of code the scaling would be changed, and the code stay
+    bounds = _bounds(resource) if is_model and (mark.uid, mark.spec) == (wanted.uid, wanted.spec) else None
     if bounds is not None and not _shares_instances(standing):
         return Scale({**bounds, "annotations": annotations})
     return Put(put, creates=False)

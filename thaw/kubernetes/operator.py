@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -29,7 +29,7 @@ from thaw.kubernetes import decide
 from thaw.kubernetes.api import MERGE, Collection, Event
 from thaw.kubernetes.crd import GROUP, PLURAL, VERSION
 from thaw.kubernetes.refusals import Refusals
-from thaw.kubernetes.resource import ModelFunction, seen
+from thaw.kubernetes.resource import ModelFunction, seen, without_times
 from thaw.kubernetes.settings import OperatorSettings
 from thaw.kubernetes.watch import Watch
 from thaw.lasting import LastingThread
@@ -56,9 +56,16 @@ _TOO_MANY: Final = 429
 class Operator:
     """``start`` returns when the threads run; ``stop`` leaves everything as it is."""
 
-    def __init__(self, settings: OperatorSettings, log: Log, refused_s: float = _REFUSED_S) -> None:
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        log: Log,
+        refused_s: float = _REFUSED_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         """``refused_s``: how long a refusal stands.  Raises PlatformError when there are no credentials of a cluster,
         ThawError for a key that is none."""
+        self._now = now
         self._namespace, self._log = settings.pod_namespace, log
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{self._namespace}/{PLURAL}"
         self._cluster = Collection(path, PLURAL, "operator", seen, settings.kubeconfig)
@@ -182,7 +189,7 @@ class Operator:
                 self._pass()
                 pause_s = _FIRST_PAUSE_S
             except ThawError as e:
-                self._log.event("pass_failed", error=e.message)
+                self._log.event("pass_failed", error=e.message, hint=e.hint)
                 with self._changed:
                     self._pending = True
                     self._changed.wait_for(lambda: self._stopping, pause_s)
@@ -203,7 +210,8 @@ class Operator:
         if away is None:
             standings = self._ask() if standings is None else standings
             n_writes = self._n_writes
-            failed = self._write(resources, standings)
+            if not self._is_cluster_away():  # what it holds by now is unknown; the watch wakes us when it is back
+                failed = self._write(resources, standings)
             if n_writes != self._n_writes:
                 standings = self._ask()
         failed = self._show_all(resources, standings or {}, away) or failed
@@ -215,42 +223,64 @@ class Operator:
         nothing."""
         failed: ThawError | None = None
         for name in sorted({*resources, *standings}):
-            resource = resources.get(name)
-            step = decide.step(resource, standings.get(name), self._within)
-            if step is None or (resource is not None and self._refusals.get((resource.uid, resource.generation))):
+            if self._step(resources.get(name), standings.get(name)) is None:
                 continue
-            self._outdate()  # an answer that was asked for before this write says nothing of what there is after it
             try:
-                self._carry_out(name, step)
+                self._bring(name, standings.get(name))
             except ApiError as e:
                 if e.http_status == _TOO_MANY:
                     return e
-                if resource is None or not _is_final(step, e):
-                    failed = e
-                else:
-                    self._refused(resource, e)
+                failed = e
             except ThawError as e:
                 return e
-            finally:
-                self._outdate()  # nor does one that was asked for during the write
         return failed
+
+    def _step(self, resource: ModelFunction | None, standing: Standing | None) -> decide.Step | None:
+        if resource is not None and self._refusals.get((resource.uid, resource.generation)):
+            return None
+        return decide.step(resource, standing, self._within)
+
+    def _bring(self, name: str, standing: Standing | None) -> None:
+        """Write what is due by the resource as the cluster holds it now.  What the watch has told may be old, and a
+        write by it would undo what another operator has done.  Raises ThawError."""
+        listed, _ = self._cluster.list(name=name)
+        resource = next(iter(listed), None)
+        step = self._step(resource, standing)
+        if step is None:
+            return
+        self._outdate()  # an answer that was asked for before this write says nothing of what there is after it
+        try:
+            self._carry_out(name, step, None if standing is None else standing.version)
+        except ApiError as e:
+            if resource is None or not _is_final(step, e):
+                raise
+            if e.http_status == _EXISTS and name in self._ask():
+                raise  # another operator was first, or somebody else's model is there: the next pass tells them apart
+            self._refused(resource, e)
+        finally:
+            self._outdate()  # nor does one that was asked for during the write
+
+    def _is_cluster_away(self) -> bool:
+        return self._watch is not None and self._watch.away
 
     def _outdate(self) -> None:
         with self._changed:
             self._n_writes += 1
             self._standings = None
 
-    def _carry_out(self, name: str, step: decide.Step) -> None:
+    def _carry_out(self, name: str, step: decide.Step, version: str | None) -> None:
+        """``version``: by which the step was decided.  The gateway refuses it (409) when there is another one by now,
+        which may be somebody else's action."""
         match step:
             case decide.Put():
                 overwrite = {} if step.creates else {"overwrite": True}
-                self._gateway.put(action_path(name), step.body, **overwrite)
+                self._gateway.put(action_path(name), step.body, version=version, **overwrite)
                 self._log.event("deployed", action=name, creates=step.creates)
             case decide.Scale():
-                self._gateway.put(entity_path("scaling", name), step.body)
+                self._gateway.put(entity_path("scaling", name), step.body, version=version)
                 self._log.event("scaled", action=name, least=step.body["min_instances"])
             case decide.Remove():
-                self._gateway.delete(action_path(name))
+                self._gateway.delete(action_path(name), version=version)
                 self._log.event("removed", action=name)
 
     def _refused(self, resource: ModelFunction, error: ApiError) -> None:
@@ -266,12 +296,11 @@ class Operator:
         """Returns why a status is to be written again; the others do not wait for it."""
         failed: ThawError | None = None
         for name, resource in resources.items():
-            if resource.deleting or (failed is not None and self._watch is not None and self._watch.away):
+            if resource.deleting or (failed is not None and self._is_cluster_away()):
                 continue
             refusal = self._refusals.get((resource.uid, resource.generation))
-            now = datetime.now(UTC)
-            wanted = decide.status(resource, standings.get(name), self._within, refusal, away, now)
-            if wanted in (resource.status, self._not_shown.get(resource.uid)):
+            wanted = decide.status(resource, standings.get(name), self._within, refusal, away, self._now())
+            if wanted == resource.status or without_times(wanted) == self._not_shown.get(resource.uid):
                 continue
             try:
                 self._show(resource, dict(wanted))
@@ -279,7 +308,7 @@ class Operator:
                 failed = e
             except PlatformError as e:
                 self._log.event("status_refused", resource=name, error=e.message)
-                self._not_shown.note(resource.uid, wanted)
+                self._not_shown.note(resource.uid, without_times(wanted))
         return failed
 
     def _show(self, resource: ModelFunction, wanted: Mapping[str, Any]) -> None:

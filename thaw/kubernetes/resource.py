@@ -95,3 +95,9 @@ def with_times(
         said = {"type": each.type, "status": each.status, "reason": each.reason, "message": each.message}
         found.append({**said, "lastTransitionTime": since or now, "observedGeneration": generation})
     return found
+
+
+def without_times(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What a status says, whenever it is said."""
+    conditions = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in status.get("conditions") or ()]
+    return {**status, "conditions": conditions}
