@@ -217,6 +217,25 @@ def test_an_operator_that_comes_second_takes_what_the_first_one_made_for_its_own
     assert action(gateway)["version"] == "0.0.1"
 
 
+def test_a_list_that_is_none_is_asked_for_again(
+    cluster: CustomResources, gateway: GatewayProcess, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, asked = cluster._list, threading.Semaphore(0)
+
+    def without_items(query: dict[str, str]) -> dict[str, Any]:
+        asked.release()
+        return {"metadata": {"resourceVersion": "1"}}
+
+    cluster.apply("chat", LLM_CONFIG)
+    cluster.wait_condition("chat", "Deployed", "True", "Deployed")
+    monkeypatch.setattr(cluster, "_list", without_items)
+    cluster.apply("other", LLM_CONFIG)
+    for _ in range(2):
+        assert asked.acquire(timeout=30)
+    monkeypatch.setattr(cluster, "_list", listed)
+    cluster.wait_condition("other", "Deployed", "True", "Deployed")
+
+
 def test_an_operator_that_may_not_read_its_namespace_says_what_to_do(
     cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,8 +78,10 @@ class Collection(Generic[T]):
         """The objects, and the version from which a watch misses nothing.  ``name``: no more than this one."""
         query = [("labelSelector", selector)] if selector else []
         query += [("fieldSelector", f"metadata.name={name}")] if name else []
-        found = self.call(f"list {self._noun}", "GET", "", query=query)
-        return [self._see(each) for each in found["items"]], str(found["metadata"]["resourceVersion"])
+        what = f"list {self._noun}"
+        with self._translated(what):
+            found = self.call(what, "GET", "", query=query)
+            return [self._see(each) for each in found["items"]], str(found["metadata"]["resourceVersion"])
 
     def watch(self, selector: str, version: str) -> Iterator[Event[T]]:
         """What happens to the objects after ``version``, until the stream ends or is cut, or :meth:`end_watch` ends it.
