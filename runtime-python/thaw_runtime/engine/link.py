@@ -148,14 +148,15 @@ class EngineLink:
             answer.events.put(Finished("abort", Usage(0, 0)))
 
     def consolidate(self) -> Consolidated:
-        """Let the engine become one worker, and wait for that.  Raises the error that kept it from it, InstanceGone.
+        """Let the engine become one worker, and wait for that.  Raises the error that kept it from it, WorkerLost when
+        the engine ends or has ended.
 
         There is no deadline: how long it takes depends on the bytes that are missing.  The caller begins one at a time.
         """
         ended: queue.SimpleQueue[ConsolidationEnded] = queue.SimpleQueue()
         with self._lock:
             if self._lost is not None:
-                raise InstanceGone("the engine has died")
+                raise from_info(self._lost)
             self._consolidation = ended
         self._send(Consolidate())
         outcome = ended.get()
