@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from invoker.containers import preflight
-from invoker.drivers.base import Spec
+from invoker.drivers.base import Handle, Spec
 from invoker.drivers.process import zygote
 from invoker.drivers.programs import PROGRAMS
 from tests.invoker import fake_llm, fake_zygote
@@ -20,6 +21,7 @@ from tests.invoker.platform import Host, until
 from thaw import wire
 from thaw.action import KIND_LLM
 from thaw.config import parse_llm_config
+from thaw.ids import InstanceId
 
 FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"]}
 
@@ -128,7 +130,15 @@ def test_without_a_stem_cell_or_memory_or_time_the_host_says_that_it_could_not_l
     with monkeypatch.context() as full:
         full.setattr(preflight, "FORK_BYTES", 1 << 40)
         assert host.preflight()[1]["unchecked"] == "the host has no memory to spare now"
-    assert host.preflight(1)[1]["unchecked"] == "the check took too long"
+    fork = preflight.Preflights._fork
+
+    def slow_fork(self: preflight.Preflights, instance_id: InstanceId, door: str) -> Handle:
+        threading.Event().wait(1.1)
+        return fork(self, instance_id, door)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(preflight.Preflights, "_fork", slow_fork)
+        assert host.preflight(1_000)[1]["unchecked"] == "the check took too long"
     host.agent.cells.set_target(KIND_LLM, 0)
     until(lambda: not any(c.kind == KIND_LLM for c in host.agent.cells.view()))
     assert host.preflight()[1]["unchecked"] == "the host has no stem cell of the engine now"
