@@ -45,6 +45,17 @@ def test_a_stop_is_as_long_as_it_was_and_says_by_which_signal(child: subprocess.
     assert end.mono_ns - begin.mono_ns >= 0.1e9
 
 
+def test_a_child_that_goes_on_is_seen_to_do_so_before_the_thread_hears_of_it(child: subprocess.Popen[bytes]) -> None:
+    watch = StopWatch(child.pid, "engine")  # nothing is heard: its thread does not run
+    for sent, state, names in (
+        (signal.SIGSTOP, os.WSTOPPED, [Phase.STOPPED_BEGIN]),
+        (signal.SIGCONT, os.WCONTINUED, [Phase.STOPPED_BEGIN, Phase.STOPPED_END]),
+    ):
+        os.kill(child.pid, sent)
+        os.waitid(os.P_PID, child.pid, state | os.WNOWAIT)
+        assert [e.name for e in watch.since(0)] == names
+
+
 def test_a_stop_concerns_whoever_was_there_before_it_was_over(child: subprocess.Popen[bytes]) -> None:
     watch = StopWatch(child.pid, "engine")
     watch.begin()

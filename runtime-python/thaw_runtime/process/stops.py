@@ -22,13 +22,16 @@ class StopWatch:
         self._pid, self._process = pid, process
         self._events: deque[TraceEvent] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
+        self._taking = threading.Lock()
         self._is_stopped = False
 
     def begin(self) -> None:
         threading.Thread(target=self._run, name="stops", daemon=True).start()
 
     def since(self, mono_ns: int) -> tuple[TraceEvent, ...]:
-        """The stops that were not over at ``mono_ns`` of the monotonic clock, as events without group or activation."""
+        """The stops that were not over at ``mono_ns`` of the monotonic clock, as events without group or activation.  A
+        child that has just answered has gone on, whether or not the thread has heard of it."""
+        self._take()
         with self._lock:
             events = tuple(self._events)
         first = next((i for i, e in enumerate(events) if e.name == Phase.STOPPED_END and e.mono_ns >= mono_ns), None)
@@ -39,15 +42,23 @@ class StopWatch:
     def _run(self) -> None:
         while True:
             try:
-                # WNOWAIT: another thread must be able to reap a dead child.  So this call only looks at the news, and
-                # the second call below takes a stop or a continuation.
+                # WNOWAIT: another thread must be able to reap a dead child, and since() to take what is new
                 news = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
                 if news is None or news.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
                     return
-                os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
             except ChildProcessError:
                 return  # the child was reaped, or it is not our child
-            self._note(news.si_code == os.CLD_STOPPED, signal_name(news.si_status))
+            self._take()
+
+    def _take(self) -> None:
+        """Note a stop or a continuation that nobody has noted."""
+        with self._taking:
+            try:
+                news = os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            except ChildProcessError:
+                return
+            if news is not None:
+                self._note(news.si_code == os.CLD_STOPPED, signal_name(news.si_status))
 
     def _note(self, is_stopped: bool, signal: str) -> None:
         attrs = {"process": self._process, "signal": signal}
