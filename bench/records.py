@@ -76,7 +76,7 @@ class StateServer:
     def page(self, asked: Asked) -> list[Activation]:
         return self._records.activations(
             _GUEST, limit=_PAGE, skip=asked.skip, since_ms=asked.since_ms, upto_ms=asked.upto_ms, name=asked.name
-        )
+        ).whole()
 
     def count(self, asked: Asked) -> int:
         return self._records.count_activations(_GUEST, since_ms=asked.since_ms, upto_ms=asked.upto_ms, name=asked.name)
@@ -175,7 +175,7 @@ def fill(store: Store, n: int, begun_ms: int, first: int = 0) -> float:
 
 
 def _questions(n: int, begun_ms: int) -> dict[str, Callable[[random.Random, Store], int]]:
-    """What is asked, by name.  Each returns how many records it found, which both stores have to agree on."""
+    """Return the questions by name.  Each answers how many records it found, and both stores must agree on that."""
 
     def at(chance: random.Random) -> int:
         return begun_ms + chance.randrange(n) * _SPACING_MS

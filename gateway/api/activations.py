@@ -39,7 +39,7 @@ def list_activations(ns: str) -> Response:
     if count:
         n = core.records.count_activations(own, since_ms=since, upto_ms=upto, name=name)
         return json_response({"activations": n})
-    parts = core.records.activation_parts(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
+    parts = core.records.activations(own, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
     if docs:
         return _whole(core.log, parts)
     found = [render.activation_summary(r) for part in parts for r in part]

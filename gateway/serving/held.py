@@ -77,7 +77,7 @@ class Looks(Generic[T]):
             return look.began_s, look.found  # type: ignore[return-value]
 
     def _forget_old(self) -> None:
-        """Of those that are over, or beyond ``_LOOKS_KEPT``; who has one of them goes on with it."""
+        """Drop looks that are over or beyond ``_LOOKS_KEPT``.  A caller that has one of them goes on with it."""
         while len(self._looks) > 1:
             oldest = next(iter(self._looks.values()))
             is_over = oldest.is_read and time.monotonic() - oldest.began_s >= LOOK_S

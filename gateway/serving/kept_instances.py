@@ -78,7 +78,7 @@ class KeptInstances:
             raise Forbidden(
                 f"The namespace's actions would keep too many instances (count: {kept}, allowed: {allowed}). "
                 f"{who_raises('kept', namespace)}.",
-                hint="keep fewer: thaw action scale NAME --min N",
+                hint="keep fewer: thaw action scale NAME --min N; with an adapter, min_instances in the config",
             )
 
     def _take_back(self, action: Action) -> None:

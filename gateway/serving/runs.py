@@ -35,7 +35,7 @@ class Outcome:
     timed_out: bool = False
     error: ThawError | None = None
     n_bytes: int = 0
-    """Of a function's result as it came; 0: it is not known."""
+    """The length of a function's result as it came; 0: nobody knows it."""
 
 
 def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken | RunFinished, None, None]:

@@ -83,7 +83,7 @@ def _due_ms(registry: Registry) -> dict[GroupId, int]:
 
 
 def shared_by(client: redis.Redis, names: set[ActionName]) -> tuple[Shared, ...]:
-    """Of the pools among the names.  A platform without adapters asks nobody."""
+    """Return who shares the pools among the names.  A platform without adapters asks nobody."""
     pools = {name for name in names if is_pool_name(name)}
     found = (
         Shared(pool, functions)

@@ -10,11 +10,11 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 ADAPTER_HEADER: Final = "x-thaw-adapter"
-"""Of a run, and of the request that loads it: which one.  Percent-encoded."""
+"""A run and the request that loads an adapter name it here, percent-encoded."""
 LEFT_HEADER: Final = "x-thaw-left-ms"
-"""Of a run that names an adapter: how long it may still take."""
+"""A run that names an adapter says here how many milliseconds it may still take."""
 REPLACES_HEADER: Final = "x-thaw-replaces"
-"""Of the request that loads it: the one that makes room, if any."""
+"""The request that loads an adapter names here the one that makes room, if any."""
 CONFIG_BYTES_HEADER: Final = "x-thaw-config-bytes"
 
 MOST_ADAPTER_BYTES: Final = 1 << 30

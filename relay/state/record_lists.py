@@ -56,6 +56,10 @@ class RecordParts:
         while self._wanted:
             yield self.next()
 
+    def whole(self) -> list[Activation]:
+        """Read all that is left.  Raises PlatformError."""
+        return [record for part in self for record in part]
+
     def next(self) -> list[Activation]:
         """Read the next part, without records that have expired, and without those that another version wrote and this
         one cannot read.  Raises PlatformError."""
@@ -93,22 +97,8 @@ class RecordLists:
         since_ms: int | None = None,
         upto_ms: int | None = None,
         name: str = "",
-    ) -> list[Activation]:
-        """Newest first.  Records that have expired are left out."""
-        parts = self.activation_parts(namespace, limit=limit, skip=skip, since_ms=since_ms, upto_ms=upto_ms, name=name)
-        return [one for part in parts for one in part]
-
-    def activation_parts(
-        self,
-        namespace: Namespace,
-        *,
-        limit: int,
-        skip: int = 0,
-        since_ms: int | None = None,
-        upto_ms: int | None = None,
-        name: str = "",
     ) -> RecordParts:
-        """What activations() returns, in parts that are read when they are asked for: a record may have megabytes."""
+        """Newest first, in parts that are read when they are asked for: a record may have megabytes."""
         low, high = _bounds(since_ms, upto_ms)
         with redis_link.translated("list records"):
             found: Any = self._redis.eval(PAGE, 1, self._index(namespace, name), low, high, str(skip), str(limit))

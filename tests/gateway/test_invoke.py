@@ -283,5 +283,5 @@ def test_a_subject_is_written_into_the_record(gateway: GatewayProcess, invoker: 
     activation_id = gateway.call("POST", f"{HELLO}?blocking=true").json()["activationId"]
     assert gateway.record(activation_id)["subject"] == "guest-user"
     with redis.Redis.from_url(valkey_url) as client:
-        (record,) = Records(client).activations(Namespace("guest"), limit=10)
+        (record,) = Records(client).activations(Namespace("guest"), limit=10).whole()
     assert record.action == ActionName("guest/hello")

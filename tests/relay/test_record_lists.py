@@ -50,12 +50,12 @@ def test_a_record_is_listed_by_its_actions_name_however_many_others_are_newer(cl
     records = Records(client)
     write(records, of(0, "guest/rare"), *(of(i) for i in range(1, 2_500)))
     for name in ("rare", "guest/rare"):
-        assert starts(records.activations(GUEST, limit=10, name=name)) == [0]
+        assert starts(records.activations(GUEST, limit=10, name=name).whole()) == [0]
         assert records.count_activations(GUEST, name=name) == 1
     assert records.count_activations(GUEST, name="f") == 2_499
-    assert starts(records.activations(GUEST, limit=2, skip=2_497, name="f")) == [2, 1]
-    assert records.activations(GUEST, limit=10, name="other") == []
-    assert records.activations(Namespace("other"), limit=10, name="rare") == []
+    assert starts(records.activations(GUEST, limit=2, skip=2_497, name="f").whole()) == [2, 1]
+    assert records.activations(GUEST, limit=10, name="other").whole() == []
+    assert records.activations(Namespace("other"), limit=10, name="rare").whole() == []
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_a_record_is_listed_by_the_names_of_its_action_and_its_binding(
     records = Records(client)
     write(records, of(1, action, binding))
     asked = {"f", "act", "tools/act", "mine/act", "guest/f", "guest/tools/act", "guest/mine/act", "other/tools/act"}
-    found = {name for name in asked if records.activations(GUEST, limit=9, name=name)}
+    found = {name for name in asked if records.activations(GUEST, limit=9, name=name).whole()}
     # "guest/tools/act" is "tools/act" of the namespace that is asked for, so it shows another one's tools, too
     assert found - {"guest/tools/act"} == names - {"guest/tools/act"}
-    assert starts(records.activations(GUEST, limit=9)) == [1]
+    assert starts(records.activations(GUEST, limit=9).whole()) == [1]
 
 
 def test_a_page_is_the_part_of_the_list_that_was_asked_for(client: redis.Redis) -> None:
@@ -89,7 +89,7 @@ def test_a_page_is_the_part_of_the_list_that_was_asked_for(client: redis.Redis) 
         skip, limit = chance.randrange(20), 1 + chance.randrange(20)
         whole = [i for i in range(39, -1, -3) if name in ("", "f" if i % 2 else "g")]
         inside = [i for i in whole if (since or 0) <= i + 1_000 <= (upto or 9_999)]
-        page = records.activations(GUEST, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name)
+        page = records.activations(GUEST, limit=limit, skip=skip, since_ms=since, upto_ms=upto, name=name).whole()
         assert starts(page) == inside[skip : skip + limit]
         assert records.count_activations(GUEST, since_ms=since, upto_ms=upto, name=name) == len(inside)
 
@@ -101,15 +101,17 @@ def test_beyond_its_number_a_namespaces_oldest_record_gives_way_everywhere(clien
     assert full.records == 3
     for i in range(3, 9):
         write(records, of(i, "guest/f" if i % 2 else "guest/g"))
-    assert starts(records.activations(GUEST, limit=9)) == [8, 7, 6]
-    assert starts(records.activations(GUEST, limit=9, name="f")) == [7]
-    assert starts(records.activations(GUEST, limit=9, name="g")) == [8, 6]
+    assert starts(records.activations(GUEST, limit=9).whole()) == [8, 7, 6]
+    assert starts(records.activations(GUEST, limit=9, name="f").whole()) == [7]
+    assert starts(records.activations(GUEST, limit=9, name="g").whole()) == [8, 6]
     assert storage.usage(GUEST) == full, "what gave way counts no more"
     gone = ActivationId(f"{5:032x}")
     assert records.activation(gone) is None
     assert records.trace(gone) == []
     write(records, of(0))
-    assert starts(records.activations(GUEST, limit=9)) == [8, 7, 0], "the oldest is the one that was written first"
+    assert starts(records.activations(GUEST, limit=9).whole()) == [8, 7, 0], (
+        "the oldest is the one that was written first"
+    )
 
 
 def test_a_smaller_number_takes_records_away_a_few_with_each_write(client: redis.Redis) -> None:
@@ -144,7 +146,7 @@ def test_names_lose_the_records_that_have_expired(client: redis.Redis) -> None:
     write(records, of(5_002))
     assert records.count_activations(GUEST, name="old") == 0
     assert records.count_activations(GUEST, name="f") == 2
-    assert starts(records.activations(GUEST, limit=9)) == [5_002, 2]
+    assert starts(records.activations(GUEST, limit=9).whole()) == [5_002, 2]
 
 
 def test_long_records_are_read_few_at_a_time(client: redis.Redis) -> None:
@@ -152,6 +154,6 @@ def test_long_records_are_read_few_at_a_time(client: redis.Redis) -> None:
     long = [replace(of(i), result={"x": "y" * 600_000}) for i in range(3)]
     write(records, *long, of(3), of(4), replace(of(5), result={"x": "y" * 2_000_000}))
     client.delete(keys.activation(of(3).activation_id))
-    parts = records.activation_parts(GUEST, limit=9)
+    parts = records.activations(GUEST, limit=9)
     assert [starts(part) for part in parts] == [[5], [4, 2], [1], [0]]
     assert records.caused_by(ActivationId("none"), GUEST, 0) == []

@@ -76,9 +76,9 @@ def test_the_result_of_a_202_that_ran_for_long_is_there_however_new_the_others_a
 def test_what_is_written_together_stays_until_the_next_write(client: redis.Redis) -> None:
     records, _ = kept(client, records=3, record_bytes=1)
     write(records, *(of(i) for i in range(10)))
-    assert len(records.activations(GUEST, limit=99)) == 10
+    assert len(records.activations(GUEST, limit=99).whole()) == 10
     write(records, of(10))
-    assert records.activations(GUEST, limit=99) == [of(10)]
+    assert records.activations(GUEST, limit=99).whole() == [of(10)]
 
 
 def test_beyond_its_bytes_a_namespaces_oldest_records_give_way_and_it_is_not_refused(client: redis.Redis) -> None:
@@ -87,7 +87,7 @@ def test_beyond_its_bytes_a_namespaces_oldest_records_give_way_and_it_is_not_ref
         storage.check(GUEST)
         write(records, of(i))
     assert 40_000 < storage.usage(GUEST).record_bytes <= 50_000
-    found = records.activations(GUEST, limit=999)
+    found = records.activations(GUEST, limit=999).whole()
     assert 30 < len(found) < 100
     assert found == [of(149 - i) for i in range(len(found))]
     records.accept(accepted("a"))
@@ -134,7 +134,7 @@ def test_records_that_are_older_than_a_smaller_age_are_taken_away(client: redis.
     let_pass(client, 100)
     records, storage = kept(client, record_age_s=60)
     write(records, of(50))
-    assert records.activations(GUEST, limit=99) == [of(50)]
+    assert records.activations(GUEST, limit=99).whole() == [of(50)]
     assert records.count_activations(GUEST, name="old") == 0
     assert records.activation(of(1).activation_id) is None
     assert storage.usage(GUEST).record_bytes < 2_000
@@ -143,8 +143,8 @@ def test_records_that_are_older_than_a_smaller_age_are_taken_away(client: redis.
 def test_a_record_is_listed_as_long_as_it_is_kept_however_early_it_began(client: redis.Redis) -> None:
     records, _ = kept(client, record_age_s=60)
     write(records, of(1, "guest/slow", start_ms=now_ms() - 120_000), of(2, start_ms=now_ms()))
-    assert len(records.activations(GUEST, limit=9)) == 2
-    assert len(records.activations(GUEST, limit=9, name="slow")) == 1
+    assert len(records.activations(GUEST, limit=9).whole()) == 2
+    assert len(records.activations(GUEST, limit=9, name="slow").whole()) == 1
 
 
 def test_indexes_lose_what_has_expired_also_where_another_version_took_it_out_of_one(client: redis.Redis) -> None:
@@ -221,18 +221,18 @@ def test_records_stand_in_the_order_in_which_they_were_written_whatever_the_cloc
 def test_a_package_with_its_namespaces_name_is_found_by_it(client: redis.Redis) -> None:
     records, _ = kept(client)
     write(records, of(1, "guest/x"))
-    assert records.activations(GUEST, limit=9, name="guest/x") == [of(1, "guest/x")]
+    assert records.activations(GUEST, limit=9, name="guest/x").whole() == [of(1, "guest/x")]
     write(records, of(2, "guest/guest/x"))
     for name in ("guest/x", "guest/guest/x"):
-        assert records.activations(GUEST, limit=9, name=name) == [of(2, "guest/guest/x")], name
-    assert records.activations(GUEST, limit=9, name="x") == [of(1, "guest/x")]
+        assert records.activations(GUEST, limit=9, name=name).whole() == [of(2, "guest/guest/x")], name
+    assert records.activations(GUEST, limit=9, name="x").whole() == [of(1, "guest/x")]
 
 
 def test_a_record_that_cannot_be_read_hides_no_others(client: redis.Redis) -> None:
     records, _ = kept(client)
     write(records, of(1), of(2), of(3))
     client.set(keys.activation(of(2).activation_id), "{")
-    parts = records.activation_parts(GUEST, limit=9)
+    parts = records.activations(GUEST, limit=9)
     assert [one for part in parts for one in part] == [of(3), of(1)]
     assert parts.n_unreadable == 1
 
@@ -258,4 +258,4 @@ def test_what_has_expired_with_its_index_counts_no_more(client: redis.Redis) -> 
     long = replace(of(99), result={"x": "y" * 10_000})
     write(records, long)
     write(records, of(100))
-    assert records.activations(GUEST, limit=99) == [of(100), long]
+    assert records.activations(GUEST, limit=99).whole() == [of(100), long]

@@ -375,7 +375,7 @@ def test_the_index_of_records_loses_those_that_have_expired(client: redis.Redis)
     assert records.count_activations(GUEST) == 2
     client.delete(keys.activation("a" * 32))
     records.end(record("d" * 32, start_ms=1001 + week_ms))
-    assert [a.activation_id for a in records.activations(GUEST, limit=9)] == ["d" * 32, "b" * 32]
+    assert [a.activation_id for a in records.activations(GUEST, limit=9).whole()] == ["d" * 32, "b" * 32]
     assert (records.count_activations(GUEST), records.count_activations(Namespace("x"))) == (2, 1)
 
 
@@ -393,9 +393,9 @@ def test_records_are_listed_newest_first_within_the_asked_times(client: redis.Re
     records = Records(client)
     for i in range(5):
         records.end(record(f"{i:032x}", start_ms=1000 + i))
-    listed = records.activations(GUEST, limit=3, since_ms=1001, upto_ms=1003)
+    listed = records.activations(GUEST, limit=3, since_ms=1001, upto_ms=1003).whole()
     assert [a.start_ms for a in listed] == [1003, 1002, 1001]
-    assert [a.start_ms for a in records.activations(GUEST, limit=1, skip=4)] == [1000]
+    assert [a.start_ms for a in records.activations(GUEST, limit=1, skip=4).whole()] == [1000]
 
 
 def test_a_trace_joins_an_activation_with_its_group(client: redis.Redis) -> None:

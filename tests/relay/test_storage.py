@@ -219,7 +219,7 @@ def test_a_namespace_gets_no_more_than_is_free_of_the_servers_memory(own_valkey:
             for i in range(30):
                 records.end(replace(record(f"{namespace}{i}", namespace=namespace), result=result))
         whole = {
-            n: sum(row is not None and row.result == result for row in records.activations(n, limit=100))
+            n: sum(row is not None and row.result == result for row in records.activations(n, limit=100).whole())
             for n in (GUEST, OTHER)
         }
         memory: Any = client.info("memory")
