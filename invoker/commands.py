@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import OrderedDict
 from typing import Any, Final
@@ -137,8 +138,12 @@ class Commands:
         self._adapters.fetch_ahead(body.adapters, body.plan.action.partition("/")[0])
 
     def _inspect(self, body: InspectModel, command_id: CommandId) -> None:
+        began = time.monotonic()
+
         def answer(facts: ModelFacts | None, error: ErrorInfo | None = None, unchanged: str = "") -> None:
-            bus.publish(self._redis, ModelInspected(body.uri, self._host_id, facts, error, unchanged, command_id))
+            took_s = round(time.monotonic() - began, 4)
+            seen = ModelInspected(body.uri, self._host_id, facts, error, unchanged, command_id, took_s)
+            bus.publish(self._redis, seen)
 
         try:
             facts = self._fleet.fetch.inspect(body.uri, body.namespaces)

@@ -39,7 +39,7 @@ from gateway.scheduler.io.reading import Reading
 from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView
-from relay.protocol.messages import DemandAdded, DemandRemoved
+from relay.protocol.messages import DemandAdded, DemandRemoved, ModelInspected
 from relay.state import redis_link
 from relay.state.bus import EventReader
 from relay.state.clock import StateClock
@@ -202,6 +202,8 @@ class Scheduler:
                 self._effects.seen(item.activation_id, arrival, item.adapter)
             case DemandRemoved():
                 self._effects.gone(item.activation_id)
+            case ModelInspected():
+                self._effects.looked(item)
             case StartRefused():
                 self._effects.give_up(item.group_id)
 

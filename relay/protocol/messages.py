@@ -151,7 +151,8 @@ class ColdStarted:
 @dataclass(frozen=True, slots=True)
 class ModelInspected:
     """``unchanged_version``: the version that the question named is the one there is, so its facts are not repeated.
-    ``command_id``: of the question.  An answer to an earlier one may be out of date."""
+    ``command_id``: of the question.  An answer to an earlier one may be out of date.  ``took_s``: seconds that the host
+    looked, by its own clock; the command's way to the host and the answer's way back are not in it."""
 
     uri: str
     host_id: HostId
@@ -159,6 +160,7 @@ class ModelInspected:
     error: ErrorInfo | None = None
     unchanged_version: str = ""
     command_id: CommandId | None = None
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

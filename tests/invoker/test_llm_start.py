@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -313,9 +314,11 @@ def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmH
 
 
 def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost) -> None:
+    began = time.monotonic()
     asked = host.send(InspectModel(URI))
     inspected = host.events.wait(lambda m: isinstance(m, ModelInspected))
     assert inspected.command_id == asked
+    assert 0 < inspected.took_s <= time.monotonic() - began + 1e-4  # it is rounded
     assert inspected.facts == host.registry.model(URI)
     assert inspected.error is None
 

@@ -25,7 +25,7 @@ from gateway.scheduler.io.group_credentials import GroupCredentials
 from gateway.scheduler.placement.predict import f_factor
 from gateway.scheduler.view.history import History, Learned
 from gateway.scheduler.view.shortest_times import Least
-from relay.protocol.messages import Consolidate, DemandAdded
+from relay.protocol.messages import Consolidate, DemandAdded, ModelInspected
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
@@ -128,16 +128,21 @@ def test_a_history_entry_of_another_version_is_passed_over(client: redis.Redis) 
     )
 
 
-def test_a_demand_that_waited_for_a_look_at_its_model_is_planned_from_when_it_came(client: redis.Redis) -> None:
+@pytest.mark.parametrize(("took_s", "explained_s"), [(0.24, 0.24), (0.01, 0.01), (3.0, 0.25), (None, 0.0)])
+def test_a_wait_for_a_look_at_a_model_is_explained_by_as_long_as_its_host_looked(
+    client: redis.Redis, took_s: float | None, explained_s: float
+) -> None:
     assert PLAN.model is not None
     effects = effects_on(client)
-    came, looked, decided = (Arrival(mono_ns=n, wall_ns=n) for n in (100, 101, 250_000_100))
+    came, asked, decided = (Arrival(mono_ns=n, wall_ns=n) for n in (100, 101, 250_000_100))
     effects.seen(ActivationId("a"), came)
-    effects.apply(InspectModelOn(HostId("h"), PLAN.model.uri, CommandId("1")), looked)
+    effects.apply(InspectModelOn(HostId("h"), PLAN.model.uri, CommandId("1")), asked)
+    if took_s is not None:
+        effects.looked(ModelInspected(PLAN.model.uri, HostId("h"), None, took_s=took_s))
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), decided)
     begin, end = Records(client).trace(PLAN.group_id)
     assert (begin.name, begin.mono_ns) == (Phase.PLANNED_BEGIN, 100)
-    assert (end.attrs["wait_s"], end.attrs["waits_for"]) == (0.25, "a look at the model's index")
+    assert (end.attrs["wait_s"], end.attrs["waits_for"]) == (explained_s, "a look at the model's index")
 
 
 def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis) -> None:

@@ -54,6 +54,7 @@ from relay.protocol.messages import (
     Consolidate,
     DemandAdded,
     InspectModel,
+    ModelInspected,
     Release,
     SetStemCells,
     Start,
@@ -93,7 +94,7 @@ class Effects:
         self._registry, self._records = Registry(client), Records(client, clock)
         self._seen: dict[ActivationId, Arrival] = {}
         self._adapters: dict[ActivationId, str] = {}  # that demand wants, which the policy need not know
-        self._inspected: dict[str, Arrival] = {}
+        self._looks_s: dict[str, float] = {}  # models that demand has waited for, and how long their hosts looked
 
     def seen(self, activation_id: ActivationId, arrival: Arrival, adapter: str = "") -> None:
         """The request's demand was taken up now.  From now on its wait belongs to its ``planned`` phase."""
@@ -104,6 +105,11 @@ class Effects:
     def reloaded(self, demand: Iterable[DemandAdded]) -> None:
         """This is all the demand that there is; messages about some of it may have been missed."""
         self._adapters = {d.activation_id: d.adapter for d in demand if d.adapter}
+
+    def looked(self, event: ModelInspected) -> None:
+        """A host has answered what a model is."""
+        if event.uri in self._looks_s:
+            self._looks_s[event.uri] = event.took_s
 
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
@@ -137,7 +143,7 @@ class Effects:
                 self._log.event("cancel", group_id=decision.group_id, host_id=decision.host_id)
                 self._send(decision.host_id, decision.command_id, Cancel(decision.group_id))
             case InspectModelOn():
-                self._inspected[decision.uri] = arrival
+                self._looks_s[decision.uri] = 0.0
                 self._send(
                     decision.host_id,
                     decision.command_id,
@@ -228,11 +234,14 @@ class Effects:
 
     def _waited(self, plan: Plan, wait_s: float) -> dict[str, object]:
         """Return the wait of a demand that was not planned when it came: its model was being inspected, or no host had
-        room.  The wait ended with the event that led to the plan."""
+        room.  The wait ended with the event that led to the plan.  A look explains as much of it as the host says that
+        it looked: if the host was stopped before it began, or its answer came late, the rest stays unexplained."""
         uri = "" if plan.model is None else plan.model.uri
-        inspected = self._inspected.pop(versions.plain_name(uri), None) or self._inspected.pop(uri, None)
-        waits_for = "room on a host" if inspected is None else "a look at the model's index"
-        return {"wait_s": round(wait_s, 4), "waits_for": waits_for}
+        look_s = self._looks_s.pop(versions.plain_name(uri), None)
+        look_s = self._looks_s.pop(uri, look_s)
+        if look_s is None:
+            return {"wait_s": round(wait_s, 4), "waits_for": "room on a host"}
+        return {"wait_s": round(min(wait_s, look_s), 4), "waits_for": "a look at the model's index"}
 
     def _send(self, host_id: HostId, command_id: CommandId, body: Any) -> None:
         bus.send_command(self._redis, host_id, Command(command_id, self._epoch, time.time_ns(), body))
