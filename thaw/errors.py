@@ -124,6 +124,12 @@ class TooLarge(RequestError):
     http_status = 413
 
 
+class UnsupportedType(RequestError):
+    """The body is of a type that this resource does not read."""
+
+    http_status = 415
+
+
 class Throttled(RequestError):
     http_status = 429
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 
 from gateway import metrics
-from gateway.api import render
+from gateway.api import cloud_event, render
 from gateway.api.calls import make_call
+from gateway.api.cloud_event import Mode
+from gateway.api.event_body import sent_arguments
 from gateway.api.http import (
     ACTIVATION_HEADER,
     any_action_name,
     caller,
     gateway,
-    json_object,
     json_response,
     query_flag,
     query_int,
@@ -30,6 +31,7 @@ from gateway.serving.packages import Target
 from gateway.serving.runs import Outcome
 from thaw.action import Action
 from thaw.activation import ActivationStatus
+from thaw.errors import BadRequest, DeveloperError
 
 blueprint = Blueprint("invoke", __name__, url_prefix="/api/v1/namespaces/<ns>")
 _STATUS: Final = {
@@ -62,14 +64,15 @@ def invoke(ns: str, name: str) -> Response:
     target = _target(ns, name)
     hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
     try:
-        body = json_object(payload_bytes(target.action), optional=True)
+        body, mode = sent_arguments(target.action, payload_bytes(target.action))
         call = make_call(target, caller(), body, hangup)
         core.admit(call, is_held=blocking)
         with ExitStack() as counted:
             place = counted.enter_context(core.throttle.counted(call.subject.namespace))
             if not blocking:
                 return _accept(core, call)
-            return _answer(call, core.blocking.run(call, wait_ms / 1000, counted, place), only_result=only_result)
+            outcome = core.blocking.run(call, wait_ms / 1000, counted, place)
+            return _answer(call, outcome, mode, only_result=only_result)
     finally:
         unwatch()
 
@@ -85,12 +88,41 @@ def _accepted(call: Call) -> Response:
     return response
 
 
-def _answer(call: Call, outcome: Outcome | None, *, only_result: bool) -> Response:
+def _answer(call: Call, outcome: Outcome | None, mode: Mode | None, *, only_result: bool) -> Response:
     """``outcome``: None when the call became a 202."""
     if outcome is None:
         return _accepted(call)
     metrics.ended(call, outcome)
+    if mode is not None and only_result and (answered := _event(call, outcome, mode)) is not None:
+        return answered
     body = outcome.result if only_result else render.activation(activation_of(call, outcome))
     response = json_response(body, _STATUS[outcome.status])
+    response.headers[ACTIVATION_HEADER] = call.activation_id
+    return response
+
+
+def _event(call: Call, outcome: Outcome, mode: Mode) -> Response | None:
+    """The event that a function answered an event with.  Raises DeveloperError."""
+    if outcome.status is not ActivationStatus.SUCCESS:
+        return None
+    g.activation_id = call.activation_id
+    try:
+        return event_answer(call, outcome.result, mode)
+    except BadRequest as e:
+        raise DeveloperError(e.message) from e
+
+
+def event_answer(call: Call, result: Any, mode: Mode) -> Response | None:
+    """The event that a function's result is; ``mode``: of the event that it got.  Raises BadRequest."""
+    source = f"/{call.action.name}"
+    made = cloud_event.answer(result, mode, event_id=call.activation_id, source=source)
+    if made is None:
+        return None
+    response = Response(made.body, 200)
+    del response.headers["Content-Type"]
+    if made.content_type:
+        response.headers["Content-Type"] = made.content_type
+    for name, value in made.headers:
+        response.headers[name] = value
     response.headers[ACTIVATION_HEADER] = call.activation_id
     return response

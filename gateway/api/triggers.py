@@ -7,9 +7,10 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from gateway.api import render
+from gateway.api import cloud_event, render
 from gateway.api.calls import make_call
 from gateway.api.entity_body import body_bytes, changed, common, entity_body, listed, may_write
+from gateway.api.event_body import sent_event
 from gateway.api.http import (
     ACTIVATION_HEADER,
     caller,
@@ -76,7 +77,7 @@ def fire(ns: str, trigger: str) -> Response:
     and a firing that failed has started nothing, so it can be repeated."""
     core, own = gateway(), namespace(ns)
     found = core.entities.get(Trigger, own, entity_name(trigger)).entity
-    event = {**found.parameters, **json_object(core.settings.payload_bytes, optional=True)}
+    event = {**found.parameters, **_sent(core.settings.payload_bytes)}
     active = {name: link for name, link in found.rules.items() if link.status is RuleStatus.ACTIVE}
     if not active:
         return Response(status=204)
@@ -94,6 +95,17 @@ def fire(ns: str, trigger: str) -> Response:
     return response
 
 
+def _sent(max_bytes: int) -> dict[str, Any]:
+    """What the trigger is fired with: an event, or the fields of a JSON object."""
+    event = sent_event(max_bytes)
+    return json_object(max_bytes, optional=True) if event is None else cloud_event.arguments(event)
+
+
+def _of_the_data(event: dict[str, Any]) -> dict[str, Any]:
+    """A model's request has no place for the attributes of an event."""
+    return {name: value for name, value in event.items() if name != cloud_event.FIELD}
+
+
 def _call(
     core: Gateway, fired: ActivationId, rule: str, link: RuleLink, event: dict[str, Any]
 ) -> tuple[Call | None, dict[str, Any]]:
@@ -103,7 +115,8 @@ def _call(
     named = {"rule": f"{subject.namespace}/{rule}", "action": link.action}
     try:
         target = core.packages.target(link.action, subject.namespace)
-        call = make_call(target, subject, dict(event), Hangup(), cause=fired)
+        given = _of_the_data(event) if target.action.is_llm else event
+        call = make_call(target, subject, dict(given), Hangup(), cause=fired)
     except (NotFound, Forbidden, BadRequest) as e:
         return None, {"statusCode": 1, "success": False, "error": e.message, **named}
     core.admit(call, is_held=False)

@@ -19,8 +19,10 @@ from flask import Blueprint, Response, g, request
 from gateway import metrics
 from gateway.api import bounded_json
 from gateway.api.calls import PROTECTED, make_call
+from gateway.api.cloud_event import Event, Mode
+from gateway.api.event_body import event_arguments, sent_event
 from gateway.api.http import ACTIVATION_HEADER, account, gateway, own_cors, read_body, takes
-from gateway.api.invoke import payload_bytes
+from gateway.api.invoke import event_answer, payload_bytes
 from gateway.api.web_answer import WebAnswer, answer, is_json, is_text, split_extension
 from gateway.serving.hangup import watched
 from gateway.serving.packages import MISSING, Target
@@ -73,7 +75,10 @@ def web(ns: str, package: str, rest: str) -> Response:
     if request.method == "OPTIONS" and not is_custom:
         return Response(status=200)
     user = _admit(asked)
-    return _invoke(asked, _arguments(action, asked.path, user))
+    event = None if action.annotations.get("raw-http") is True else sent_event(payload_bytes(action))
+    mode, given = None if event is None else event.mode, _arguments(action, asked.path, user, event)
+    del event  # its data is among the arguments, which are let go when they have been sent
+    return _invoke(asked, given, mode)
 
 
 def _admit(asked: _Asked) -> str:
@@ -137,14 +142,12 @@ def _check_allowed(action: Action, user: str) -> None:
         raise Unauthorized("The supplied authentication is invalid.")
 
 
-def _arguments(action: Action, path: str, user: str) -> dict[str, Any]:
+def _arguments(action: Action, path: str, user: str, event: Event | None) -> dict[str, Any]:
     """Query and body, the body's before the query's, and the request's own properties.  Raises BadRequest, TooLarge."""
-    is_raw = action.annotations.get("raw-http") is True
-    data = read_body(payload_bytes(action))
     query = request.query_string.decode("latin-1")
-    if is_raw:
-        return {**_properties(path, user), "__ow_query": query, "__ow_body": _opaque(data)}
-    body = _parsed(data)
+    if action.annotations.get("raw-http") is True:
+        return {**_properties(path, user), "__ow_query": query, "__ow_body": _opaque(read_body(payload_bytes(action)))}
+    body = _parsed(read_body(payload_bytes(action))) if event is None else event_arguments(action, event)
     given = {**dict(parse_qsl(query, keep_blank_values=True)), **(body if isinstance(body, dict) else {})}
     if not RESERVED.isdisjoint(given):
         raise BadRequest(PROTECTED)
@@ -180,7 +183,7 @@ def _opaque(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _invoke(asked: _Asked, given: dict[str, Any]) -> Response:
+def _invoke(asked: _Asked, given: dict[str, Any], mode: Mode | None) -> Response:
     core = gateway()
     hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
     try:
@@ -195,7 +198,12 @@ def _invoke(asked: _Asked, given: dict[str, Any]) -> Response:
     if outcome is None:
         raise NotReady(_NOT_READY)
     metrics.ended(call, outcome)
-    return _response(answer(asked.extension, _projected(outcome)))
+    result = _projected(outcome)
+    if mode is not None and asked.extension == ".http":
+        answered = event_answer(call, result, mode)
+        if answered is not None:
+            return answered
+    return _response(answer(asked.extension, result))
 
 
 def _projected(outcome: Outcome) -> Any:
