@@ -9,19 +9,20 @@ from typing import Final
 from thaw.errors import ModelUnsupported
 
 TOKENIZER_NAME: Final = "tokenizer.json"
-_SLOW: Final = ("tokenizer.model", "vocab.json", "merges.txt")
+SLOW_TOKENIZER_NAMES: Final = ("tokenizer.model", "vocab.json", "merges.txt")
 
 
 def check_files(names: Collection[str], what: str) -> None:
     """``what`` names the model in the error.  Raises ModelUnsupported."""
     if TOKENIZER_NAME not in names:
-        raise no_tokenizer(what, has_slow_one=any(name in names for name in _SLOW))
+        raise no_tokenizer(what, has_slow_one=any(name in names for name in SLOW_TOKENIZER_NAMES))
 
 
 def no_tokenizer(what: str, *, has_slow_one: bool = False) -> ModelUnsupported:
     only = ", only the files of a slow tokenizer" if has_slow_one else ""
     return ModelUnsupported(
         f"{what} has no {TOKENIZER_NAME}{only}",
-        hint="save the tokenizer beside the model with transformers' fast tokenizer: "
-        "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+        hint=f"a push makes {TOKENIZER_NAME} of the slow tokenizer's files: thaw model push DIR URI"
+        if has_slow_one
+        else "save the tokenizer beside the model: AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)",
     )

@@ -22,7 +22,9 @@ Uri = Annotated[
 ]
 Source = Annotated[
     str,
-    typer.Argument(metavar="DIRECTORY", help="A directory that save_pretrained wrote, or hf://org/name@revision."),
+    typer.Argument(
+        metavar="DIRECTORY", help="A directory that save_pretrained wrote, a GGUF file, or hf://org/name@revision."
+    ),
 ]
 
 DEMO_NAME = "smollm2-135m"
@@ -48,10 +50,14 @@ def push(
     """
     from thaw.hub import is_hub
 
-    if is_hub(directory):
-        _push_copy(directory, uri, force=force)
-    else:
-        _push(Path(directory), uri, force=force)
+    try:
+        if is_hub(directory):
+            _push_copy(directory, uri, force=force)
+        else:
+            _push(Path(directory), uri, force=force)
+    except KeyboardInterrupt:
+        err().print(f"stopped: {uri} is what it was; the same command goes on where this one stopped", soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _push_copy(of: str, uri: str, *, force: bool) -> None:
@@ -67,7 +73,21 @@ def _push_copy(of: str, uri: str, *, force: bool) -> None:
         _push(directory, uri, force=force)
 
 
-def _push(directory: Path, uri: str, *, force: bool = False) -> None:
+def _push(path: Path, uri: str, *, force: bool = False) -> None:
+    from thaw.cli import checkpoints, conversion
+    from thaw.cli.stores import open_store
+
+    if conversion.is_needed(path):  # it may take minutes
+        checkpoints.check_pushable(open_store(uri))
+    with conversion.pushable(path, _say, force=force) as directory:
+        _push_directory(directory, uri, force=force)
+
+
+def _say(line: str) -> None:
+    err().print(line, soft_wrap=True, markup=False)
+
+
+def _push_directory(directory: Path, uri: str, *, force: bool) -> None:
     from thaw import fitness
     from thaw.cli import checkpoints
     from thaw.cli.preflight import check_pushed
@@ -85,12 +105,8 @@ def _push(directory: Path, uri: str, *, force: bool = False) -> None:
     before = checkpoints.pointer(store)
     with progress("hashing", total) as advance:
         hashed = checkpoints.hash_files(directory, advance)
-    try:
-        with progress("pushing", total) as advance:
-            pushed = checkpoints.upload(hashed, store, advance, before, (lambda _: None) if force else check_pushed)
-    except KeyboardInterrupt:
-        err().print(f"stopped: {uri} is what it was; the same command goes on where this one stopped", soft_wrap=True)
-        raise typer.Exit(_INTERRUPTED) from None
+    with progress("pushing", total) as advance:
+        pushed = checkpoints.upload(hashed, store, advance, before, (lambda _: None) if force else check_pushed)
     index = pushed.index
     was_there = f"; {size(index.n_bytes - pushed.sent_bytes)} were there" if pushed.sent_bytes < index.n_bytes else ""
     say_ok(f"pushed {len(index.files)} files, {size(index.n_bytes)} ({index.n_bytes} bytes) to {uri}{was_there}")

@@ -95,16 +95,19 @@ def _strays(directory: Path) -> ThawError | None:
 
 
 def _foreign(directory: Path) -> ThawError | None:
-    gguf = sorted(p.name for p in directory.glob("*.gguf"))
+    if gguf := sorted(directory.glob("*.gguf")):
+        return ModelUnsupported(
+            f"{directory} has no safetensors file, only {gguf[0].name}",
+            hint=f"a push converts it: thaw model push {shlex.quote(str(gguf[0]))} URI",
+        )
     named = [n for n in checkpoint.FOREIGN_NAMES if (directory / n).is_file()]
     pickled = sorted(p.name for p in directory.glob("*.bin") if p.name != "training_args.bin")
-    found = [*gguf, *named, *pickled]
+    found = [*named, *pickled]
     if not found:
         return None
-    options = f", gguf_file={gguf[0]!r}" if gguf else ""
     convert = (
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"[C.from_pretrained({str(directory)!r}{options}).save_pretrained('converted') for C in (M, T)]"
+        f"[C.from_pretrained({str(directory)!r}).save_pretrained('converted') for C in (M, T)]"
     )
     return ModelUnsupported(
         f"{directory} has no safetensors file, only {found[0]}",
