@@ -13,6 +13,7 @@
     │   ├── NotFound              404
     │   ├── Conflict              409
     │   ├── TooLarge              413
+    │   ├── UnsupportedType       415    a body of a type that this resource does not read
     │   ├── Throttled             429    carries retry_after_s
     │   └── StorageFull           507    the state server keeps no more for this namespace
     ├── DeveloperError            502    the function or its model cannot run; a retry changes nothing

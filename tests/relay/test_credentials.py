@@ -109,7 +109,7 @@ def test_no_other_command_is_open_to_a_group(member: redis.Redis, command: tuple
 
 def test_the_state_server_does_not_know_a_groups_user(state: redis.Redis, relay: redis.Redis, valkey_url: str) -> None:
     credential = credentials.read(state, credentials.issue(state, relay, MINE))
-    transport_url = valkey_url.rstrip("/0")
+    transport_url = valkey_url.removesuffix("/0")
     with pytest.raises(WorkerLost, match="the relay server does not know group"):
         RedisTransport(transport_url, MINE, 0, (1,), credential=credential)
     with pytest.raises(redis.exceptions.AuthenticationError):

@@ -25,7 +25,8 @@ def test_the_drawn_tree_names_every_class_with_its_status() -> None:
     for cls in every_class():
         if cls.__module__ != "thaw.errors":
             continue
-        line = next(row for row in drawing.splitlines() if f" {cls.__name__} " in f" {row} ")
+        line = next((row for row in drawing.splitlines() if f" {cls.__name__} " in f" {row} "), "")
+        assert line, f"the drawing lacks {cls.__name__}"
         if cls not in (ThawError, errors.RequestError):
             assert str(cls.http_status) in line or cls is errors.StaleEpoch, line
 
