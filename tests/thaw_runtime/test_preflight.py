@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -173,7 +174,6 @@ ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
     "a plain model": ({"config": {}}, 256, []),
     "code beside an architecture that the engine has": ({"config": {"auto_map": OWN_CODE}}, 256, []),
     "a model that takes adapters": ({"config": {}, "max_lora_rank": 16}, 256, []),
-    "GPTQ": ({"config": {"quantization_config": GPTQ}}, 256, []),
     "FP8 for which a CPU has a kernel": ({"config": {"quantization_config": COMPRESSED}}, 256, []),
     "weights of four bytes of which config.json does not say so": (
         {"config": {"torch_dtype": None}, "weight_bytes": 1600 << 20},
@@ -196,6 +196,16 @@ ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         ["the model's context is 64 tokens, so engine.max_model_len is 64 and not 256"],
     ),
 }
+
+
+if platform.machine() == "x86_64" and " avx512f" not in Path("/proc/cpuinfo").read_text():
+    REFUSED["GPTQ, for which vLLM has no kernel without AVX-512"] = (
+        {"config": {"quantization_config": GPTQ}},
+        "ModelUnsupported",
+        "the engine cannot compute gptq weights on a CPU: it has no kernel cpu_gemm_wna16 for it",
+    )
+else:
+    ACCEPTED["GPTQ"] = ({"config": {"quantization_config": GPTQ}}, 256, [])
 
 
 UNCHECKED: dict[str, dict[str, Any]] = {

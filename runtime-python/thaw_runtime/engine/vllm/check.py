@@ -41,7 +41,8 @@ _MOST_TRIED: Final = 128 << 20
 """Bytes of the largest layer that is computed, for which those that are bounded in memory have room."""
 _LONGEST_BUILT: Final = 128 * 1024
 """Tokens of context for which the model is built: tables of positions are the only memory of it that is written to."""
-_KERNEL: Final = re.compile(r"_C::(\w+)")
+_KERNEL: Final = re.compile(r"_C(?:::|' object has no attribute ')(\w+)")
+"""How torch names a kernel that vLLM's library for this processor does not have."""
 _NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
 
 
