@@ -1,6 +1,6 @@
 """Measures the memory that one engine of each model family really holds.  Prints one JSON object, family → Measured.
 
-``python kv_probe.py [FAMILY …]`` measures these families, or all.
+``python kv_probe.py [--tokens N] [FAMILY …]`` measures these families, or all, in batches of N prompt tokens (2048).
 
 One process imports vLLM and forks a child for each family, as a zygote does.  A child's own memory is its anonymous
 memory (libraries are files, the segment is shared memory) less the memory that it had when it was forked.  The kernel
@@ -9,6 +9,7 @@ records the peak as VmHWM, which is reset before each measurement.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -33,10 +34,10 @@ from thaw_runtime.engine.vllm.warm import warm_up
 MIB = 1 << 20
 ROOM = 1024 * MIB
 """The reserve is the size of the checkpoint's tensors plus this much."""
-SEQS, TOKENS = 16, 2048
+SEQS = 16
 PROFILES = 3
 """A batch that finds freed pages still in the heap has a lower peak, by up to 60 MB.  The highest of several counts."""
-WAIT_S = 60.0
+WAIT_S = 300.0
 _MLOCK_ONFAULT = 1  # linux/mman.h
 
 _SMALL = {
@@ -71,6 +72,8 @@ FAMILIES: dict[str, dict[str, Any] | None] = {
 class Measured:
     """All values are bytes.
 
+    ``not_packed`` is the packed output head that the plan counts and that this processor does not have: oneDNN packs
+    bfloat16 on x86 with AVX-512 alone.
     ``peak`` is measured in the worst batches, after every page of the KV cache was touched.  ``vllm_kv`` is the KV
     cache that vLLM's CPU worker grants for the same slice, and ``profiled_kv`` is what the peak of vLLM's own profiling
     batch leaves of the slice.
@@ -85,6 +88,7 @@ class Measured:
     peak: int
     vllm_kv: int
     profiled_kv: int
+    not_packed: int
 
 
 def resident(*fields: str) -> int:
@@ -136,7 +140,8 @@ def make_checkpoint(config: dict[str, Any], directory: Path) -> None:
 class Probe:
     """An engine in this process, with its answers."""
 
-    def __init__(self, model: Path, directory: Path) -> None:
+    def __init__(self, model: Path, directory: Path, n_tokens: int) -> None:
+        self._n_tokens = n_tokens
         self._ended = threading.Semaphore(0)
         self._failed: list[Failed] = []
         engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
@@ -148,7 +153,7 @@ class Probe:
             reserve=tensors + ROOM,
             dtype="bfloat16",
             max_model_len=512,
-            args={"max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS},
+            args={"max_num_seqs": SEQS, "max_num_batched_tokens": n_tokens},
         )
         engine.start(init, segment)
         for closing in (segment, client, door):
@@ -185,7 +190,19 @@ class Probe:
             peak,
             vllm_kv,
             plan["reserve"] - profiled,
+            self._not_packed(),
         )
+
+    def _not_packed(self) -> int:
+        import torch
+        import vllm._custom_ops as ops
+
+        config = self.worker.model_config
+        try:
+            ops.create_onednn_mm(torch.zeros(64, 64, dtype=config.dtype).t(), 1)
+        except RuntimeError:  # vLLM falls back to the weights as they are
+            return int(config.get_vocab_size() * config.get_hidden_size() * config.dtype.itemsize)
+        return 0
 
     def _granted_by_vllm(self, reserve: int) -> int:
         """Call the unchanged CPUWorker.determine_available_memory.
@@ -201,7 +218,7 @@ class Probe:
         return int(self.worker.determine_available_memory())
 
     def _worst_batches(self) -> None:
-        """Run a step with TOKENS prompt tokens in which SEQS sequences sample with every option, then SEQS decodes."""
+        """Run a step with all prompt tokens in which SEQS sequences sample with every option, then SEQS decodes."""
         sampling = Sampling(
             4,
             temperature=0.9,
@@ -214,7 +231,7 @@ class Probe:
             logprobs=20,
         )
         for i in range(SEQS):
-            prompt = tuple((i * 131 + j * 7) % 30000 for j in range(TOKENS // SEQS))
+            prompt = tuple((i * 131 + j * 7) % 30000 for j in range(self._n_tokens // SEQS))
             self.engine.submit(EngineRequest(f"r{i}", prompt, sampling, i))
         for _ in range(SEQS):
             assert self._ended.acquire(timeout=WAIT_S), "a request never ended"
@@ -246,11 +263,15 @@ def in_child(run: Callable[[], object]) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("families", nargs="*", default=list(FAMILIES))
+    asked = parser.parse_args()
     engine_env.prepare(2)
     warm_up()
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name in sys.argv[1:] or FAMILIES:
+        for name in asked.families:
             config = FAMILIES[name]
             directory = Path(scratch) / name
             directory.mkdir()
@@ -258,7 +279,7 @@ def main() -> None:
             if config is not None:
                 in_child(lambda config=config, model=model: make_checkpoint(config, model))
             answer = directory / "answer"
-            in_child(lambda: answer.write_text(json.dumps(asdict(Probe(model, directory).measure()))))  # noqa: B023
+            in_child(lambda: answer.write_text(json.dumps(asdict(Probe(model, directory, asked.tokens).measure()))))  # noqa: B023
             found[name] = json.loads(answer.read_text())
     print("MEASURED " + json.dumps(found))
 
