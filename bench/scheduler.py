@@ -4,7 +4,8 @@
 expire, and every host's heartbeat is read once per simulated second.  A decision is a call of ``decide()`` that starts
 a group: admission on every link that it may use, Algorithm 1 with up to four stages, and the plan.  It is timed in CPU
 seconds of this thread, because a shared machine's wall clock also measures other processes.  The percentiles of the
-wall time are reported beside them.
+wall time are reported beside them.  ``decisions`` is a digest of all decisions: it is equal for two commits that decide
+alike.
 
 ``usual``  six in ten devices are taken, and a third of the links fetches
 ``full``   requests ask for more memory than the devices have: every start has waited, and is decided together with the
@@ -16,6 +17,7 @@ wall time are reported beside them.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import random
@@ -83,6 +85,7 @@ class Cluster:
         self.now, self.measuring, self.pauses = 1.0, False, Pauses()
         self.took: dict[str, Timed] = {k: Timed() for k in ("start", "wait", "other", "heartbeats")}
         self.n_groups_of: dict[int, int] = {}
+        self.decisions = hashlib.sha256()
         self._order, self._calls = itertools.count(), list[tuple[float, int, Any]]()
         self._n_requests = itertools.count()
         self._specs = [("A10", 64 * GBIT) if i % 3 == 0 else ("V100", 16 * GBIT) for i in range(n_hosts)]
@@ -120,6 +123,7 @@ class Cluster:
             timed.cpu.append(cpu)
             timed.wall.append(wall)
         for decision in decided:
+            self.decisions.update(repr(decision).encode())
             self._carry_out(decision)
 
     def _carry_out(self, decision: Any) -> None:
@@ -337,6 +341,7 @@ def measured(cluster: Cluster, rates: Sequence[tuple[str, float]], before_s: flo
             "links_busy": round(cluster.fetching, 3),
             "groups_by_stages": dict(sorted(cluster.n_groups_of.items())),
             "waiting": len(cluster.view.demand),
+            "decisions": cluster.decisions.hexdigest()[:16],
             **{k: v.summary() for k, v in cluster.took.items()},
         }
         _common.say(f"  {name}: {facts}")

@@ -26,11 +26,10 @@ from gateway.scheduler.policy.place import in_time_without_idle, most_stages, pl
 from gateway.scheduler.policy.transports import transport_of
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView
-from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.model import ModelView
 from thaw import partition, wire
 from thaw.errors import MemoryTooSmall, NotFound, ThawError, from_info
-from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, InstanceId
 from thaw.instance import InstanceState
 from thaw.model import ModelFacts
 from thaw.plan import Plan, PlanTransport, StageRole
@@ -222,7 +221,7 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
         return []
-    host = min(view.live_hosts(), key=lambda h: _fitness_to_look(h, model), default=None)
+    host = view.lookers.best(model.facts, model.failed_on)
     if host is None:
         return []  # there is no host yet, and its arrival is an event
     command_id = CommandId(view.new_id())
@@ -236,14 +235,6 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         InspectModelOn(host.host_id, uri, command_id, *known, namespaces),
         Wake(model.due_s, TimerKind.INSPECT, uri),
     ]
-
-
-def _fitness_to_look(host: HostView, model: ModelView) -> tuple[bool, bool, int, HostId]:
-    """The host that could not say it last comes last.  One that has the model knows its description and need not read
-    it.  Of several the host with the least work is asked."""
-    facts = model.facts
-    has_it = facts is not None and host.has_model(facts.uri, facts.weight_bytes, facts.version)
-    return host.host_id == model.failed_on, not has_it, host.n_workers, host.host_id
 
 
 def _is_refused(view: ClusterView, name: ActionName) -> bool:

@@ -31,7 +31,7 @@ from gateway.scheduler.placement.link_ledger import LinkLedger
 from gateway.scheduler.placement.stages import Stages
 from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.links import Block, Key, Links
-from thaw.hub import place_of_content
+from gateway.scheduler.view.model_places import ModelPlaces
 from thaw.ids import HostId
 
 
@@ -131,8 +131,7 @@ class HostIndex:
         self._most_free: list[tuple[int, HostId]] = []
         self._free_of: dict[HostId, int] = {}
         self._hosts: dict[HostId, HostView] = {}
-        self._with_model: dict[str, set[HostId]] = {}  # by place_of_content
-        self._models_of: dict[HostId, frozenset[str]] = {}
+        self._places = ModelPlaces()
 
     def put(self, host: HostView) -> None:
         room, report = host.room(for_model=True), host.report
@@ -141,7 +140,7 @@ class HostIndex:
         pace = Pace(room.kind, host.cell_s(self._stem_kind), report.share)
         key = host.n_workers, host.host_id
         at = _At(pace, (room.most_idle, room.most_free), key, host.ledger.bytes_per_s)
-        self._note_models(host.host_id, frozenset(place_of_content(r.uri, r.version) for r in report.resident))
+        self._places.put(host)
         before = self._at.get(host.host_id)
         self._note_free(host.host_id, room.most_free)
         self._hosts[host.host_id] = host
@@ -154,7 +153,7 @@ class HostIndex:
     def drop(self, host_id: HostId) -> None:
         if (at := self._at.pop(host_id, None)) is not None:
             del self._hosts[host_id]
-            self._note_models(host_id, frozenset())
+            self._places.drop(host_id)
             self._note_free(host_id, None)
             self._take_out(at)
 
@@ -166,18 +165,6 @@ class HostIndex:
             self._free_of[host_id] = n_bytes
             if before != n_bytes:
                 bisect.insort(self._most_free, (n_bytes, host_id))
-
-    def _note_models(self, host_id: HostId, places: frozenset[str]) -> None:
-        before = self._models_of.get(host_id, frozenset())
-        if places == before:
-            return
-        self._models_of[host_id] = places
-        for place in places - before:
-            self._with_model.setdefault(place, set()).add(host_id)
-        for place in before - places:
-            self._with_model[place].discard(host_id)
-            if not self._with_model[place]:
-                del self._with_model[place]
 
     def _take_out(self, at: _At) -> None:
         of_pace = self._order[at.pace]
@@ -197,7 +184,7 @@ class HostIndex:
 
     def with_model(self, uri: str, version: str) -> Collection[HostId]:
         """Hosts in whose memory a model lies, or a part of it."""
-        return self._with_model.get(place_of_content(uri, version), ())
+        return self._places.hosts(uri, version)
 
     def kinds(self) -> list[str]:
         """Return the kinds of devices, in order of name."""
