@@ -11,8 +11,8 @@ from typing import Any, Final
 from gateway.api import bounded_json
 from gateway.api.code_upload import LongCode, longest_string
 from gateway.api.code_zip import check_packages, decoded_zip
-from gateway.serving.packages import qualified
-from gateway.serving.routes import version_key
+from gateway.serving.actions.packages import qualified
+from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
 from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits

@@ -13,7 +13,7 @@ from gateway.api.http import gateway, json_response, namespace, query_flag, quer
 from gateway.api.listing import page
 from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
-from gateway.serving.packages import MISSING
+from gateway.serving.actions.packages import MISSING
 from relay.state.record_lists import RecordParts
 from thaw import wire
 from thaw.activation import Activation

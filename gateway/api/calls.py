@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.api.openai_body import choose_seed, validate
+from gateway.serving.actions.packages import Target
+from gateway.serving.answers.several import several
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.packages import Target
-from gateway.serving.several import several
 from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import BadRequest

@@ -10,7 +10,7 @@ from gateway.api import render
 from gateway.api.held import client_watched, wait_s
 from gateway.api.http import gateway, json_response, namespace
 from gateway.api.listing import page
-from gateway.serving.following import Following
+from gateway.serving.held.following import Following
 from relay.state.endings import cursor_of
 from thaw import wire
 

@@ -23,11 +23,11 @@ from gateway.api.http import (
     takes,
 )
 from gateway.core import Gateway
+from gateway.serving.actions.packages import Target
 from gateway.serving.blocking import pending_of
 from gateway.serving.call import Call
 from gateway.serving.hangup import watched
 from gateway.serving.outcome import activation_of
-from gateway.serving.packages import Target
 from gateway.serving.runs import Outcome
 from thaw.action import Action
 from thaw.activation import ActivationStatus

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.serving.action_cache import simple_name
+from gateway.serving.actions.action_cache import simple_name
 from gateway.serving.preflight import Verdict
-from gateway.serving.routes import Serving
+from gateway.serving.routing.routes import Serving
 from thaw import wire
 from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import Activation

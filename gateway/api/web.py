@@ -24,8 +24,8 @@ from gateway.api.event_body import event_arguments, sent_event
 from gateway.api.http import ACTIVATION_HEADER, account, gateway, own_cors, read_body, takes
 from gateway.api.invoke import event_answer, payload_bytes
 from gateway.api.web_answer import WebAnswer, answer, is_json, is_text, split_extension
+from gateway.serving.actions.packages import MISSING, Target
 from gateway.serving.hangup import watched
-from gateway.serving.packages import MISSING, Target
 from gateway.serving.runs import Outcome
 from relay.state.api_keys import Subject
 from thaw.action import Action

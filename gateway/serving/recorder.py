@@ -19,8 +19,8 @@ from typing import Final
 from gateway.fair import FairQueue, may_have_more
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone
-from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.outcome import activation_of
+from gateway.serving.routing.invoker_pool import InvokerPool
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records

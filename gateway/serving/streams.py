@@ -20,14 +20,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.serving.answers.kept import Bounds, Kept, Shelf, token_bytes
+from gateway.serving.answers.openai_format import aggregate, chunk_fields
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.hangup import Hangup
-from gateway.serving.kept import Bounds, Kept, Shelf, token_bytes
-from gateway.serving.openai_format import aggregate, chunk_fields
 from gateway.serving.outcome import outcome_of
+from gateway.serving.routing.throttle import Throttle
 from gateway.serving.runs import Outcome, llm_tokens
-from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.streams import HandedOver
 from thaw.action import Action

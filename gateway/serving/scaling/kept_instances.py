@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import redis
 
-from gateway.serving.action_cache import Actions
-from gateway.serving.quotas import QuotaBook
-from gateway.serving.routes import version_key
-from gateway.serving.scaling import least_of, rescaled
+from gateway.serving.actions.action_cache import Actions
+from gateway.serving.actions.quotas import QuotaBook
+from gateway.serving.routing.routes import version_key
+from gateway.serving.scaling.limits import least_of, rescaled
 from relay.state.records import Records
 from relay.state.rewriting import rewrite_action
 from thaw.action import Action

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from gateway.serving.action_cache import namespace_of
+from gateway.serving.actions.action_cache import namespace_of
 from gateway.serving.call import Call
-from gateway.serving.waiting_room import Ticket, WaitingRoom
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from relay.protocol.messages import DemandAdded
 from relay.state.registry import Registry
 from thaw.clock import wall_ms

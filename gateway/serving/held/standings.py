@@ -22,9 +22,9 @@ from typing import Final
 
 import redis
 
-from gateway.serving.action_cache import namespace_of
-from gateway.serving.held import Looks
-from gateway.serving.work import WorkBook
+from gateway.serving.actions.action_cache import namespace_of
+from gateway.serving.held.until_news import Looks
+from gateway.serving.held.work import WorkBook
 from relay.state.registry import Registry
 from relay.state.starts import LastStarts, last_starts
 from thaw import wire

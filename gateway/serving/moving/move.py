@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.serving import move_rules
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.move_rules import Command, Event, State
-from gateway.serving.routes import Route
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import Ticket
+from gateway.serving.moving import move_rules
+from gateway.serving.moving.move_rules import Command, Event, State
+from gateway.serving.routing.routes import Route
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import Ticket
 from thaw.errors import PlatformError, ThawError
 from thaw.instance import InstanceRecord
 

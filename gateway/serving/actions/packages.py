@@ -13,7 +13,7 @@ from typing import Final
 
 import redis
 
-from gateway.serving.action_cache import Actions, namespace_of
+from gateway.serving.actions.action_cache import Actions, namespace_of
 from relay.protocol.messages import PackageChanged
 from relay.state import bus
 from relay.state.entities import Change, Entities, Row

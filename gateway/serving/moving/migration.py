@@ -2,7 +2,7 @@
 
 ::
 
-    request's thread (moving.py)     reads the source ─────────────────────────────┬─ reads the destination ──▶
+    request's thread, between_tokens.py: it reads the source ──────────────────────┬─ reads the destination ──▶
                                        │ begin                            boundary ↑ switch
     asker (one thread)                 └▶ a slot elsewhere                         │
     workers (at most Limits.n_threads)      └▶ round 1 ─▶ round 2 ─▶ … ─▶ caught up┘
@@ -22,17 +22,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from gateway.serving import move_rules
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
 from gateway.serving.hangup import ClientGone
-from gateway.serving.invoker_pool import InvokerPool, Reply, Unreachable
-from gateway.serving.move import Limits, Move
-from gateway.serving.move_rules import Command, Event, Next, State
-from gateway.serving.routes import Route
-from gateway.serving.sending import send_run
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.moving import move_rules
+from gateway.serving.moving.move import Limits, Move
+from gateway.serving.moving.move_rules import Command, Event, Next, State
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply, Unreachable
+from gateway.serving.routing.routes import Route
+from gateway.serving.routing.sending import send_run
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import WaitingRoom
 from relay.protocol.messages import RunFailed, RunFinished
 from thaw.errors import (
     InstanceBusy,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool, Reply
-from gateway.serving.run_keys import RunKeys
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply
+from gateway.serving.routing.run_keys import RunKeys
 from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, encoded
 from relay.protocol.messages import ACTIVATION_HEADER, LlmResume, LlmRun
 from thaw import wire

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 
 from gateway.serving.call import Call
-from gateway.serving.invoker_pool import Reply
-from gateway.serving.migration import Migrations
-from gateway.serving.move import Move
-from gateway.serving.move_rules import Event, State
-from gateway.serving.routes import Route
+from gateway.serving.moving.migration import Migrations
+from gateway.serving.moving.move import Move
+from gateway.serving.moving.move_rules import Event, State
+from gateway.serving.routing.invoker_pool import Reply
+from gateway.serving.routing.routes import Route
 from thaw.errors import ThawError, TimeLimitExceeded
 from thaw.instance import InstanceRecord
 from thaw.trace import Phase

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from gateway.serving.hangup import Hangup
-from gateway.serving.run_keys import RunKeys
+from gateway.serving.routing.run_keys import RunKeys
 from relay.clients.http11 import Connection
 from relay.protocol import messages
 from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted

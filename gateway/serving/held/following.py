@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from gateway.serving.held import Looks
+from gateway.serving.held.until_news import Looks
 from relay.state.endings import Cursor, Ending, Endings, endings_after
 from thaw.ids import Namespace
 

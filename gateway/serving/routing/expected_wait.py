@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.serving.waiting_room import Queue
+from gateway.serving.routing.waiting_room import Queue
 from relay.state.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import ActionName

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
-from gateway.serving.routes import Route, RouteTable, Serving
+from gateway.serving.routing.routes import Route, RouteTable, Serving
 from thaw import versions
 from thaw.errors import ThawError, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.routing.waiting_room import WaitingRoom
 from relay.state.registry import Registry
 from thaw.errors import PlatformError
 from thaw.host import FetchReport

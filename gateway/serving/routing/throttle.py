@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.fair import may_have_more
-from gateway.serving.expected_wait import Expectation
-from gateway.serving.waiting_room import Queue, WaitingRoom
+from gateway.serving.routing.expected_wait import Expectation
+from gateway.serving.routing.waiting_room import Queue, WaitingRoom
 from thaw.action import Action
 from thaw.errors import Throttled
 from thaw.ids import Namespace

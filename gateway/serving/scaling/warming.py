@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
-from gateway.serving.expected_wait import left_s
-from gateway.serving.held import Held
-from gateway.serving.routes import version_key
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import Ticket, WaitingRoom
+from gateway.serving.held.until_news import Held
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.expected_wait import left_s
+from gateway.serving.routing.routes import version_key
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from relay.state.registry import Registry
 from thaw.errors import Unavailable
 from thaw.ids import HostId

@@ -9,7 +9,7 @@ from typing import Final
 
 import redis
 
-from gateway.serving.held import Looks
+from gateway.serving.held.until_news import Looks
 from relay.protocol.messages import DemandAdded
 from relay.state.pool_members import members
 from relay.state.registry import Registry

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from gateway.serving.answers.event_ids import EventId, Progress
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId, Progress
 from relay.protocol.messages import (
     TEXT_ENDPOINTS,
     CallDelta,

@@ -10,9 +10,9 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Final
 
+from gateway.serving.answers.openai_format import Chunks, Part, usage_event
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.openai_format import Chunks, Part, usage_event
 from relay.protocol.messages import RunFinished, RunToken
 from thaw.errors import PlatformError, ThawError, TimeLimitExceeded, Unavailable
 

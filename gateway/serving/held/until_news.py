@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Generic, TypeVar
 
 from gateway.serving.hangup import Hangup
-from gateway.serving.throttle import Throttle
+from gateway.serving.routing.throttle import Throttle
 from thaw.bell import Bell
 from thaw.errors import PlatformError
 from thaw.ids import Namespace

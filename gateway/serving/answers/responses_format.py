@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, Final
 
+from gateway.serving.answers.openai_format import call_id, chat_logprob
 from gateway.serving.call import Call
-from gateway.serving.openai_format import call_id, chat_logprob
 from relay.protocol.messages import CallDelta, RunFinished, RunToken
 from thaw.clock import wall_ms
 
