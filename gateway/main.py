@@ -14,7 +14,7 @@ from typing import Any, Final
 from gunicorn.app.base import BaseApplication
 
 from gateway import first_key
-from gateway.api.calls import make_call
+from gateway.api.openwhisk.calls import make_call
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.front.bounds import Bounds

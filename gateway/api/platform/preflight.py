@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from gateway.api import render
 from gateway.api.http import gateway, json_object, json_response, namespace
+from gateway.api.openwhisk import render
 from thaw.config import parse_llm_config
 
 blueprint = Blueprint("models", __name__, url_prefix="/api/v1/namespaces/<ns>")

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from flask import Blueprint, Response, request
 
-from gateway.api import render
 from gateway.api.held import client_watched, wait_s
 from gateway.api.http import gateway, json_response, namespace
-from gateway.api.listing import page
+from gateway.api.openwhisk import render
+from gateway.api.openwhisk.listing import page
 from gateway.serving.held.following import Following
 from relay.state.endings import cursor_of
 from thaw import wire

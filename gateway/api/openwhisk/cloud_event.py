@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
 from gateway.api import bounded_json
-from gateway.api.web_answer import is_json, is_text
+from gateway.api.openwhisk.web_answer import is_json, is_text
 from thaw import wire
 from thaw.errors import BadRequest, UnsupportedType
 

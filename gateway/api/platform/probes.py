@@ -11,7 +11,7 @@ from typing import Final
 
 from flask import Flask, Response, request
 
-from gateway.api import host
+from gateway.api.platform import host
 from thaw.errors import BadRequest
 
 _PROBE: Final = "K-Network-Probe"

@@ -18,12 +18,12 @@ from flask import Blueprint, Response, g, request
 
 from gateway import metrics
 from gateway.api import bounded_json
-from gateway.api.calls import PROTECTED, make_call
-from gateway.api.cloud_event import Event, Mode
-from gateway.api.event_body import event_arguments, sent_event
 from gateway.api.http import ACTIVATION_HEADER, account, gateway, own_cors, read_body, takes
-from gateway.api.invoke import event_answer, payload_bytes
-from gateway.api.web_answer import WebAnswer, answer, is_json, is_text, split_extension
+from gateway.api.openwhisk.calls import PROTECTED, make_call
+from gateway.api.openwhisk.cloud_event import Event, Mode
+from gateway.api.openwhisk.event_body import event_arguments, sent_event
+from gateway.api.openwhisk.invoke import event_answer, payload_bytes
+from gateway.api.openwhisk.web_answer import WebAnswer, answer, is_json, is_text, split_extension
 from gateway.serving.actions.packages import MISSING, Target
 from gateway.serving.hangup import watched
 from gateway.serving.runs import Outcome

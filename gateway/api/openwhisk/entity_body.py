@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway.api import render
-from gateway.api.action_body import Json, key_values, malformed, next_version
 from gateway.api.http import gateway, json_object, query_flag
-from gateway.api.listing import page
+from gateway.api.openwhisk import render
+from gateway.api.openwhisk.action_body import Json, key_values, malformed, next_version
+from gateway.api.openwhisk.listing import page
 from relay.state.entities import Row
 from thaw.clock import wall_ms
 from thaw.entities import Package, Rule, Trigger

@@ -7,10 +7,6 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from gateway.api import cloud_event, render
-from gateway.api.calls import make_call
-from gateway.api.entity_body import body_bytes, changed, common, entity_body, listed, may_write
-from gateway.api.event_body import sent_event
 from gateway.api.http import (
     ACTIVATION_HEADER,
     caller,
@@ -21,6 +17,10 @@ from gateway.api.http import (
     namespace,
     takes,
 )
+from gateway.api.openwhisk import cloud_event, render
+from gateway.api.openwhisk.calls import make_call
+from gateway.api.openwhisk.entity_body import body_bytes, changed, common, entity_body, listed, may_write
+from gateway.api.openwhisk.event_body import sent_event
 from gateway.core import Gateway
 from gateway.serving.blocking import pending_of
 from gateway.serving.call import Call

@@ -11,10 +11,6 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from gateway.api import render
-from gateway.api.action_body import changed_action, new_action
-from gateway.api.code_upload import action_body
-from gateway.api.entity_body import listed
 from gateway.api.http import (
     action_name,
     any_action_name,
@@ -28,6 +24,10 @@ from gateway.api.http import (
     query_version,
     takes,
 )
+from gateway.api.openwhisk import render
+from gateway.api.openwhisk.action_body import changed_action, new_action
+from gateway.api.openwhisk.code_upload import action_body
+from gateway.api.openwhisk.entity_body import listed
 from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.actions.action_cache import namespace_of

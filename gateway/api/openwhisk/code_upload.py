@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.api import bounded_json
-from gateway.api.code_zip import ZipText
-from gateway.api.long_string import WINDOW_BYTES, LongString
+from gateway.api.openwhisk.code_zip import ZipText
+from gateway.api.openwhisk.long_string import WINDOW_BYTES, LongString
 from relay.state.code import Upload
 from thaw.action import DEFAULT_KINDS, KIND_LLM, StoredCode
 from thaw.errors import BadRequest, TooLarge

@@ -13,7 +13,7 @@ from flask import Blueprint, Response, request
 
 from gateway.api.held import wait_s
 from gateway.api.http import caller, caller_now, gateway, json_object, json_response
-from gateway.api.work import held_work
+from gateway.api.platform.work import held_work
 from gateway.serving.held.work import shared_by
 from relay.state.api_keys import ApiKey, Role
 from thaw import wire

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from flask import Blueprint, Response
 
-from gateway.api.action_body import Json, malformed, next_version
-from gateway.api.entity_body import body_bytes, common, entity_body, listed, may_write, noted, published
 from gateway.api.http import entity_name, gateway, json_response, namespace, takes
-from gateway.api.triggers import path_and_name
+from gateway.api.openwhisk.action_body import Json, malformed, next_version
+from gateway.api.openwhisk.entity_body import body_bytes, common, entity_body, listed, may_write, noted, published
+from gateway.api.openwhisk.triggers import path_and_name
 from gateway.serving.actions.packages import qualified
 from relay.state.entities import Change, Row
 from thaw.clock import wall_ms

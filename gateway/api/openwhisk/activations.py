@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from flask import Blueprint, Response, request
 
-from gateway.api import render
 from gateway.api.held import client_watched, wait_s
 from gateway.api.http import gateway, json_response, namespace, query_flag, query_int
-from gateway.api.listing import page
+from gateway.api.openwhisk import render
+from gateway.api.openwhisk.listing import page
 from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.actions.packages import MISSING

@@ -8,10 +8,6 @@ from typing import Any, Final
 from flask import Blueprint, Response, g, request
 
 from gateway import metrics
-from gateway.api import cloud_event, render
-from gateway.api.calls import make_call
-from gateway.api.cloud_event import Mode
-from gateway.api.event_body import sent_arguments
 from gateway.api.http import (
     ACTIVATION_HEADER,
     any_action_name,
@@ -22,6 +18,10 @@ from gateway.api.http import (
     query_int,
     takes,
 )
+from gateway.api.openwhisk import cloud_event, render
+from gateway.api.openwhisk.calls import make_call
+from gateway.api.openwhisk.cloud_event import Mode
+from gateway.api.openwhisk.event_body import sent_arguments
 from gateway.core import Gateway
 from gateway.serving.actions.packages import Target
 from gateway.serving.blocking import pending_of

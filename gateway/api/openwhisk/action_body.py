@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.api import bounded_json
-from gateway.api.code_upload import LongCode, longest_string
-from gateway.api.code_zip import check_packages, decoded_zip
+from gateway.api.openwhisk.code_upload import LongCode, longest_string
+from gateway.api.openwhisk.code_zip import check_packages, decoded_zip
 from gateway.serving.actions.packages import qualified
 from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from flask import Blueprint, Response
 
-from gateway.api.action_body import key_values
 from gateway.api.held import client_watched, wait_s
 from gateway.api.http import action_name, caller, gateway, json_object, json_response, query_version
+from gateway.api.openwhisk.action_body import key_values
 from gateway.serving.actions.action_cache import namespace_of
 from gateway.serving.call import Call
 from gateway.serving.scaling.limits import of_action, rescaled

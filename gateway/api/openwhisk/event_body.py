@@ -6,9 +6,9 @@ from typing import Any
 
 from flask import request
 
-from gateway.api import cloud_event
-from gateway.api.cloud_event import Event, Mode
 from gateway.api.http import json_object, read_body
+from gateway.api.openwhisk import cloud_event
+from gateway.api.openwhisk.cloud_event import Event, Mode
 from thaw.action import Action
 
 

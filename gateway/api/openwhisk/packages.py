@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from flask import Blueprint, Response
 
-from gateway.api import render
-from gateway.api.action_body import NotHere, malformed
-from gateway.api.entity_body import body_bytes, changed, common, entity_body, listed, may_write
 from gateway.api.http import caller, entity_name, gateway, json_response, namespace, query_flag, takes
+from gateway.api.openwhisk import render
+from gateway.api.openwhisk.action_body import NotHere, malformed
+from gateway.api.openwhisk.entity_body import body_bytes, changed, common, entity_body, listed, may_write
 from gateway.serving.actions.action_cache import simple_name
 from relay.state.entities import Row
 from thaw.action import Action

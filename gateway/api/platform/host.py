@@ -7,8 +7,8 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from gateway import metrics
-from gateway.api.action_body import LLM_LIMITS, PYTHON_LIMITS
 from gateway.api.http import caller, gateway, json_response, namespace
+from gateway.api.openwhisk.action_body import LLM_LIMITS, PYTHON_LIMITS
 from thaw import __version__, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.bearer import is_bearer
