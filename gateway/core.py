@@ -67,12 +67,12 @@ from relay.state.registry import LEASE_MS, Registry
 from relay.state.storage import Storage
 from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
-from thaw.hangup import HangupWatcher
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_id
-from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
 from thaw.pools import is_pool_name
+from thaw.process.hangup import HangupWatcher
+from thaw.process.lasting import LastingThread
 
 
 class OwnHeartbeats:

@@ -131,9 +131,9 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
     "runtime-python/thaw_runtime/engine/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
     "runtime-python/thaw_runtime/llm/text.py": ("tests/thaw_runtime/test_text.py",),
-    "thaw/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
+    "thaw/tracing/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "thaw/partition.py": ("tests/thaw/test_partition.py",),
-    "thaw/start_times.py": (f"{SCHEDULER}/test_bound.py",),
+    "thaw/tracing/start_times.py": (f"{SCHEDULER}/test_bound.py",),
     "thaw/wire.py": ("tests/thaw/test_wire.py",),
 }
 """Modules without a clock or a connection, and the tests of each module."""

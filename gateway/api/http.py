@@ -16,7 +16,7 @@ from gateway.front.bounds import UNCHECKED_BODY_BYTES
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.actions.packages import MISSING, forbidden
 from relay.state.api_keys import Subject
-from thaw import lasting, wire
+from thaw import wire
 from thaw.errors import (
     BadRequest,
     ConfigError,
@@ -31,6 +31,7 @@ from thaw.errors import (
     Unfit,
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
+from thaw.process import lasting
 
 View = TypeVar("View", bound=Callable[..., Response])
 

@@ -34,7 +34,7 @@ from thaw.activation import ActivationStatus
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
 from thaw.ids import ActivationId, random_hex_id
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 RESUMABLE_HEADER: Final = "X-Thaw-Resumable"
 START_HEADER: Final = "X-Thaw-Start"

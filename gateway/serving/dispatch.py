@@ -29,7 +29,7 @@ from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
 from thaw.logs import Log
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 MAX_LOSSES: Final = 3
 """The number of workers that one activation may lose before it counts as the cause."""

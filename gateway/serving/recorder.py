@@ -29,9 +29,9 @@ from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError, WorkerLost
 from thaw.ids import Namespace
-from thaw.lasting import LastingThread
 from thaw.logs import Log
-from thaw.trace import Phase
+from thaw.process.lasting import LastingThread
+from thaw.tracing.trace import Phase
 
 _BATCH: Final = 512
 """The most records written together, under load; a single one waits for no others.  The number is so large that a host

@@ -20,7 +20,7 @@ from gateway.serving.routing.routes import Route
 from relay.protocol.messages import RunFailed, RunFinished, RunPrompt, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import DeveloperError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 T = TypeVar("T")
 

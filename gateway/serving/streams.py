@@ -34,7 +34,7 @@ from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.errors import Conflict, ProtocolError, ThawError
 from thaw.ids import ActivationId
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 _LEAVES_S: Final = 1.0
 """How long a reader that was replaced may take to tell its client so.  Then its connection is cut: it may be blocked in

@@ -17,9 +17,9 @@ from gateway.serving.held.following import Followers, Following
 from gateway.serving.held.until_news import LOOK_S, Held, Looks
 from gateway.serving.held.work import WorkBook
 from relay.state.endings import Cursor, Ending, Endings
-from thaw.bell import Bell
 from thaw.errors import Throttled, Unavailable
 from thaw.ids import ActivationId, Namespace
+from thaw.process.bell import Bell
 
 GUEST = Namespace("guest")
 

@@ -14,7 +14,7 @@ from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import BadRequest
 from thaw.ids import ActivationId, random_hex_id
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 PROTECTED: Final = "Request defines parameters that are not allowed (e.g., reserved properties)."
 

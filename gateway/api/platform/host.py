@@ -9,10 +9,11 @@ from flask import Blueprint, Response, request
 from gateway import metrics
 from gateway.api.http import caller, gateway, json_response, namespace
 from gateway.api.openwhisk.action_body import LLM_LIMITS, PYTHON_LIMITS
-from thaw import __version__, lasting
+from thaw import __version__
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import Unauthorized
+from thaw.process import lasting
 
 blueprint = Blueprint("host", __name__)
 _MB = 1024 * 1024

@@ -31,7 +31,7 @@ from gateway.scheduler.placement.link_ledger import LinkLedger
 from gateway.scheduler.placement.stages import Stages
 from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.links import Block, Key, Links
-from thaw.hub import place_of_content
+from thaw.hub.models import place_of_content
 from thaw.ids import HostId
 
 

@@ -29,10 +29,10 @@ from relay.state.registry import Registry
 from relay.state.starts import LastStarts, last_starts
 from thaw import wire
 from thaw.action import Action
-from thaw.bell import Bell
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
+from thaw.process.bell import Bell
 from thaw.standing import NO_CAPACITY, RESOURCE_MARK, ColdStart, Standing, Standings
 from thaw.work import Work
 

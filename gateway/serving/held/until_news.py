@@ -24,9 +24,9 @@ from typing import Final, Generic, TypeVar
 
 from gateway.serving.hangup import Hangup
 from gateway.serving.routing.throttle import Throttle
-from thaw.bell import Bell
 from thaw.errors import PlatformError
 from thaw.ids import Namespace
+from thaw.process.bell import Bell
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from relay.protocol.messages import DemandAdded
 from relay.state.pool_members import members
 from relay.state.registry import Registry
 from thaw import wire
-from thaw.bell import Bell
 from thaw.ids import ActionName, GroupId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.pools import is_pool_name
+from thaw.process.bell import Bell
 from thaw.work import Shared, Waiting, Work, Worker
 
 _EVERYTHING: Final = ""

@@ -15,7 +15,7 @@ from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.routing.routes import Route
 from thaw.errors import ThawError, TimeLimitExceeded
 from thaw.instance import InstanceRecord
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 
 class Moving:

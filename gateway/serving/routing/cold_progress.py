@@ -23,7 +23,7 @@ from thaw.errors import PlatformError
 from thaw.host import FetchReport
 from thaw.ids import ActionName, GroupId, HostId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 LOOK_S: Final = 1.0
 _BEGUN_S: Final = 2.0

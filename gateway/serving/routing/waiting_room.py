@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Final
 
 from gateway.serving.routing.routes import Route, RouteTable, Serving
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.errors import ThawError, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId
 from thaw.instance import InstanceRecord, InstanceState

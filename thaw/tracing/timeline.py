@@ -14,7 +14,7 @@ it.
 A *leaf* is an interval in which some work is done.  ``queued``, ``init`` and ``run`` usually hold other intervals; they
 are leaves only if they hold none (an ordinary function's init is its own explanation).  ``stopped`` is never a leaf: it
 says why the leaves of a process took longer.  ``consolidate`` and ``move`` are none either: no request waits for them.
-thaw/evidence.py computes how much of a leaf is explained.
+thaw/tracing/evidence.py computes how much of a leaf is explained.
 
 The monotonic clock of a boot places the events of that boot on the axis.  For events of another boot, the distance of
 the two clocks is added (clocks.py), which is known only to within an error.  Lengths are exact, because begin and end
@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from thaw.clocks import ClockSkew, compare
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.clocks import ClockSkew, compare
+from thaw.tracing.trace import Phase, TraceEvent
 
 _HOLDERS = ("queued", "init", "run")
 _NO_LEAVES = ("stopped", "consolidate", "move")

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 DRIFT: Final = 30e-6
 """How fast two clocks may drift apart: twice RFC 5905's frequency tolerance of one clock (PHI, 15 ppm)."""

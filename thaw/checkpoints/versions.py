@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from thaw import hub, wire
+from thaw import wire
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
+from thaw.hub import models as hub
 
 POINTER_NAME: Final = "thaw-version.json"
 _FORMAT: Final = 1
@@ -38,7 +39,7 @@ def pin(uri: str, sha256: str) -> str:
 
 def pinned(uri: str) -> str:
     """The digits of the version that ``uri`` pins; empty for a plain name, and for every model on a hub, which has
-    revisions of its own (thaw/hub.py) and is asked at each start whether it may still be read."""
+    revisions of its own (thaw/hub/models.py) and is asked at each start whether it may still be read."""
     match = None if hub.is_hub(uri) else _PIN.search(uri)
     return match[1] if match else ""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 ATTRIBUTE: Final = "hops"
 """The attribute of ``prefill.end`` and ``run.end`` that lists the path from each stage to the next one, and from the

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from thaw.timeline import Interval, Timeline, union
+from thaw.tracing.timeline import Interval, Timeline, union
 
 SHORT_S: Final = 0.1
 _LINK_SLACK: Final = 1.02

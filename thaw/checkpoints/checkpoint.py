@@ -2,8 +2,8 @@
 
 This module is pure: bytes in, values out.  The caller reads the bytes from a store (fetchd) or from a directory
 (``thaw model push``).  An attacker may have written a header, so every length is checked against the file before the
-code trusts it or allocates memory for it, and thaw/model_json.py bounds what is made of the text.  The format is in
-docs/formats/checkpoint-index.md.
+code trusts it or allocates memory for it, and checkpoints/model_json.py bounds what is made of the text.  The format
+is in docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from thaw import hash_tree, model_json, wire
+from thaw import wire
+from thaw.checkpoints import hash_tree, model_json
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
 from thaw.model import (
     INDEX_NAME,
@@ -50,7 +51,7 @@ fetched, so no code is fetched.
 WEIGHTS_NAME: Final = "model.safetensors"
 ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
 ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"
-"""The two files of a LoRA adapter (thaw/adapter.py)."""
+"""The two files of a LoRA adapter (thaw/checkpoints/adapter.py)."""
 SHARDS_NAME: Final = "model.safetensors.index.json"
 FOREIGN_NAMES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.gguf", "tf_model.h5")
 

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 
 class HangupWatcher:

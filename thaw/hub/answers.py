@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.errors import ModelCorrupt
-from thaw.hub import HubModel
-from thaw.hub_links import Link, link_of
+from thaw.hub.links import Link, link_of
+from thaw.hub.models import HubModel
 
 MOST_PAGES: Final = 32
 MOST_LIST_BYTES: Final = 8 * 1024 * 1024

@@ -2,7 +2,8 @@
 
 Phases overlap: an engine imports while its container is still being made.  A moment that two phases cover belongs to
 the first of them in ``_ORDER``, so the times of one stage never add up to more than the stage took.  Therefore the
-least times of the phases can be added up to a bound (``thaw/bound.py``).  This module is pure: events in, seconds out.
+least times of the phases can be added up to a bound (``tracing/bound.py``).  This module is pure: events in, seconds
+out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 Span = tuple[int, int]
 """Begin and end, in nanoseconds of one boot's monotonic clock."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from thaw.start_times import StageTook, StartTook
+from thaw.tracing.start_times import StageTook, StartTook
 
 SUSTAINED_BYTES: Final = 16 * 1024 * 1024
 """Buffers on the way may serve a shorter fetch, so such a fetch says nothing about the link and has no BYTES term."""

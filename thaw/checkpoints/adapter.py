@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.errors import ModelUnsupported
 from thaw.model import TensorInfo
 

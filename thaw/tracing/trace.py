@@ -4,7 +4,7 @@ A phase is a begin/end pair of events, written by the process that does the work
 the container).  An instant is a single event.  An activation's own events are stored under its id, and the events of
 the start that served it are stored under its group's id; ``explain`` combines both.
 
-Monotonic times of different boots are never subtracted directly: thaw/clocks.py estimates how far the clocks are
+Monotonic times of different boots are never subtracted directly: tracing/clocks.py estimates how far the clocks are
 apart, and how exact the estimate is.
 """
 
@@ -62,7 +62,7 @@ class Phase(enum.StrEnum):
     MOVE_BEGIN = "move.begin"  # gateway: the worker of a running request leaves; another one is asked for
     MOVE_END = "move.end"  # attributes: to, rounds, tokens (recomputed in rounds_s), pause_s; or why it stayed
     FINISHED = "finished"
-    CLOCK = "clock"  # the offset of this boot's clock to the state server's clock (thaw/clocks.py)
+    CLOCK = "clock"  # the offset of this boot's clock to the state server's clock (thaw/tracing/clocks.py)
 
 
 @dataclass(frozen=True, slots=True)
