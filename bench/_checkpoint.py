@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from thaw import checkpoint, partition
+from thaw import partition
+from thaw.checkpoints import checkpoint
 from thaw.model import ModelParts
 
 _SEED = 20261121

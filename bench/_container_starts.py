@@ -26,7 +26,7 @@ from bench._origin import Origin
 from bench._platform import BenchPlatform, llm_config
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
-from thaw.timeline import Interval
+from thaw.tracing.timeline import Interval
 
 _PROMPT = "What is the capital of France? Answer in one sentence."
 _IMPORT = "import torch, vllm, transformers, vllm.model_executor.models.llama"

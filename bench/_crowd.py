@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from thaw import descriptors
+from thaw.process import descriptors
 
 _ADDRESSES = tuple(f"127.0.0.{i}" for i in range(2, 10))
 """A gateway may limit the connections of one address, and those from 127.0.0.1 would take ports of other servers."""

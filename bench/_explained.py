@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thaw.evidence import Explanation, explain
-from thaw.timeline import Timeline, analyse
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.evidence import Explanation, explain
+from thaw.tracing.timeline import Timeline, analyse
+from thaw.tracing.trace import Phase, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thaw import descriptors
+from thaw.process import descriptors
 
 ACTION: Final = "/api/v1/namespaces/_/actions/flooded"
 LONG: Final = "/api/v1/namespaces/_/actions/long"

@@ -21,7 +21,7 @@ from bench._common import cpu_seconds
 from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart
 from relay.protocol.segment import SegmentReader
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange
 from thaw.plan import PlanModel

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from thaw import checkpoint, hash_tree
+from thaw.checkpoints import checkpoint, hash_tree
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelIndex, TensorInfo
 
 _LAYERS = 24

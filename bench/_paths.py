@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from bench._platform import BenchPlatform
-from thaw.hops import MIXED, HopPath, hops_of, path_of
-from thaw.trace import TraceEvent
+from thaw.tracing.hops import MIXED, HopPath, hops_of, path_of
+from thaw.tracing.trace import TraceEvent
 
 _CLAIMED: Final = {"auto": HopPath.RELAY, "redis": HopPath.RELAY, "tcp": HopPath.TCP, "object": HopPath.OBJECT}
 

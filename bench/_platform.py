@@ -20,7 +20,7 @@ from thaw.dev.options import Options
 from thaw.dev.processes import belonging_to
 from thaw.dev.watch import wait_for_line
 from thaw.plan import Plan
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 _STEM_CELL_S = 180.0
 

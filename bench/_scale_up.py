@@ -18,7 +18,7 @@ from bench._common import Goal, figure, judge, median
 from bench._links import Link
 from bench._platform import BenchPlatform, llm_config
 from bench._sse import Streamed
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 BATCH: Final = 8
 _PROMPT: Final = "Tell a short story about a lighthouse keeper, number {}."

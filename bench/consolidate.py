@@ -31,7 +31,7 @@ from bench._platform import BenchPlatform, llm_config
 from bench._sse import Streamed
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 _STAGES: Final = 4
 _MBIT: Final = 200

@@ -25,7 +25,7 @@ from bench import _common, _model
 from bench._common import PYTHON, Goal, interleave, judge, median, python_env, say
 from bench._fetchd import Fetchd
 from bench._sample import Sample, cpu_s_per_gb, gb_s
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 
 _MIB = 1024 * 1024
 _PER_LAYER = 12  # as many tensors as a decoder layer has

@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 from bench import _common, _model
 from bench._common import PYTHON, Goal, figure, interleave, judge, median, say
 from bench._platform import BenchPlatform, llm_config
-from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 

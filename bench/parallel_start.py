@@ -36,7 +36,7 @@ from bench._overlap import PlainVllm, VllmStart, describe
 from bench._platform import BenchPlatform, llm_config
 from bench._sse import Streamed
 from bench.cold_start import PROMPT
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 from thaw.model import ModelIndex, ModelParts

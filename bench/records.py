@@ -35,7 +35,7 @@ from thaw.dev.components import _valkey_server
 from thaw.dev.ports import free_ports
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import Quotas
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 _GUEST = Namespace("guest")
 _ACTIONS = 100

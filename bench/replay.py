@@ -44,9 +44,9 @@ from bench.simulation.tracefile import read_workload
 from bench.simulation.workload import Request, Workload
 from thaw.cli.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
-from thaw.hops import hops_of
 from thaw.plan import Plan
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.hops import hops_of
+from thaw.tracing.trace import Phase, TraceEvent
 
 HOSTS, RATE_MBIT, PER_HOST = 4, 200, 2
 PROMPT = "Count the apples, pears and plums in three baskets, step by step, and name the one that holds most. " * 3

@@ -16,7 +16,7 @@ from bench import _common
 from bench._common import PYTHON, figure, interleave, judge, median, python_env, start
 from bench._honest import Answers, Honest
 from bench._platform import BenchPlatform
-from thaw import descriptors
+from thaw.process import descriptors
 
 
 class SlowClients:

@@ -1,8 +1,9 @@
 """The catalogue: what each of the models used last consists of.
 
 A model's description is read once and remembered while the store still has that version.  A plain name leads to its
-newest version through a small object, the pointer (thaw/versions.py), which every inspection reads anew; what a pin
-names never changes, so it is read once.  A hub is asked each time, because it also says whether we may read the model.
+newest version through a small object, the pointer (checkpoints/versions.py), which every inspection reads anew; what a
+pin names never changes, so it is read once.  A hub is asked each time, because it also says whether we may read the
+model.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -32,8 +33,9 @@ from fetchd.sources.base import (
     SourceOpener,
     read_bytes,
 )
-from thaw import adapter, checkpoint, hub, versions
+from thaw.checkpoints import adapter, checkpoint, versions
 from thaw.errors import ModelChanged, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError
+from thaw.hub import models as hub
 from thaw.model import ModelFacts, ModelIndex
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from relay.protocol.messages import PlacedRange
-from thaw import hash_tree
+from thaw.checkpoints import hash_tree
 from thaw.errors import ModelCorrupt
 from thaw.model import CHUNK_BYTES, ModelFile, ModelIndex, TensorInfo
 

@@ -23,7 +23,7 @@ from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources import registry
 from fetchd.sources.file import roots_of
-from thaw.hub_links import endpoint_of
+from thaw.hub.links import endpoint_of
 from thaw.logs import Log
 from thaw.settings import SettingError
 

@@ -17,8 +17,9 @@ from fetchd.chunks import digest
 from fetchd.deadline import Deadline
 from fetchd.lanes import LANES, Lanes
 from fetchd.sources.base import AccessRefused, Connection, ObjectInfo, Source, Target, Unthrottled, read_bytes
-from thaw import checkpoint, hub, model_json
+from thaw.checkpoints import checkpoint, model_json
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from thaw.hub import models as hub
 from thaw.model import INDEX_NAME, ModelFile, ModelIndex, TensorInfo
 
 T = TypeVar("T")

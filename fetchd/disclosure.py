@@ -23,7 +23,7 @@ from thaw.errors import (
     StoreUnavailable,
     ThawError,
 )
-from thaw.hub import is_hub
+from thaw.hub.models import is_hub
 from thaw.logs import Log
 from thaw.model_uri import HUB
 

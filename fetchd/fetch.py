@@ -22,7 +22,7 @@ from fetchd.transfer import FetchCancelled, Origin, Transfer
 from relay.protocol.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.logs import Log
-from thaw.trace import Phase, TraceEvent, event
+from thaw.tracing.trace import Phase, TraceEvent, event
 
 
 @dataclass(frozen=True, slots=True)

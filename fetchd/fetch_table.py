@@ -17,11 +17,11 @@ from fetchd.janitor import Heart, Janitor
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
 from fetchd.transfer import FetchCancelled
 from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info
 from thaw.logs import Log
 from thaw.plan import PlanModel
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 _RUNNING = "running"
 

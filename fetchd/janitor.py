@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fetchd.segments import Segment
 from fetchd.standstill import Standstill, Stop
 from relay.protocol.segment import HEARTBEAT_S
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 
 class Janitor:

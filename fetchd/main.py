@@ -6,10 +6,10 @@ import sys
 
 from fetchd.daemon import Daemon
 from fetchd.settings import FetchdSettings
-from thaw import descriptors, lasting
-from thaw.ending import Ending
 from thaw.errors import ThawError
 from thaw.logs import Log
+from thaw.process import descriptors, lasting
+from thaw.process.ending import Ending
 from thaw.settings import load
 
 

@@ -26,13 +26,13 @@ from relay.protocol.messages import PlacedRange, SegmentStatus
 from relay.protocol.pool import content_key, n_slabs
 from relay.protocol.segment import PAGE_BYTES, ControlPage, SegmentState, lay_out, segment_bytes
 from thaw.errors import ErrorInfo, MemoryTooSmall, NotFound, PoolFull, ThawError
-from thaw.hub import content_of
+from thaw.hub.models import content_of
 from thaw.ids import random_hex_id
 from thaw.model import FileRange, TensorInfo
 
 
 class SegmentKey(NamedTuple):
-    """Keys with the same bytes may differ in their URI and version (thaw/hub.py).  The version is the root sha256, or
+    """Keys with the same bytes may differ in their URI and version (hub/models.py).  The version is the root sha256, or
     the etag while unverified.  ``stamp`` tells whether local files were written after their index (Catalog.stamp)."""
 
     uri: str

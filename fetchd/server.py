@@ -11,8 +11,8 @@ from typing import Final
 
 from relay.clients.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 _MAX_PATH: Final = 107  # sun_path, less the terminating zero
 _BACKLOG: Final = 64

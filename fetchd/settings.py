@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thaw.hub_links import DEFAULT_ENDPOINT
+from thaw.hub.links import DEFAULT_ENDPOINT
 from thaw.settings import setting
 
 

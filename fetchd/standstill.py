@@ -15,8 +15,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from thaw.kernel_counts import parse_schedstat
-from thaw.trace import Phase, TraceEvent, event
+from thaw.process.kernel_counts import parse_schedstat
+from thaw.tracing.trace import Phase, TraceEvent, event
 
 _WORTH_SAYING_S: Final = 0.1
 """Other delays that the kernel counts for no thread (a page that is swapped in) are shorter."""

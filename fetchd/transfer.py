@@ -31,7 +31,7 @@ from fetchd.sharing import Board, Claim, Gap
 from fetchd.sources.base import Busy, Connection, Source, Target
 from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
-from thaw.trace import Phase, TraceEvent, event
+from thaw.tracing.trace import Phase, TraceEvent, event
 
 _READERS_PER_CONNECTION: Final = 2
 _PROGRESS_BYTES: Final = 64 * 1024

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from flask import Flask
 
-from gateway.api import (
-    actions,
-    activations,
+from gateway.api import http, openai, openapi, responses
+from gateway.api.openwhisk import actions, activations, invoke, packages, rules, triggers, web_actions
+from gateway.api.platform import (
     endings,
     host,
-    http,
-    invoke,
     last_output,
-    models,
-    openai,
-    openapi,
     operator,
-    packages,
+    preflight,
     probes,
-    responses,
-    rules,
     scaling,
     standings,
-    triggers,
-    web,
     work,
 )
 from gateway.core import Gateway
@@ -36,8 +27,8 @@ def create_app(core: Gateway) -> Flask:
     http.install(app)
     probes.install(app)
     for module in (
-        *(host, openapi, operator, openai, responses, actions, models, packages, triggers, rules, invoke),
-        *(activations, endings, last_output, scaling, standings, work, web),
+        *(host, openapi, operator, openai, responses, actions, preflight, packages, triggers, rules, invoke),
+        *(activations, endings, last_output, scaling, standings, work, web_actions),
     ):
         app.register_blueprint(module.blueprint)
     return app

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.serving.run_keys import RunKeys
+from gateway.serving.routing.run_keys import RunKeys
 from relay.state.api_keys import ApiKeys, Subject, digest_of
 from thaw.clock import wall_ms
 from thaw.errors import Unauthorized

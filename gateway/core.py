@@ -10,37 +10,37 @@ from concurrent.futures import ThreadPoolExecutor
 from gateway import metrics
 from gateway.auth import Authenticator
 from gateway.front.memory import SharedMemory
-from gateway.serving.action_cache import Actions
+from gateway.serving.actions.action_cache import Actions
+from gateway.serving.actions.packages import Packages
+from gateway.serving.actions.quotas import QuotaBook
+from gateway.serving.answers.event_ids import EventIds
+from gateway.serving.answers.kept import Bounds
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
-from gateway.serving.cold_progress import ColdProgress
 from gateway.serving.cold_starts import ColdStarts
-from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
-from gateway.serving.event_ids import EventIds
 from gateway.serving.execute import Steps, to_end
-from gateway.serving.expected_wait import Expectation
-from gateway.serving.following import Followers
-from gateway.serving.held import Held
-from gateway.serving.host_drains import HostDrains
-from gateway.serving.invoker_pool import InvokerPool
-from gateway.serving.kept import Bounds
-from gateway.serving.kept_instances import KeptInstances
-from gateway.serving.packages import Packages
+from gateway.serving.held.following import Followers
+from gateway.serving.held.standings import StandingsOf
+from gateway.serving.held.until_news import Held
+from gateway.serving.held.work import WorkBook
+from gateway.serving.moving.host_drains import HostDrains
 from gateway.serving.preflight import Preflight
-from gateway.serving.quotas import QuotaBook
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
+from gateway.serving.routing.cold_progress import ColdProgress
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.expected_wait import Expectation
+from gateway.serving.routing.invoker_pool import InvokerPool
+from gateway.serving.routing.throttle import QueueCaps, Throttle
+from gateway.serving.routing.versions import Versions, deleted_while_waiting
+from gateway.serving.routing.waiting_room import WaitingRoom
 from gateway.serving.runs import Outcome
+from gateway.serving.scaling.kept_instances import KeptInstances
+from gateway.serving.scaling.warming import Warming
 from gateway.serving.sequences import CallMaker, Sequences
-from gateway.serving.standings import StandingsOf
 from gateway.serving.streams import Streams
-from gateway.serving.throttle import QueueCaps, Throttle
-from gateway.serving.versions import Versions, deleted_while_waiting
-from gateway.serving.waiting_room import WaitingRoom
-from gateway.serving.warming import Warming
-from gateway.serving.work import WorkBook
 from gateway.settings import GatewaySettings
 from relay.protocol.messages import (
     ActionChanged,
@@ -67,12 +67,12 @@ from relay.state.registry import LEASE_MS, Registry
 from relay.state.storage import Storage
 from relay.state.streams import StreamHomes
 from thaw.errors import NotFound, PlatformError, from_info
-from thaw.hangup import HangupWatcher
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_id
-from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
 from thaw.pools import is_pool_name
+from thaw.process.hangup import HangupWatcher
+from thaw.process.lasting import LastingThread
 
 
 class OwnHeartbeats:

@@ -14,18 +14,18 @@ from typing import Any, Final
 from gunicorn.app.base import BaseApplication
 
 from gateway import first_key
-from gateway.api.calls import make_call
+from gateway.api.openwhisk.calls import make_call
 from gateway.app import create_app
 from gateway.core import Gateway
 from gateway.front.bounds import Bounds
 from gateway.settings import GatewaySettings
 from gateway.worker import Worker
-from thaw import descriptors, lasting
-from thaw.ending import end_within
 from thaw.errors import ThawError
 from thaw.ids import Namespace
 from thaw.logs import Log
 from thaw.model_uri import policy_of
+from thaw.process import descriptors, lasting
+from thaw.process.ending import end_within
 from thaw.settings import SettingError, load
 
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from gateway.serving.call import Call
 from gateway.serving.outcome import start_mode
 from gateway.serving.runs import Outcome
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 REGISTRY: Final = CollectorRegistry()
 _BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)

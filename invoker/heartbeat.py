@@ -23,8 +23,8 @@ from thaw.clock import boot_id, wall_ms
 from thaw.errors import PlatformError, ThawError
 from thaw.host import Device, FetchReport, HeldSegment, HostReport, PoolReport, Resident
 from thaw.ids import HostId, InstanceId
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 INTERVAL_S: Final = 1.0
 _SUPPOSED_LINK: Final = 125e6

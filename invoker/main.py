@@ -38,12 +38,12 @@ from relay.state.bus import CommandReader
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
-from thaw import descriptors, lasting
 from thaw.action import KIND_LLM, KIND_PYTHON
-from thaw.ending import Ending
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import HostId
 from thaw.logs import Log
+from thaw.process import descriptors, lasting
+from thaw.process.ending import Ending
 from thaw.settings import SettingError, load
 
 LAST_WORDS_S: Final = 4.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from thaw.kernel_counts import parse_schedstat
+from thaw.process.kernel_counts import parse_schedstat
 
 TASKS: Final = "/proc/self/task"
 

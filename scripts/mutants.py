@@ -116,7 +116,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_pools.py",
     ),
     "gateway/scheduler/view/waiting_line.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
-    "gateway/serving/throttle.py": (
+    "gateway/serving/routing/throttle.py": (
         "tests/gateway/test_throttle.py",
         "tests/gateway/test_queue_caps.py::test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full",
     ),
@@ -131,9 +131,9 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
     "runtime-python/thaw_runtime/engine/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
     "runtime-python/thaw_runtime/llm/text.py": ("tests/thaw_runtime/test_text.py",),
-    "thaw/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
+    "thaw/tracing/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "thaw/partition.py": ("tests/thaw/test_partition.py",),
-    "thaw/start_times.py": (f"{SCHEDULER}/test_bound.py",),
+    "thaw/tracing/start_times.py": (f"{SCHEDULER}/test_bound.py",),
     "thaw/wire.py": ("tests/thaw/test_wire.py",),
 }
 """Modules without a clock or a connection, and the tests of each module."""
@@ -142,7 +142,7 @@ REST: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/pacing.py": ("tests/fetchd/test_pacing.py", "tests/fetchd/test_parts.py"),
     "fetchd/segments.py": ("tests/fetchd/test_parts.py", "tests/fetchd/test_isolation.py"),
     "gateway/auth.py": ("tests/gateway/test_auth.py", "tests/gateway/test_api.py"),
-    "gateway/serving/waiting_room.py": (
+    "gateway/serving/routing/waiting_room.py": (
         "tests/gateway/test_queue_caps.py::test_the_room_tells_of_its_queues",
         "tests/gateway/test_routes.py",
         "tests/gateway/test_dispatch.py",

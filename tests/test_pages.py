@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SCHEDULER = ROOT / "gateway" / "scheduler"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 PLACE = re.compile(r"`([\w/-]+(?:/[\w-]+)*\.py): ([\w.]+)(?:\(\))?`")
-"""Matches `gateway/api/invoke.py: invoke()`, `fetchd/segments.py: SegmentStore.create()`, `gateway/core.py: Gateway`.
+"""Matches `gateway/api/openwhisk/invoke.py: invoke()`, `fetchd/segments.py: SegmentStore.create()`, `gateway/core.py: Gateway`.
 """
 
 

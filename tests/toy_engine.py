@@ -22,7 +22,7 @@ from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo, ModelUnsupported, WorkerLost
 from thaw.plan import StageRole
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import (
     AdapterFiles,

@@ -26,7 +26,7 @@ class ModelFile:
 class TensorInfo:
     """``offset`` counts from the start of the *file* (not of safetensors' data part).
 
-    ``edges_blake3`` holds the digests of the tensor's :func:`thaw.hash_tree.edges`.  With them, a fetch that cuts a
+    ``edges_blake3`` holds the digests of the tensor's :func:`hash_tree.edges`.  With them, a fetch that cuts a
     chunk can check its part of the chunk.
     """
 
@@ -43,7 +43,7 @@ class TensorInfo:
 class ModelIndex:
     """A checkpoint's table of contents, with the tensors in load order.
 
-    ``sha256`` is the root of the hash tree over all of it (:func:`thaw.hash_tree.root`), and so the model's version.
+    ``sha256`` is the root of the hash tree over all of it (:func:`hash_tree.root`), and so the model's version.
     For an unverified model (without an index in the store) it is empty, and ``etag`` distinguishes versions.
     """
 
@@ -110,7 +110,7 @@ class ModelFacts:
     architecture: str = ""
     parts: ModelParts | None = None  # None: the model cannot be divided into stages
     name: str = ""
-    """The URI that was asked for, where ``uri`` is the pin that it leads to (thaw/versions.py); empty: ``uri``."""
+    """The URI asked for, where ``uri`` is the pin that it leads to (checkpoints/versions.py); empty: ``uri``."""
 
     @property
     def version(self) -> str:

@@ -26,7 +26,7 @@ _PLACES: Final = {"s3": _BUCKET, "file": re.compile(r""), "http": _HOST, "https"
 _ANY_PLACE: Final = re.compile(r"[A-Za-z0-9._:\[\]-]*")
 """The place in a URI of a store that a package has added."""
 HUB: Final = "hf"
-"""The scheme of models on a hub: ``hf://org/name@revision`` (thaw/hub.py)."""
+"""The scheme of models on a hub: ``hf://org/name@revision`` (thaw/hub/models.py)."""
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _HUB_REVISION: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*(?:/[A-Za-z0-9._+-]+)*")
 _HUB_MAIN: Final = "@main"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from thaw.bound import Term
 from thaw.ids import ActionName, GroupId, HostId, PlanId
 from thaw.model import FileRange
+from thaw.tracing.bound import Term
 
 PLAN_VERSION = 1
 

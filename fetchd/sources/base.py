@@ -121,7 +121,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Revisions(Protocol):
-    """A source whose store keeps the versions of a model itself.  For others thaw/versions.py does it."""
+    """A source whose store keeps the versions of a model itself.  For others thaw/checkpoints/versions.py does it."""
 
     revision: str  # the one of this source's URI; empty for a name that may move
 

@@ -1,4 +1,4 @@
-"""``hf://org/name@revision``: a repository of a hub that speaks Hugging Face's API (thaw/hub.py has the words).
+"""``hf://org/name@revision``: a repository of a hub that speaks Hugging Face's API (thaw/hub/models.py has the words).
 
 ::
 
@@ -32,8 +32,7 @@ from fetchd.sources.base import Busy, Connection, ObjectInfo, Refused, Target, T
 from fetchd.sources.http_client import HttpClient, check_range
 from fetchd.sources.hub_api import busy_or_down, refusal, told
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable
-from thaw.hub import HubModel, is_commit
-from thaw.hub_answers import (
+from thaw.hub.answers import (
     MOST_LIST_BYTES,
     MOST_PAGES,
     HubFile,
@@ -44,7 +43,8 @@ from thaw.hub_answers import (
     next_page,
     too_long,
 )
-from thaw.hub_links import Link, endpoint_of, link_of
+from thaw.hub.links import Link, endpoint_of, link_of
+from thaw.hub.models import HubModel, is_commit
 from thaw.model_uri import ModelUri
 
 _MOST_HOPS: Final = 4

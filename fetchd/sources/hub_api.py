@@ -1,4 +1,4 @@
-"""The errors of a hub's answers (thaw/hub_answers.py has the sentences), and the pauses that it asks for."""
+"""The errors of a hub's answers (thaw/hub/answers.py has the sentences), and the pauses that it asks for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from fetchd.marks import AddressRefused
 from fetchd.sources.base import Busy, NotAUri, Refused
 from fetchd.sources.http_client import passing
-from thaw import hub_answers
 from thaw.errors import StoreUnavailable, ThawError
-from thaw.hub import HubModel
+from thaw.hub import answers as hub_answers
+from thaw.hub.models import HubModel
 
 MOST_PAUSE_S: Final = 60.0
 """A hub that wants to be left alone for longer is asked once in between: one wrong number must not stop a host."""

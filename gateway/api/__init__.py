@@ -1,5 +1,6 @@
-"""The HTTP surface: one file for each group of routes, OpenWhisk's under ``/api/v1`` and OpenAI's under ``/v1``.
+"""The HTTP surface.
 
-A route authenticates the caller, checks the request, and hands a Call to ``gateway.serving``.  ``http.py`` has what all
-routes share.
+``openwhisk/`` has OpenWhisk's routes under ``/api/v1``, ``platform/`` has those that only this platform has.  The files
+here are OpenAI's routes under ``/v1`` (``openai*.py``, ``responses*.py``) and what all routes share (``http.py``,
+``held.py``).  A route authenticates the caller, checks the request, and hands a Call to ``gateway.serving``.
 """

@@ -14,9 +14,9 @@ from gateway.api import bounded_json
 from gateway.core import Gateway
 from gateway.front.bounds import UNCHECKED_BODY_BYTES
 from gateway.front.visit import VISIT, Visit
-from gateway.serving.packages import MISSING, forbidden
+from gateway.serving.actions.packages import MISSING, forbidden
 from relay.state.api_keys import Subject
-from thaw import lasting, wire
+from thaw import wire
 from thaw.errors import (
     BadRequest,
     ConfigError,
@@ -31,6 +31,7 @@ from thaw.errors import (
     Unfit,
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
+from thaw.process import lasting
 
 View = TypeVar("View", bound=Callable[..., Response])
 
@@ -79,9 +80,8 @@ def caller() -> Subject:
 
 
 def _count(namespace: Namespace) -> None:
-    if (
-        request.endpoint in _INVOCATIONS
-    ):  # their own throttle counts them; others are brief, or some of the few that are held (serving/held.py)
+    # The throttle of invocations counts these; others are brief, or are some of the few that serving/held/ holds.
+    if request.endpoint in _INVOCATIONS:
         gateway().calls.enter_again(namespace)
     else:
         gateway().calls.enter(namespace)

@@ -26,9 +26,9 @@ from gateway.api.openai_body import check_text, validate
 from gateway.api.several_answers import stream, whole
 from gateway.api.streaming import START_HEADER, Asked, begin, go_on, how_started, last_event
 from gateway.core import Gateway
-from gateway.serving.action_cache import simple_name
+from gateway.serving.actions.action_cache import simple_name
+from gateway.serving.answers.several import several
 from gateway.serving.hangup import watched
-from gateway.serving.several import several
 from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import NotFound

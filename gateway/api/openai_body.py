@@ -14,7 +14,7 @@ from gateway.api.bad_field import BadField
 from gateway.api.openai_grammar import GRAMMARS, check_grammars
 from gateway.api.openai_messages import check_messages
 from gateway.api.openai_tools import check_tools
-from gateway.serving.several import MOST_CHOICES, MOST_PARTS, prompts_of
+from gateway.serving.answers.several import MOST_CHOICES, MOST_PARTS, prompts_of
 from thaw.ids import ActivationId
 
 Check = Callable[[Any], bool]

@@ -12,8 +12,8 @@ from typing import Any, Final
 from flask import Blueprint, Response
 
 from gateway.api import openapi_v1 as v1
-from gateway.api.action_body import LLM_LIMITS
 from gateway.api.http import OPENAI_PATHS, json_response
+from gateway.api.openwhisk.action_body import LLM_LIMITS
 from thaw import __version__
 from thaw.config import MOST_INSTANCES
 from thaw.quotas import MOST_WEIGHT, NAMES

@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.api.openai_body import NO_EFFECT, ONLY
 from gateway.api.openai_tools import MOST_TOOLS, NOT_BESIDE
 from gateway.api.responses_body import ONLY as RESPONSES_ONLY
-from gateway.serving.several import MOST_CHOICES, MOST_PARTS
+from gateway.serving.answers.several import MOST_CHOICES, MOST_PARTS
 
 Json = Mapping[str, Any]
 _BIG: Final = 2**31 - 1

@@ -25,8 +25,8 @@ from gateway.api.streaming import (
     watching,
     written,
 )
+from gateway.serving.answers.responses_format import ResponseEvents, repeated
 from gateway.serving.call import Call
-from gateway.serving.responses_format import ResponseEvents, repeated
 from relay.protocol.messages import RunFinished, RunToken
 from thaw.errors import BadRequest, ThawError
 

@@ -24,11 +24,11 @@ from flask import Response, request
 from gateway.api.http import ACTIVATION_HEADER, json_response, openai_error
 from gateway.api.streaming import SSE, START_HEADER, Asked, how_started, recorded
 from gateway.core import Gateway
+from gateway.serving.answers.merging import Merging
+from gateway.serving.answers.several import Several, merged
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone, Hangup, watched
-from gateway.serving.merging import Merging
 from gateway.serving.runs import Outcome
-from gateway.serving.several import Several, merged
 from thaw.errors import ThawError
 
 

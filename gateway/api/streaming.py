@@ -19,10 +19,10 @@ from gateway.api.bad_field import BadField
 from gateway.api.http import ACTIVATION_HEADER, json_response, openai_error
 from gateway.api.openai_body import choose_seed
 from gateway.core import Gateway
+from gateway.serving.answers.event_ids import EventId, UnknownEvent, fingerprint
+from gateway.serving.answers.openai_format import Chunks, aggregate
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId, UnknownEvent, fingerprint
 from gateway.serving.hangup import ClientGone, Hangup, watched
-from gateway.serving.openai_format import Chunks, aggregate
 from gateway.serving.outcome import outcome_of
 from gateway.serving.reconnect import Way
 from gateway.serving.runs import Outcome, llm_tokens
@@ -34,7 +34,7 @@ from thaw.activation import ActivationStatus
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
 from thaw.ids import ActivationId, random_hex_id
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 RESUMABLE_HEADER: Final = "X-Thaw-Resumable"
 START_HEADER: Final = "X-Thaw-Start"

@@ -45,15 +45,15 @@ from relay.state.bus import EventReader
 from relay.state.clock import StateClock
 from relay.state.lease import SchedulerLease
 from relay.state.registry import Registry
-from thaw import lasting
 from thaw import settings as thaw_settings
-from thaw.ending import end_within
 from thaw.errors import PlatformError
 from thaw.ids import random_hex_id
-from thaw.lasting import LastingThread
 from thaw.logs import Log
 from thaw.model_uri import policy_of
 from thaw.plan import TransportKind
+from thaw.process import lasting
+from thaw.process.ending import end_within
+from thaw.process.lasting import LastingThread
 
 _TRACE_SETTLES_S = 2.0
 """Hosts write the last events of a start's trace about when they announce it ready."""

@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.fair import FairQueue, may_have_more
-from gateway.serving.action_cache import Actions
+from gateway.serving.actions.action_cache import Actions
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
 from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
+from gateway.serving.routing.demand import Demand
 from gateway.serving.runs import Outcome
 from relay.state.api_keys import Subject
 from relay.state.pending import Entry, PendingClaims, PendingReader

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from gateway.serving.call import Call
 from gateway.serving.execute import Steps, to_end
-from gateway.serving.invoker_pool import Reply
 from gateway.serving.recorder import Recorder
+from gateway.serving.routing.invoker_pool import Reply
+from gateway.serving.routing.throttle import Place
 from gateway.serving.runs import Outcome
-from gateway.serving.throttle import Place
 from relay.state.records import Pending, Records
 from relay.state.registry import Registry
 from thaw.errors import PlatformError

@@ -10,12 +10,12 @@ from typing import Any
 from gateway.serving.hangup import Hangup
 from relay.protocol.messages import TEXT_ENDPOINTS
 from relay.state.api_keys import Subject
-from thaw import trace
 from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.ids import ActivationId
 from thaw.instance import InstanceRecord
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing import trace
+from thaw.tracing.trace import Phase, TraceEvent
 
 QUEUE_LIMIT_S = 60.0
 """An ordinary function may wait this long for its container; its time limit counts from its dispatch, as OpenWhisk's

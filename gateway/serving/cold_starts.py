@@ -12,10 +12,10 @@ from gateway.serving.outcome import start_mode
 from relay.state import starts
 from thaw.errors import PlatformError
 from thaw.ids import ActionName
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 from thaw.standing import ColdStart
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 _MOST: Final = 256
 """That wait while the state server is away.  Later ones are dropped: a later start is told in their place."""

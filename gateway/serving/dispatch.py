@@ -18,18 +18,18 @@ from collections.abc import Callable, Generator
 from typing import Final
 
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
-from gateway.serving.invoker_pool import InvokerPool, Reply, Unreachable
-from gateway.serving.migration import Migrations
-from gateway.serving.routes import Route
-from gateway.serving.sending import send_run
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import Ticket, WaitingRoom
+from gateway.serving.moving.migration import Migrations
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply, Unreachable
+from gateway.serving.routing.routes import Route
+from gateway.serving.routing.sending import send_run
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from thaw.action import Action
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
 from thaw.logs import Log
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 MAX_LOSSES: Final = 3
 """The number of workers that one activation may lose before it counts as the cause."""

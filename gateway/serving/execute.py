@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeVar
 
+from gateway.serving.answers.openai_format import aggregate
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
-from gateway.serving.invoker_pool import Reply
-from gateway.serving.openai_format import aggregate
 from gateway.serving.outcome import outcome_of
+from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.runs import Outcome, function_steps, llm_tokens
 from relay.protocol.messages import RunFinished, RunToken
 from thaw.activation import ActivationStatus

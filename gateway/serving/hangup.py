@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from thaw.errors import ThawError
-from thaw.hangup import HangupWatcher
+from thaw.process.hangup import HangupWatcher
 
 
 class ClientGone(ThawError):

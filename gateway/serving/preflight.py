@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool
+from gateway.serving.routing.invoker_pool import InvokerPool
 from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
 from relay.state.registry import Registry
 from thaw import wire

@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
+from gateway.serving.answers.event_ids import EventId, Fingerprint, OtherRequest, fingerprint, request_digest
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId, Fingerprint, OtherRequest, fingerprint, request_digest
 from gateway.serving.hangup import Hangup
+from gateway.serving.routing.throttle import QueueCaps, Throttle
 from gateway.serving.streams import Reader, Streams
-from gateway.serving.throttle import QueueCaps, Throttle
 from relay.protocol.messages import StreamWanted
 from relay.state.registry import Registry
 from relay.state.streams import HandedOver, StreamHomes

@@ -19,8 +19,8 @@ from typing import Final
 from gateway.fair import FairQueue, may_have_more
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone
-from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.outcome import activation_of
+from gateway.serving.routing.invoker_pool import InvokerPool
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsWanted, RunRef
 from relay.state.records import Ended, Records
@@ -29,9 +29,9 @@ from thaw import wire
 from thaw.activation import ActivationStatus
 from thaw.errors import PlatformError, ThawError, WorkerLost
 from thaw.ids import Namespace
-from thaw.lasting import LastingThread
 from thaw.logs import Log
-from thaw.trace import Phase
+from thaw.process.lasting import LastingThread
+from thaw.tracing.trace import Phase
 
 _BATCH: Final = 512
 """The most records written together, under load; a single one waits for no others.  The number is so large that a host

@@ -2,7 +2,7 @@
 
 Each token is passed on exactly once (interfaces: engine protocol).  A token's index counts from 0 per activation; a
 token that was seen already is dropped, and a gap is a failure.  When a worker is lost, its answer goes on elsewhere
-from the tokens already emitted.  When a worker leaves, its answer moves elsewhere while it goes on (moving.py).
+from the tokens already emitted.  When a worker leaves, its answer moves elsewhere while it goes on (moving/).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gateway.serving.answers.kept import prompt_bytes, token_bytes
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
-from gateway.serving.invoker_pool import Reply
-from gateway.serving.kept import prompt_bytes, token_bytes
-from gateway.serving.moving import Moving
-from gateway.serving.routes import Route
+from gateway.serving.moving.between_tokens import Moving
+from gateway.serving.routing.invoker_pool import Reply
+from gateway.serving.routing.routes import Route
 from relay.protocol.messages import RunFailed, RunFinished, RunPrompt, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import DeveloperError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 T = TypeVar("T")
 

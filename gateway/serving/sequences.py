@@ -16,14 +16,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gateway.serving import conductors
+from gateway.serving.actions import conductors
+from gateway.serving.actions.packages import Packages, Target, qualified
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.execute import Steps, steps
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import Reply
 from gateway.serving.outcome import outcome_of
-from gateway.serving.packages import Packages, Target, qualified
+from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.runs import Outcome
 from relay.state.api_keys import Subject
 from thaw.action import KIND_SEQUENCE, Action

@@ -20,21 +20,21 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.serving.answers.kept import Bounds, Kept, Shelf, token_bytes
+from gateway.serving.answers.openai_format import aggregate, chunk_fields
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.hangup import Hangup
-from gateway.serving.kept import Bounds, Kept, Shelf, token_bytes
-from gateway.serving.openai_format import aggregate, chunk_fields
 from gateway.serving.outcome import outcome_of
+from gateway.serving.routing.throttle import Throttle
 from gateway.serving.runs import Outcome, llm_tokens
-from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.streams import HandedOver
 from thaw.action import Action
 from thaw.activation import ActivationStatus
 from thaw.errors import Conflict, ProtocolError, ThawError
 from thaw.ids import ActivationId
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 _LEAVES_S: Final = 1.0
 """How long a reader that was replaced may take to tell its client so.  Then its connection is cut: it may be blocked in

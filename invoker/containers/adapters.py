@@ -34,7 +34,7 @@ from relay.protocol.adapter_messages import (
 from relay.protocol.messages import FetchStart
 from relay.protocol.segment import SegmentReader
 from thaw import wire
-from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.errors import (
     ErrorInfo,
     InstanceBusy,

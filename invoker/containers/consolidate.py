@@ -48,7 +48,7 @@ from thaw.errors import (
 from thaw.ids import GroupId, InstanceId, own_group
 from thaw.instance import InstanceRecord
 from thaw.logs import Log
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 HEALTH_S: Final = 2.0
 _SERVES: Final = (State.IDLE, State.BUSY, State.DRAINING)

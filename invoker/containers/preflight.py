@@ -27,8 +27,9 @@ from invoker.drivers.base import Handle, Spec
 from relay.clients.fetch import FetchClient
 from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
 from relay.protocol.messages import FetchStart, LlmInit, PreflightReply, StageShape
-from thaw import checkpoint, fitness, wire
+from thaw import wire
 from thaw.action import KIND_LLM
+from thaw.checkpoints import checkpoint, fitness
 from thaw.errors import DeveloperError, ErrorInfo, PlatformError, ProtocolError, ThawError, Unavailable, from_info
 from thaw.ids import ActionName, GroupId, HostId, InstanceId, random_hex_id
 from thaw.logs import Log

@@ -17,8 +17,8 @@ from relay.state.registry import Registry
 from thaw.errors import PlatformError
 from thaw.ids import InstanceId
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 FLIP_REST_S: Final = 0.1
 _RETRY_S: Final = 0.5

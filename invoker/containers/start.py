@@ -41,7 +41,7 @@ from thaw.ids import HostId, InstanceId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
 from thaw.plan import Plan, PlanStage
-from thaw.trace import Phase, TraceEvent, event
+from thaw.tracing.trace import Phase, TraceEvent, event
 
 CONTAINER_ANSWERS_S: Final = 60.0
 EXIT_SEEN_S: Final = 5.0

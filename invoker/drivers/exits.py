@@ -7,7 +7,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 
 class ExitWatch:

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from thaw.kernel_counts import parse_disk_wait, parse_schedstat
+from thaw.process.kernel_counts import parse_disk_wait, parse_schedstat
 
 
 def start_ticks(pid: int) -> int | None:

@@ -32,7 +32,7 @@ from relay.clients import http11
 from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
 from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
 from relay.protocol.messages import ACTIVATION_HEADER
-from thaw import lasting, wire
+from thaw import wire
 from thaw.action import KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import (
@@ -47,9 +47,10 @@ from thaw.errors import (
     TooLarge,
     Unauthorized,
 )
-from thaw.hangup import HangupWatcher
 from thaw.ids import InstanceId
-from thaw.lasting import LastingThread
+from thaw.process import lasting
+from thaw.process.hangup import HangupWatcher
+from thaw.process.lasting import LastingThread
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 429}

@@ -13,7 +13,7 @@ from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, GroupId, HostId
 from thaw.plan import StageRole
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from thaw.errors import ErrorInfo
 from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange, ModelFacts, TensorInfo
 from thaw.plan import PlanModel
-from thaw.trace import TraceEvent
+from thaw.tracing.trace import TraceEvent
 
 # ── fetchd: the control socket ────────────────────────────────────────────────────────────────────────────────────
 

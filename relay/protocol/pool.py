@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from thaw.hub import content_of
+from thaw.hub.models import content_of
 from thaw.model import FileRange
 
 ALIGNMENT: Final = 4096

@@ -20,8 +20,8 @@ from relay.protocol.frames import FrameHeader, FrameKind, decode, encode
 from relay.state import keys, redis_link
 from thaw.errors import PlatformError, ProtocolError
 from thaw.ids import HostId
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 EVENTS_KEPT: Final = 20_000
 COMMANDS_KEPT: Final = 5_000

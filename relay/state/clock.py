@@ -1,7 +1,7 @@
 """This machine's monotonic clock compared with the state server's, by round trips that have another purpose anyway.
 
 A heartbeat, a lease or a reading of the hosts also asks for ``TIME``.  The result is kept as an interval that every
-round trip narrows (thaw/clocks.py), and is written into the trace of each start.
+round trip narrows (thaw/tracing/clocks.py), and is written into the trace of each start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from thaw.clocks import Reading, narrowed, round_trip
+from thaw.tracing.clocks import Reading, narrowed, round_trip
 
 
 class StateClock:

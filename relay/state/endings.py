@@ -29,11 +29,11 @@ import redis
 from relay.state import keys, redis_link
 from relay.state.record_lists import names_of
 from thaw.activation import Activation
-from thaw.bell import Bell
 from thaw.errors import BadRequest, PlatformError
 from thaw.ids import ActivationId, Namespace, random_hex_id
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.bell import Bell
+from thaw.process.lasting import LastingThread
 
 KEPT: Final = 10_000
 """The most endings of a namespace that a reader can be behind."""

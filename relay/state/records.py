@@ -27,11 +27,11 @@ from relay.state.storage import SHORT_BYTES, Storage
 from thaw import pools, wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus
-from thaw.clocks import event_of
 from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import Quotas
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.clocks import event_of
+from thaw.tracing.trace import Phase, TraceEvent
 
 TRACE_TTL_S: Final = 7 * 24 * 3600
 _FSYNC_WAIT_MS: Final = 2_000

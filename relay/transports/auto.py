@@ -32,9 +32,9 @@ from relay.transports.redis_server import GroupRelay
 from relay.transports.tcp import TcpEnds
 from relay.transports.tcp_out import NoRoute, TcpOut
 from thaw.errors import PlatformError, WorkerLost
-from thaw.hops import HopPath
 from thaw.ids import GroupId
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
+from thaw.tracing.hops import HopPath
 
 _DIAL_S: Final = 1.0
 _TRY_AGAIN_S: Final = 1.0

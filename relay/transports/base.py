@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, Protocol
 from relay.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, FrameKind, Priority, encode_chunk
 from relay.protocol.messages import GroupLink
 from thaw.errors import ProtocolError, Unavailable
-from thaw.hops import HopPath
 from thaw.ids import GroupId
+from thaw.tracing.hops import HopPath
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Redis moves 1 MB in 2 to 4 ms: small enough to overlap the copies of two, large enough to fill the wire."""

@@ -26,8 +26,8 @@ from relay.protocol.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameHeader, 
 from relay.transports.assembly import Assembly
 from relay.transports.base import Flow, Message, closed, split
 from thaw.errors import ProtocolError, StoreUnavailable, Unavailable
-from thaw.hops import HopPath
 from thaw.ids import GroupId
+from thaw.tracing.hops import HopPath
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """A request costs milliseconds whatever it carries."""

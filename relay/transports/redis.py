@@ -27,8 +27,8 @@ from relay.transports.quota import LinkQuota
 from relay.transports.redis_in import open_lanes
 from relay.transports.redis_out import Sender
 from relay.transports.redis_server import GroupRelay
-from thaw.hops import HopPath
 from thaw.ids import GroupId
+from thaw.tracing.hops import HopPath
 
 
 class RedisTransport:

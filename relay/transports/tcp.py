@@ -31,8 +31,8 @@ from relay.transports.redis_server import GroupRelay
 from relay.transports.resp import tune
 from relay.transports.tcp_accept import HANDSHAKE_S, Assemblies, TcpAcceptor
 from relay.transports.tcp_out import Dial, TcpOut
-from thaw.hops import HopPath
 from thaw.ids import GroupId
+from thaw.tracing.hops import HopPath
 
 _ADDRESS_TTL_MS: Final = 24 * 3600 * 1000
 

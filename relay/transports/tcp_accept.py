@@ -18,7 +18,7 @@ from relay.transports.inbox import Inbox
 from relay.transports.resp import tune
 from relay.transports.tcp_in import TcpLane
 from thaw.errors import PlatformError, ProtocolError
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 HANDSHAKE_S: Final = 3.0
 _MAX_NEWCOMERS: Final = 32

@@ -15,7 +15,7 @@ from bench._common import figure, interleave, judge, report
 from bench._explained import read_start
 from bench._links import Link
 from bench.cold_start import ColdRun, VllmRun, judge_all
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 N_BYTES = 270_000_000
 LINK = 1e9

@@ -15,9 +15,9 @@ from bench._links import Link
 from bench._origin import Origin
 from bench._overlap import describe
 from bench.parallel_start import Model, ParallelRun
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.model import ModelIndex, ModelParts, TensorInfo
-from thaw.timeline import Timeline
+from thaw.tracing.timeline import Timeline
 
 MBIT_200 = 25_000_000.0
 CONSTANTS = Constants(t_cc=0.1, t_l=10.0, t_l_cpu_s=9.0, copy_bytes_per_s=5e9)

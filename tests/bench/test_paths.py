@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import _paths
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 
 def answer(*hops: str) -> list[TraceEvent]:

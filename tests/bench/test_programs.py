@@ -14,7 +14,7 @@ import pytest
 
 from bench import _model
 from bench._common import ROOT, python_env, start
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.dev.ports import free_ports
 
 

@@ -9,7 +9,7 @@ import pytest
 from bench import replay
 from bench.simulation import constants
 from bench.simulation.workload import Request, Workload
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 PLATFORM = replay.Measured(n_bytes=270_000_000, link=25e6, t_cu=0.1, tail=0.4, warm_ttft=0.1, t_d=0.05)
 

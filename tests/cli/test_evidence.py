@@ -8,9 +8,9 @@ import random
 import pytest
 
 from thaw.cli.evidence_lines import evidence_lines
-from thaw.evidence import Account, Explanation, explain
-from thaw.timeline import Interval, Timeline, analyse
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.evidence import Account, Explanation, explain
+from thaw.tracing.timeline import Interval, Timeline, analyse
+from thaw.tracing.trace import Phase, TraceEvent
 
 P = Phase
 LINK = 1e9

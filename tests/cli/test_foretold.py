@@ -6,12 +6,12 @@ from typing import Any
 
 from tests.cli.test_timeline import COLD, Line, shifted, trace
 from thaw import wire
-from thaw.bound import Part, Source, Term, least_s
 from thaw.cli import foretold
 from thaw.ids import ActionName, GroupId, PlanId
 from thaw.plan import Plan
-from thaw.timeline import analyse
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.bound import Part, Source, Term, least_s
+from thaw.tracing.timeline import analyse
+from thaw.tracing.trace import Phase, TraceEvent
 
 P = Phase
 MODEL_BYTES = 50_000_000

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.cli.conftest import Run
 from tests.cli.fake_gateway import FakeGateway
 from thaw import wire
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 KEYS = "/api/v1/thaw/keys"
 MADE = {"id": "23bc", "namespace": "team-a", "role": "tenant", "created_ms": 1_700_000_000_000}

@@ -19,7 +19,8 @@ import typer
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
 from tests.thaw_runtime.adapters import write_adapter
-from thaw import checkpoint, model_json, versions, wire
+from thaw import wire
+from thaw.checkpoints import checkpoint, model_json, versions
 from thaw.cli import checkpoints, models
 from thaw.cli.stores import DirectoryStore, open_store
 from thaw.dev.layout import Platform

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fetchd.harness import write_model
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli import checkpoints, guards
 from thaw.cli.stores import Store, open_store
 from thaw.errors import Conflict

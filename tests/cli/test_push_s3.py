@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.seaweed import KEY, SECRET, seaweed
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli import checkpoints, s3
 from thaw.cli.stores import open_store
 from thaw.errors import ModelCorrupt

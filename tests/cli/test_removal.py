@@ -15,7 +15,7 @@ from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
 from tests.seaweed import KEY as S3_KEY
 from tests.seaweed import SECRET, seaweed
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli import checkpoints, guards, removal
 from thaw.cli.model_uses import Uses
 from thaw.cli.stores import Store, open_store

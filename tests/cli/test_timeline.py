@@ -17,8 +17,8 @@ from thaw.errors import NotFound
 from thaw.ids import ActionName, GroupId, HostId, PlanId
 from thaw.model import FileRange
 from thaw.plan import Plan, PlanModel, PlanStage, StageRole
-from thaw.timeline import analyse, union
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.timeline import analyse, union
+from thaw.tracing.trace import Phase, TraceEvent
 
 P = Phase
 COLD = [  # (ms, phase, host): a cold start as it is recorded

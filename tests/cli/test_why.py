@@ -10,7 +10,7 @@ from rich.console import Console
 
 from thaw import wire
 from thaw.cli import explain
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 SIZES = [
     {"stages": 1, "full": 1, "why": "ttft", "ttft_s": 10.938, "tpot_s": 0.0058},

@@ -13,7 +13,7 @@ from relay.transports.base import Flow
 from tests.conformance.transports import FLOW, KINDS, Group, Worker, cut, group_in_store, group_on_redis, settle
 from tests.seaweed import KEY, SECRET, seaweed
 from thaw.errors import Unavailable
-from thaw.hops import HopPath
+from thaw.tracing.hops import HopPath
 
 HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, Priority.INFERENCE, FLAG_TENSORS, stream_id=3, step=11)
 KV = FrameHeader(FrameKind.KV, Priority.KV)

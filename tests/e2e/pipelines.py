@@ -22,8 +22,8 @@ from thaw.action import KIND_LLM
 from thaw.ids import GroupId
 from thaw.instance import InstanceRecord
 from thaw.plan import Plan
-from thaw.timeline import Interval, analyse
-from thaw.trace import TraceEvent
+from thaw.tracing.timeline import Interval, analyse
+from thaw.tracing.trace import TraceEvent
 
 T = TypeVar("T")
 _USER = "thaw-group-"

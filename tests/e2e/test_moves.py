@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.machine import Machine, text_of
 from tests.e2e.pipelines import wait_for
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

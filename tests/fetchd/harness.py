@@ -25,7 +25,7 @@ from blake3 import blake3
 from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted
 from relay.protocol.segment import SegmentReader
-from thaw import checkpoint, hash_tree
+from thaw.checkpoints import checkpoint, hash_tree
 from thaw.dev.links import inside
 from thaw.errors import ThawError
 from thaw.ids import GroupId, InstanceId

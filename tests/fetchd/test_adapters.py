@@ -19,7 +19,7 @@ from relay.clients.channel import Channel
 from relay.protocol.messages import Inspect, Inspected, Refused, from_plain, to_plain
 from tests.fetchd.harness import Store, write_index, write_model
 from tests.thaw_runtime.adapters import LINEAR, write_adapter, write_base
-from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.logs import Log
 from thaw.model import ModelFacts

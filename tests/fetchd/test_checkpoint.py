@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.fetchd.harness import digest, safetensors_bytes, write_index, write_model
-from thaw import checkpoint, hash_tree, wire
+from thaw import wire
+from thaw.checkpoints import checkpoint, hash_tree
 from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFile, ModelIndex, TensorInfo
 

@@ -28,11 +28,11 @@ from thaw.errors import (
     StaleEpoch,
     Unavailable,
 )
-from thaw.evidence import explain
 from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange, ModelFacts
-from thaw.timeline import analyse
-from thaw.trace import Phase
+from thaw.tracing.evidence import explain
+from thaw.tracing.timeline import analyse
+from thaw.tracing.trace import Phase
 
 G = GroupId("g")
 

@@ -21,11 +21,11 @@ from fetchd.sources.hub import HubSource
 from fetchd.sources.registry import open_source
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from tests.hub import Answering, LoopbackHub, files_in
-from thaw import hub as words
+from thaw.checkpoints.versions import POINTER_NAME
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable, ThawError
+from thaw.hub import models as words
 from thaw.ids import GroupId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts
-from thaw.versions import POINTER_NAME
 
 WEIGHTS = "model.safetensors"
 BASE = "hf://org/base"

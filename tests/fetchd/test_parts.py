@@ -29,7 +29,7 @@ from thaw.ids import GroupId
 from thaw.logs import Log
 from thaw.model import CHUNK_BYTES, FileRange, ModelFile, ModelIndex, TensorInfo
 from thaw.plan import PlanModel
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 SLAB = 2 * 2**20
 N_SLABS = 8

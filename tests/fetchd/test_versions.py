@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli import checkpoints
 from thaw.cli.stores import open_store
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported

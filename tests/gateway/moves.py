@@ -14,16 +14,16 @@ from typing import Any, cast
 import pytest
 
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool
-from gateway.serving.migration import Migrations
-from gateway.serving.move import Limits, Move
-from gateway.serving.move_rules import State
+from gateway.serving.moving.migration import Migrations
+from gateway.serving.moving.move import Limits, Move
+from gateway.serving.moving.move_rules import State
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.invoker_pool import InvokerPool
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import WaitingRoom
 from gateway.serving.runs import llm_tokens
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import WaitingRoom
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.api_keys import Subject
 from tests.gateway.fake_invoker import FakeInvoker

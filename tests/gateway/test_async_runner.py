@@ -12,16 +12,16 @@ import pytest
 import redis
 
 from gateway.serving import async_runner
-from gateway.serving.action_cache import Actions
+from gateway.serving.actions.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
-from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.recorder import Recorder
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.invoker_pool import InvokerPool
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import WaitingRoom
 from gateway.serving.runs import Outcome
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import WaitingRoom
 from relay.state import keys, redis_link
 from relay.state.pending import PendingClaims
 from relay.state.records import Pending, Records

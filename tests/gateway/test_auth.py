@@ -11,7 +11,7 @@ import redis
 from gateway.auth import CACHE_S, Authenticator
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.run_keys import RunKeys
+from gateway.serving.routing.run_keys import RunKeys
 from relay.state import keys, redis_link
 from relay.state.api_keys import ApiKey, ApiKeys, Subject, digest_of
 from tests.conftest import Clock

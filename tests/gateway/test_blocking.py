@@ -11,10 +11,10 @@ from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
 from gateway.serving.execute import Steps
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.recorder import Recorder
+from gateway.serving.routing.invoker_pool import InvokerPool
+from gateway.serving.routing.throttle import Place, Throttle
 from gateway.serving.runs import Outcome
-from gateway.serving.throttle import Place, Throttle
 from relay.state import redis_link
 from relay.state.api_keys import Subject
 from relay.state.records import Pending, Records

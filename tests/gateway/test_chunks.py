@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from gateway.serving.answers.event_ids import EventId
+from gateway.serving.answers.openai_format import Chunks
 from gateway.serving.call import Call
-from gateway.serving.event_ids import EventId
 from gateway.serving.hangup import Hangup
-from gateway.serving.openai_format import Chunks
 from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
 from relay.state.api_keys import Subject
 from thaw.action import KIND_LLM, Action, Exec, Limits

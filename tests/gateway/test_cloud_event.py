@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.cloud_event import (
+from gateway.api.openwhisk.cloud_event import (
     FIELD,
     Event,
     EventAnswer,

@@ -11,8 +11,8 @@ import zipfile
 
 import pytest
 
-from gateway.api.action_body import new_action
-from gateway.api.code_zip import ZipText, check_packages, decoded_zip
+from gateway.api.openwhisk.action_body import new_action
+from gateway.api.openwhisk.code_zip import ZipText, check_packages, decoded_zip
 from gateway.settings import GatewaySettings
 from thaw.action import Action
 from thaw.errors import BadRequest

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.serving.cold_progress import ColdProgress, Group, sentence
-from gateway.serving.waiting_room import Ticket, WaitingRoom
+from gateway.serving.routing.cold_progress import ColdProgress, Group, sentence
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from thaw.host import FetchReport
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode

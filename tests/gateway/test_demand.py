@@ -9,9 +9,9 @@ import redis
 
 from gateway.core import OwnHeartbeats
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
 from gateway.serving.hangup import Hangup
-from gateway.serving.waiting_room import Ticket, WaitingRoom
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from relay.protocol.messages import DemandAdded
 from relay.state import redis_link
 from relay.state.api_keys import Subject

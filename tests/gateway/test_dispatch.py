@@ -6,12 +6,12 @@ import socket
 from typing import Any, cast
 
 from gateway.serving.call import Call
-from gateway.serving.demand import Demand
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool, Reply
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import WaitingRoom
+from gateway.serving.routing.demand import Demand
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import WaitingRoom
 from relay.state.api_keys import Subject
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
 from thaw.errors import InstanceBusy

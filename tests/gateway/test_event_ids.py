@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serving.event_ids import EventId, EventIds, OtherAnswer, Progress, request_digest
+from gateway.serving.answers.event_ids import EventId, EventIds, OtherAnswer, Progress, request_digest
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.errors import NotFound
 from thaw.ids import ActionName, ActivationId, Namespace

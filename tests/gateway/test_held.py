@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from gateway.serving import following
-from gateway.serving.following import Followers, Following
 from gateway.serving.hangup import ClientGone, Hangup
-from gateway.serving.held import LOOK_S, Held, Looks
-from gateway.serving.work import WorkBook
+from gateway.serving.held import following
+from gateway.serving.held.following import Followers, Following
+from gateway.serving.held.until_news import LOOK_S, Held, Looks
+from gateway.serving.held.work import WorkBook
 from relay.state.endings import Cursor, Ending, Endings
-from thaw.bell import Bell
 from thaw.errors import Throttled, Unavailable
 from thaw.ids import ActivationId, Namespace
+from thaw.process.bell import Bell
 
 GUEST = Namespace("guest")
 

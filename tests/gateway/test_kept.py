@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.serving.event_ids import EventId, Progress
-from gateway.serving.kept import Bounds, Kept, Shelf, token_bytes
+from gateway.serving.answers.event_ids import EventId, Progress
+from gateway.serving.answers.kept import Bounds, Kept, Shelf, token_bytes
 from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
 from thaw.errors import WorkerLost
 from thaw.ids import ActivationId

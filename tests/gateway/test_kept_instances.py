@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 import redis
 
-from gateway.serving.action_cache import Actions
-from gateway.serving.kept_instances import KeptInstances
-from gateway.serving.quotas import QuotaBook
+from gateway.serving.actions.action_cache import Actions
+from gateway.serving.actions.quotas import QuotaBook
+from gateway.serving.scaling.kept_instances import KeptInstances
 from relay.state import redis_link
 from relay.state.records import Records
 from thaw.action import KIND_LLM, Action, Exec, Limits

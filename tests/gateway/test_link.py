@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool, Reply
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply
 from relay.clients.http11 import Connection
 from thaw.errors import ThawError, TimeLimitExceeded, WorkerLost
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.api import bounded_json
-from gateway.api.long_string import LongString
+from gateway.api.openwhisk.long_string import LongString
 from thaw.errors import BadRequest, TooLarge
 
 MARK = "the mark"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.serving.move import Limits
-from gateway.serving.move_rules import State
-from gateway.serving.moving import Moving
+from gateway.serving.moving.between_tokens import Moving
+from gateway.serving.moving.move import Limits
+from gateway.serving.moving.move_rules import State
 from tests.gateway.moves import (
     CHAT,
     WAIT_S,

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.serving import move_rules
 from gateway.serving.hangup import ClientGone
-from gateway.serving.move import Limits
-from gateway.serving.move_rules import State
+from gateway.serving.moving import move_rules
+from gateway.serving.moving.move import Limits
+from gateway.serving.moving.move_rules import State
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.moves import (
     CHAT,

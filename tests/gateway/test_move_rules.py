@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gateway.scheduler.placement.serverlessllm import ResumeCost
-from gateway.serving.move_rules import (
+from gateway.serving.moving.move_rules import (
     FEW_TOKENS,
     TABLE,
     Command,

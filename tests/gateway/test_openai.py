@@ -237,7 +237,7 @@ def test_a_body_that_cannot_be_run_names_its_parameter(
 
 
 BROKEN = """
-from gateway.serving import sending
+from gateway.serving.routing import sending
 run_body = sending.run_body
 def broken(call, deadline_s, tokens, **more):
     return run_body(call, deadline_s, tokens, **more) if call.payload.get("user") != "unlucky" else {}["nothing"]

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import redis
 
-from gateway.serving.expected_wait import Expectation
-from gateway.serving.throttle import QueueCaps
-from gateway.serving.waiting_room import Queue, Ticket, WaitingRoom
+from gateway.serving.routing.expected_wait import Expectation
+from gateway.serving.routing.throttle import QueueCaps
+from gateway.serving.routing.waiting_room import Queue, Ticket, WaitingRoom
 from relay.state.registry import Registry
 from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker

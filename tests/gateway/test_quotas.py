@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import requests
 
-from gateway.serving.quotas import QuotaBook
+from gateway.serving.actions.quotas import QuotaBook
 from relay.state import redis_link
 from relay.state.quotas import NamespaceQuotas
 from tests.conftest import ValkeyServer

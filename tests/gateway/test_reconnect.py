@@ -12,7 +12,7 @@ import openai
 import pytest
 import redis
 
-from gateway.serving.event_ids import EventIds
+from gateway.serving.answers.event_ids import EventIds
 from relay.state import keys
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key, wait_for_record

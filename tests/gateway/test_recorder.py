@@ -12,9 +12,9 @@ import redis
 from gateway.serving import recorder
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.invoker_pool import InvokerPool
 from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
+from gateway.serving.routing.invoker_pool import InvokerPool
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsFound, LogsWanted
 from relay.state import redis_link

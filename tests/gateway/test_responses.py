@@ -12,9 +12,9 @@ import openai
 import pytest
 from openai.types.responses import Response as SdkResponse
 
+from gateway.serving.answers.responses_format import ResponseEvents, repeated
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.responses_format import ResponseEvents, repeated
 from relay.protocol.messages import CallDelta, RunFinished, RunToken, TokenLogprob
 from relay.state.api_keys import Role, Subject
 from tests.gateway.conftest import KEY, GatewayProcess, wait_for_record

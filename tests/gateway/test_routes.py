@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.serving.routes import RouteTable
-from gateway.serving.waiting_room import Ticket, WaitingRoom
+from gateway.serving.routing.routes import RouteTable
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from thaw.errors import InitFailed, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode

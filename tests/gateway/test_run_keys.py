@@ -11,8 +11,8 @@ import requests
 
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.run_keys import RunKeys
-from gateway.serving.sending import run_body
+from gateway.serving.routing.run_keys import RunKeys
+from gateway.serving.routing.sending import run_body
 from relay.state.api_keys import Role, Subject
 from tests.gateway.conftest import KEY, OPERATOR_KEY, GatewayProcess, add_key, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from gateway.scheduler.events import facts_of
-from gateway.serving.action_cache import Actions
-from gateway.serving.kept_instances import KeptInstances
-from gateway.serving.quotas import QuotaBook
-from gateway.serving.scaling import least_of, rescaled
+from gateway.serving.actions.action_cache import Actions
+from gateway.serving.actions.quotas import QuotaBook
+from gateway.serving.scaling.kept_instances import KeptInstances
+from gateway.serving.scaling.limits import least_of, rescaled
 from relay.state.quotas import NamespaceQuotas
 from relay.state.records import Records
 from relay.state.rewriting import rewrite_action

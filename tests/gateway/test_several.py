@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import requests
 
+from gateway.serving.answers.merging import Merging
+from gateway.serving.answers.several import merged, several
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
-from gateway.serving.merging import Merging
-from gateway.serving.several import merged, several
 from relay.protocol.messages import RankedToken, RunPrompt
 from relay.state.api_keys import Subject
 from tests.gateway.conftest import GatewayProcess

@@ -15,8 +15,8 @@ from typing import Any
 import redis
 import requests
 
-from gateway.serving.standings import StandingsOf
-from gateway.serving.work import WorkBook
+from gateway.serving.held.standings import StandingsOf
+from gateway.serving.held.work import WorkBook
 from relay.protocol.messages import ColdStarted, StartFailed
 from relay.state import bus, starts
 from relay.state.records import Records

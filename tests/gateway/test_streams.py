@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.serving import streams as module
+from gateway.serving.answers.event_ids import fingerprint
+from gateway.serving.answers.kept import Bounds, token_bytes
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
-from gateway.serving.event_ids import fingerprint
 from gateway.serving.hangup import ClientGone, Hangup
-from gateway.serving.kept import Bounds, token_bytes
+from gateway.serving.routing.throttle import Throttle
 from gateway.serving.runs import Outcome
 from gateway.serving.streams import Reader, Streams
-from gateway.serving.throttle import Throttle
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.api_keys import Subject
 from relay.state.streams import HandedOver

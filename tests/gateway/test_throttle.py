@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.serving.throttle import Place, Throttle
+from gateway.serving.routing.throttle import Place, Throttle
 from tests.conftest import Clock
 from thaw.errors import Throttled
 from thaw.ids import Namespace

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gateway.serving import warming
 from gateway.serving.hangup import ClientGone, Hangup
-from gateway.serving.held import Held
-from gateway.serving.versions import Versions
-from gateway.serving.waiting_room import Ticket, WaitingRoom
-from gateway.serving.warming import Warmed, Warming
+from gateway.serving.held.until_news import Held
+from gateway.serving.routing.versions import Versions
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
+from gateway.serving.scaling import warming
+from gateway.serving.scaling.warming import Warmed, Warming
 from tests.relay.samples import INSTANCE
 from thaw.errors import ThawError, Unavailable
 from thaw.ids import ActionName, ActivationId, HostId, Namespace

@@ -11,7 +11,7 @@ from relay.protocol.messages import FetchDone, FetchStart, FetchStarted, Segment
 from thaw.errors import ThawError, Unavailable
 from thaw.ids import GroupId, InstanceId
 from thaw.model import ModelFacts
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 
 class FakeFetchd(FetchClient):

@@ -19,7 +19,7 @@ from thaw import wire
 from thaw.action import KIND_LLM
 from thaw.ids import GroupId, InstanceId, own_group
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 REPORT = {"rounds": 3, "n_bytes": 4096, "tail_bytes": 64, "wait_s": 0.5, "stall_s": 0.002}
 NO_ROOM = {"code": "ModelUnsupported", "message": "no room for the KV cache", "hint": ""}

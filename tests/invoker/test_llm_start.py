@@ -25,7 +25,7 @@ from thaw.host import HeldSegment, PoolReport
 from thaw.ids import ActionName, InstanceId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.plan import Plan, PlanModel
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 URI = "file:///m"
 

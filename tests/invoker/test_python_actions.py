@@ -24,7 +24,7 @@ from tests.invoker.platform import WAIT_S, Host, until
 from thaw.action import KIND_PYTHON, StoredCode
 from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 HELLO = "def main(args):\n    return {'greeting': 'Hello ' + args.get('name', 'stranger') + '!'}\n"
 

@@ -13,10 +13,10 @@ from invoker.heartbeat import Reporter, _fetches
 from relay.clients.fetch import FetchClient
 from relay.protocol.messages import FetchStatus, Status
 from tests.invoker.platform import Host
-from thaw import lasting
 from thaw.host import FetchReport
 from thaw.ids import GroupId
 from thaw.logs import Log
+from thaw.process import lasting
 
 
 def test_the_heartbeat_says_what_is_pending_of_each_stage_and_what_follows_later() -> None:

@@ -21,8 +21,8 @@ from tests.invoker import weights_llm
 from tests.invoker.platform import WAIT_S
 from tests.scheduler.conftest import Platform
 from tests.seaweed import KEY, SECRET, seaweed
-from thaw import versions
 from thaw.action import KIND_LLM, Action, Exec, Limits
+from thaw.checkpoints import versions
 from thaw.cli import checkpoints
 from thaw.cli.stores import open_store
 from thaw.config import parse_llm_config

@@ -19,7 +19,7 @@ from tests.kubernetes.helpers import WAIT_S, cell, runs, spec, up
 from tests.kubernetes.test_invoker import host_in
 from thaw.ids import random_hex_id
 from thaw.instance import InstanceState
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 
 PULLED = 'Successfully pulled image "acme/python:1" in 412ms ({} including waiting). Image size: 8123456789 bytes.'
 

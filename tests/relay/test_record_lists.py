@@ -17,7 +17,7 @@ from tests.relay.samples import record
 from thaw.activation import Activation
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import Quotas
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 GUEST = Namespace("guest")
 

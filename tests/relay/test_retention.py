@@ -19,7 +19,7 @@ from thaw.activation import Activation
 from thaw.errors import StorageFull
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import OwnQuotas, Quotas
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 GUEST = Namespace("guest")
 MANY = Quotas(10**6, 10**12, 10**12, 10**6, 10**6, 10**6)

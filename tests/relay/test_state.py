@@ -23,7 +23,7 @@ from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, Unavai
 from thaw.host import Device, HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
 from thaw.instance import InstanceState
-from thaw.trace import Phase, event
+from thaw.tracing.trace import Phase, event
 
 GUEST = Namespace("guest")
 CHAT = ActionName("guest/chat")

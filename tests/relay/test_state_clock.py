@@ -19,8 +19,8 @@ from thaw import wire
 from thaw.cli import explain
 from thaw.host import Device, HostReport
 from thaw.ids import GatewayId, HostId
-from thaw.timeline import analyse
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.timeline import analyse
+from thaw.tracing.trace import Phase, TraceEvent
 
 P = Phase
 HOUR_NS = 3_600_000_000_000

@@ -22,8 +22,8 @@ from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpTransport
 from tests.conformance.transports import Worker, cut, settle
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
-from thaw.hops import HopPath
 from thaw.ids import GroupId
+from thaw.tracing.hops import HopPath
 
 GROUP = GroupId("ab" * 16)
 GROUP_BYTES = bytes.fromhex(GROUP)

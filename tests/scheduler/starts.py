@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.view.bounds import StageFacts
 from thaw.instance import StartMode
-from thaw.start_times import start_took
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.start_times import start_took
+from thaw.tracing.trace import Phase, TraceEvent
 
 MS = 1_000_000
 SIZES = (1_000_000, 80_000_000, 250_000_000)

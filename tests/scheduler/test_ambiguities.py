@@ -1,6 +1,6 @@
 """The resolutions R1 to R23 of the places where the papers are silent, ambiguous or misprinted, as the code keeps them.
 
-R22 concerns live migration.  Its rules are in gateway/serving/move_rules.py and have tests of their own.
+R22 concerns live migration.  Its rules are in gateway/serving/moving/move_rules.py and have tests of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.scheduler.placement.serverlessllm import LoadServer, ResumeCost, Ru
 from gateway.scheduler.placement.window import Window, new_workers
 from gateway.scheduler.policy.place import place
 from gateway.scheduler.view.history import History, Measured
-from gateway.serving import move_rules
+from gateway.serving.moving import move_rules
 from tests.scheduler.world import CHAT, MIB, chat, group_world, of
 from thaw.errors import ErrorInfo
 from thaw.ids import HostId

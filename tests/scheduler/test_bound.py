@@ -16,11 +16,11 @@ from gateway.scheduler.view.bounds import StageFacts, bound_terms
 from gateway.scheduler.view.shortest_times import Best, Key, Least
 from tests.scheduler.starts import Recorded, starts
 from thaw import partition, wire
-from thaw.bound import Part, Source, Term, for_prompt, is_partial, least_s, prompt_bucket, with_this_start
 from thaw.instance import StartMode
 from thaw.plan import Plan
-from thaw.start_times import StageTook, StartTook, Took, start_took
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.bound import Part, Source, Term, for_prompt, is_partial, least_s, prompt_bucket, with_this_start
+from thaw.tracing.start_times import StageTook, StartTook, Took, start_took
+from thaw.tracing.trace import Phase, TraceEvent
 
 CHAT = "guest/chat"
 _ROUNDING_S = 1e-6

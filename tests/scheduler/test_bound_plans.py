@@ -12,9 +12,9 @@ from gateway.scheduler.view.history import Measured
 from tests.scheduler.test_bound import PHASES, took
 from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
 from thaw import wire
-from thaw.bound import Part, Source, Term, least_s
 from thaw.host import Resident
 from thaw.instance import StartMode
+from thaw.tracing.bound import Part, Source, Term, least_s
 
 LINK = 25e6
 

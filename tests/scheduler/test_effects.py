@@ -33,11 +33,11 @@ from relay.state.registry import Registry
 from tests.relay.samples import GROUP, PLAN, record
 from tests.scheduler.world import FACTS
 from thaw import wire
-from thaw.bound import Part
 from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import StartMode
 from thaw.logs import Log
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.bound import Part
+from thaw.tracing.trace import Phase, TraceEvent
 
 CHAT = ActionName("guest/chat")
 

@@ -20,7 +20,7 @@ from gateway.scheduler.placement.predict import (
 )
 from gateway.scheduler.view.history import History, Learned, Measured, Pass, measure, measure_run
 from thaw.instance import StartMode
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 COLD, LLAMA2_7B = StartMode.COLD, 13_476_839_424
 T = Times()

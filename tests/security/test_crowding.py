@@ -27,7 +27,7 @@ from tests.security.slow import (
     status_of,
     worker_pid,
 )
-from thaw import descriptors
+from thaw.process import descriptors
 
 OTHER = f"Authorization: Basic {base64.b64encode(OTHER_KEY.encode()).decode()}\r\n"
 CHAT = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()

@@ -20,7 +20,7 @@ from fetchd import inspections, places
 from fetchd.marks import connect_marked
 from fetchd.sources.http import HttpConnection, HttpSource
 from tests.fetchd.harness import Fetchd, Request, Store, digest, wait_until, write_index, write_model
-from thaw import checkpoint, hash_tree, model_json
+from thaw.checkpoints import checkpoint, hash_tree, model_json
 from thaw.errors import ModelCorrupt, StoreUnavailable, Throttled
 from thaw.ids import GroupId
 from thaw.model import INDEX_NAME, FileRange, ModelFile, TensorInfo

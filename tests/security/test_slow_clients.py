@@ -25,7 +25,7 @@ from tests.security.slow import (
     status_of,
     worker_pid,
 )
-from thaw import descriptors
+from thaw.process import descriptors
 
 FEW_THREADS = {"THAW_GATEWAY_THREADS": "4"}
 CHAT = json.dumps({"model": "none", "messages": [{"role": "user", "content": "hi"}]}).encode()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fetchd.harness import ROOT, Fetchd, Store, digest, file_bytes, write_index, write_model
-from thaw import checkpoint, versions
+from thaw.checkpoints import checkpoint, versions
 from thaw.cli import checkpoints
 from thaw.cli.stores import open_store
 from thaw.errors import ModelCorrupt

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from thaw import adapter
+from thaw.checkpoints import adapter
 from thaw.errors import ModelUnsupported
 from thaw.model import TensorInfo
 

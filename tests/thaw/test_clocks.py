@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from thaw.clocks import DRIFT, Reading, compare, event_of, narrowed, round_trip
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.clocks import DRIFT, Reading, compare, event_of, narrowed, round_trip
+from thaw.tracing.trace import Phase, TraceEvent
 
 P = Phase
 MS = 1_000_000

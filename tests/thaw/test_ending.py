@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal, threading
-from thaw.ending import Ending
+from thaw.process.ending import Ending
 
 def ask():
     threading.Event().wait(0.3)  # the main thread waits by now
@@ -29,7 +29,7 @@ def test_a_signal_that_another_thread_caught_ends_the_process() -> None:
 
 WAITS = """
 import threading
-from thaw.ending import end_within
+from thaw.process.ending import end_within
 
 end_within(0.2, lambda: print("unheard", flush=True))
 threading.Thread(target=threading.Event().wait).start()  # as for a server that is away; it keeps the process alive

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from thaw.hangup import HangupWatcher
+from thaw.process.hangup import HangupWatcher
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thaw.hops import Hop, HopPath, hops_of, path_of
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.hops import Hop, HopPath, hops_of, path_of
+from thaw.tracing.trace import Phase, TraceEvent
 
 RELAY, TCP, UNKNOWN = HopPath.RELAY, HopPath.TCP, HopPath.UNKNOWN
 

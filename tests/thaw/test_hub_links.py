@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fetchd.settings import FetchdSettings
-from thaw.hub import HubModel
-from thaw.hub_answers import Refusal, next_page, refusal
-from thaw.hub_links import DEFAULT_ENDPOINT, Link, endpoint_of, link_of
+from thaw.hub.answers import Refusal, next_page, refusal
+from thaw.hub.links import DEFAULT_ENDPOINT, Link, endpoint_of, link_of
+from thaw.hub.models import HubModel
 from thaw.settings import SettingError
 
 PAGE = Link("https://hub.example", "/api/models/o/n/tree/x")

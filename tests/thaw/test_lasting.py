@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from thaw import lasting
-from thaw.lasting import EXIT_THREAD_DIED, LastingThread
 from thaw.logs import Log
+from thaw.process import lasting
+from thaw.process.lasting import EXIT_THREAD_DIED, LastingThread
 
 
 @pytest.fixture

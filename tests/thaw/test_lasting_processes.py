@@ -16,12 +16,12 @@ import pytest
 import requests
 
 from tests.conftest import free_port
-from thaw.lasting import EXIT_THREAD_DIED
+from thaw.process.lasting import EXIT_THREAD_DIED
 
 ROOT = Path(__file__).parents[2]
 FAILS = """
 import {module} as component
-from thaw import lasting
+from thaw.process import lasting
 
 def fails(*_):
     raise KeyError("a defect")

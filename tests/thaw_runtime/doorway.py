@@ -16,7 +16,7 @@ from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import SegmentOffer, to_plain
 from relay.protocol.segment import ControlPage, lay_out, segment_bytes
 from thaw import partition
-from thaw.checkpoint import layer_of, parts_of
+from thaw.checkpoints.checkpoint import layer_of, parts_of
 from thaw.errors import ErrorInfo
 from thaw.model import FileRange, ModelParts, TensorInfo
 

@@ -18,7 +18,7 @@ from tests.thaw_runtime.adapters import LINEAR, merge, write_adapter, write_base
 from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
 from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.test_vllm import Forked, Zygote
-from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
 from thaw.errors import AdapterMissing
 from thaw_runtime.engine.kv_memory import adapter_bytes, geometry

@@ -15,8 +15,8 @@ from relay.transports.auto import AutoTransport
 from relay.transports.base import Message
 from relay.transports.redis import RedisTransport
 from thaw.errors import ErrorInfo, Unavailable, WorkerLost
-from thaw.hops import HopPath
 from thaw.ids import GroupId, random_hex_id
+from thaw.tracing.hops import HopPath
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.pipeline.link import Patience, StageLink
 from thaw_runtime.pipeline.wire import (

@@ -10,7 +10,7 @@ import pytest
 from relay.protocol import tensors
 from relay.protocol.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
-from thaw.hops import HopPath
+from thaw.tracing.hops import HopPath
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, GrammarKind, Sampling
 from thaw_runtime.pipeline.wire import (
     Batch,

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from relay.thread_account import BlockedTime
-from thaw.hops import HopPath
-from thaw.trace import Phase
+from thaw.tracing.hops import HopPath
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.protocol import Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.wire import Events, decode, encode
 from thaw_runtime.process.start_trace import Busy, StartTrace

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 from thaw_runtime.process.stops import StopWatch
 
 WAIT_S = 30.0

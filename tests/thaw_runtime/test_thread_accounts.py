@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from relay.thread_account import BlockedTime, ThreadAccount
-from thaw.kernel_counts import parse_disk_wait, parse_schedstat
+from thaw.process.kernel_counts import parse_disk_wait, parse_schedstat
 from thaw_runtime.engine.vllm.work import OTHER_STAGES, Work
 from thaw_runtime.process.thread_accounts import Delays, OtherThreads
 

@@ -29,10 +29,10 @@ from tests.thaw_runtime.doorway import Doorway
 from tests.thaw_runtime.models import real_model
 from thaw import wire
 from thaw.cli import explain
-from thaw.evidence import explain as explained
 from thaw.plan import TransportKind
-from thaw.timeline import analyse
-from thaw.trace import Phase, TraceEvent, event
+from thaw.tracing.evidence import explain as explained
+from thaw.tracing.timeline import analyse
+from thaw.tracing.trace import Phase, TraceEvent, event
 
 pytestmark = pytest.mark.vllm
 

@@ -249,7 +249,7 @@ def _served_by(instances: list[dict[str, Any]]) -> str:
 
 
 def _kind_of(instance: dict[str, Any]) -> str:
-    from thaw.versions import short
+    from thaw.checkpoints.versions import short
 
     stages = instance.get("stages", 1)
     kind = "one worker" if stages == 1 else f"pipeline of {stages}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from thaw.clocks import ClockSkew
-from thaw.hops import Hop, hops_of
-from thaw.timeline import Timeline
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.clocks import ClockSkew
+from thaw.tracing.hops import Hop, hops_of
+from thaw.tracing.timeline import Timeline
+from thaw.tracing.trace import Phase, TraceEvent
 
 
 def clock_lines(events: Sequence[TraceEvent], timeline: Timeline) -> Iterator[str]:

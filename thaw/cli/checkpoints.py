@@ -2,9 +2,9 @@
 
 A push reads every file twice.  First it digests each chunk of 8 MiB and the tensors' edges in it (BLAKE3),
 which gives the model's version.  Then it writes the files to the place of that version
-(thaw/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that was
-interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes on
-where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
+(checkpoints/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that
+was interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes
+on where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thaw import checkpoint, hash_tree, versions
+from thaw.checkpoints import checkpoint, hash_tree, versions
 from thaw.cli import guards, near_misses
 from thaw.cli.multipart import Content, Held
 from thaw.cli.stores import Store, open_store
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
-from thaw.hub import is_hub
+from thaw.hub.models import is_hub
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelIndex, TensorInfo
 
 Advance = Callable[[int], None]

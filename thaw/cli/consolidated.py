@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thaw.cli.tables import duration, size
-from thaw.timeline import Interval, Timeline
+from thaw.tracing.timeline import Interval, Timeline
 
 PHASE = "consolidate"
 

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from thaw import checkpoint, fitness
+from thaw.checkpoints import checkpoint, fitness
 from thaw.cli.demo_model import cache_dir
 from thaw.errors import BadRequest, MemoryTooSmall, ModelNotFound, ModelUnsupported
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from thaw.cli.tables import duration
-from thaw.evidence import SHORT_S, Account, Explanation, Share, Stop
-from thaw.timeline import Interval
+from thaw.tracing.evidence import SHORT_S, Account, Explanation, Share, Stop
+from thaw.tracing.timeline import Interval
 
 _MOST_LINES: Final = 6
 _WORTH_SAYING_S: Final = 0.001

@@ -15,10 +15,10 @@ from thaw.cli.between_hosts import clock_lines, hop_lines
 from thaw.cli.evidence_lines import evidence_lines
 from thaw.cli.tables import duration, size
 from thaw.errors import NotFound, ProtocolError
-from thaw.evidence import explain
 from thaw.plan import Plan
-from thaw.timeline import Interval, Timeline, analyse
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.evidence import explain
+from thaw.tracing.timeline import Interval, Timeline, analyse
+from thaw.tracing.trace import Phase, TraceEvent
 
 _COLOURS = {
     "fetch": "cyan",

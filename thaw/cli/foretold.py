@@ -1,8 +1,8 @@
 """The lines of ``explain`` for the measured time, the bound and the prediction, with their terms and sources.
 
 *Measured* is the time in the trace.  *Bound* is the least time that the bytes and the best of all starts allow
-(``thaw/bound.py``).  It counts from the plan, and once this start has ended, it is among those starts.  *Predicted* is
-the time that the scheduler expected when it planned, waits included.
+(``tracing/bound.py``).  It counts from the plan, and once this start has ended, it is among those starts..
+ *Predicted* is the time that the scheduler expected when it planned, waits included.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from thaw import wire
-from thaw.bound import FETCH, RUNTIME, Part, Source, Term, is_partial, last_stage, least_s, with_this_start
 from thaw.cli.tables import duration, size
 from thaw.errors import ProtocolError
 from thaw.plan import Plan
-from thaw.start_times import start_took
-from thaw.timeline import Timeline
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.bound import FETCH, RUNTIME, Part, Source, Term, is_partial, last_stage, least_s, with_this_start
+from thaw.tracing.start_times import start_took
+from thaw.tracing.timeline import Timeline
+from thaw.tracing.trace import Phase, TraceEvent
 
 _WORTH_SAYING_S: Final = 0.0005
 _NS: Final = 1e9

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli.stores import Store, Stored
 from thaw.clock import wall_ms
 from thaw.errors import Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError

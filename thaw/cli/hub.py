@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.cli.multipart import Content
 from thaw.cli.stores import Stored
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
-from thaw.hub import HubModel, is_commit
-from thaw.hub_answers import (
+from thaw.hub.answers import (
     MOST_LIST_BYTES,
     MOST_PAGES,
     HubFile,
@@ -32,7 +31,8 @@ from thaw.hub_answers import (
     refusal,
     too_long,
 )
-from thaw.hub_links import Link, endpoint_of, link_of
+from thaw.hub.links import Link, endpoint_of, link_of
+from thaw.hub.models import HubModel, is_commit
 from thaw.model import CHUNK_BYTES, ModelFile, ModelIndex
 from thaw.model_uri import ModelUri
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli.checkpoints import newest, read_index
 from thaw.cli.stores import open_store
 from thaw.dev.layout import default_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.cli.context import client
 from thaw.errors import BadRequest, Unauthorized
 from thaw.model_uri import ModelUri

@@ -48,7 +48,7 @@ def push(
     The next start of each function takes the new version; one that names URI@VERSION keeps its version.  Before the
     name means it, the platform's engine says whether it would start.
     """
-    from thaw.hub import is_hub
+    from thaw.hub.models import is_hub
 
     try:
         if is_hub(directory):
@@ -88,13 +88,13 @@ def _say(line: str) -> None:
 
 
 def _push_directory(directory: Path, uri: str, *, force: bool) -> None:
-    from thaw import fitness
+    from thaw.checkpoints import fitness
+    from thaw.checkpoints.versions import pin
     from thaw.cli import checkpoints
     from thaw.cli.preflight import check_pushed
     from thaw.cli.progress import progress
     from thaw.cli.stores import open_store
     from thaw.cli.tables import size
-    from thaw.versions import pin
 
     store = open_store(uri)
     total = checkpoints.check(directory)
@@ -118,9 +118,9 @@ def _push_directory(directory: Path, uri: str, *, force: bool) -> None:
 def list_() -> None:
     """List the models in the store of the platform on this machine, or in the one that THAW_S3_ENDPOINT names, with the
     functions that name them."""
+    from thaw.checkpoints.versions import plain_name, short
     from thaw.cli.listing import models
     from thaw.cli.tables import show, size, table
-    from thaw.versions import plain_name, short
 
     rows, known = table("model", "bytes", "tensors", "newest version", "versions", "used by"), _uses_if_known()
     for found in models():
@@ -147,9 +147,9 @@ def _uses_if_known() -> Uses | None:
 @app.command("versions")
 def versions_(uri: Uri) -> None:
     """List the versions of a model that its store has: their bytes, when they were pushed, and who uses them."""
+    from thaw.checkpoints.versions import plain_name
     from thaw.cli.removal import versions_of
     from thaw.cli.tables import moment, show, size, table
-    from thaw.versions import plain_name
 
     rows, known, name = table("version", "bytes", "pushed", "", "used by"), _uses_if_known(), plain_name(uri)
     for one in versions_of(name):
@@ -186,11 +186,11 @@ def gc(
 ) -> None:
     """Remove the versions that are not the newest and that no function, instance or start uses (needs an operator's
     key)."""
+    from thaw.checkpoints.versions import plain_name
     from thaw.cli import removal
     from thaw.cli.listing import models
     from thaw.cli.model_uses import uses
     from thaw.cli.tables import size
-    from thaw.versions import plain_name
 
     n_bytes, n_removed = 0, 0
     for name in [plain_name(uri)] if uri else sorted({plain_name(found.uri) for found in models()}):
@@ -207,7 +207,7 @@ def inspect(uri: Uri) -> None:
     from thaw.cli import checkpoints
     from thaw.cli.stores import open_store
     from thaw.cli.tables import show, size, table
-    from thaw.hub import is_hub
+    from thaw.hub.models import is_hub
 
     store, root = checkpoints.resolve(open_store(uri))
     if not (root or is_hub(uri) or checkpoints.has_index(store)):

@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from thaw import checkpoint
+from thaw.checkpoints import checkpoint
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, ThawError
 
 _LFS: Final = b"version https://git-lfs.github.com/spec/"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from thaw import checkpoint, versions
+from thaw.checkpoints import checkpoint, versions
 from thaw.cli import guards
 from thaw.cli.checkpoints import pointer
 from thaw.cli.guards import Removed

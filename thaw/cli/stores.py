@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from thaw.checkpoints.versions import pinned, plain_name
 from thaw.cli import multipart
 from thaw.cli.multipart import Content
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
-from thaw.versions import pinned, plain_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from thaw.cli.tables import duration, size
-from thaw.timeline import Interval, Timeline
+from thaw.tracing.timeline import Interval, Timeline
 
 _REASONS = {
     "chosen": "chosen",

@@ -32,8 +32,8 @@ from thaw.dev.options import Options
 from thaw.errors import PlatformError, ThawError
 from thaw.model import ModelIndex
 from thaw.plan import Plan
-from thaw.timeline import Timeline, analyse
-from thaw.trace import TraceEvent
+from thaw.tracing.timeline import Timeline, analyse
+from thaw.tracing.trace import TraceEvent
 
 QUESTION = "What is the capital of France?"
 SECOND_QUESTION = "What is the capital of Italy?"

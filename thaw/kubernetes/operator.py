@@ -20,10 +20,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from thaw import lasting, wire
+from thaw import wire
 from thaw.cli.client import ApiError, Client, action_path, entity_path
 from thaw.cli.properties import Target, normal_apihost
-from thaw.ending import Ending
 from thaw.errors import ErrorInfo, PlatformError, ThawError, Unavailable
 from thaw.kubernetes import decide
 from thaw.kubernetes.api import MERGE, Collection, Event
@@ -32,8 +31,10 @@ from thaw.kubernetes.refusals import Refusals
 from thaw.kubernetes.resource import ModelFunction, seen, without_times
 from thaw.kubernetes.settings import OperatorSettings
 from thaw.kubernetes.watch import Watch
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process import lasting
+from thaw.process.ending import Ending
+from thaw.process.lasting import LastingThread
 from thaw.settings import SettingError, load
 from thaw.standing import Standing, Standings
 

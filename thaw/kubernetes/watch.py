@@ -20,8 +20,8 @@ from typing import Final, Generic, TypeVar
 
 from thaw.errors import ThawError, Unavailable
 from thaw.kubernetes.api import EXPIRED, Collection, Event
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 T = TypeVar("T")
 

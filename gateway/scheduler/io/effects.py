@@ -65,13 +65,15 @@ from relay.state import bus, keys, redis_link, starts
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
-from thaw import trace, versions, wire
+from thaw import wire
+from thaw.checkpoints import versions
 from thaw.errors import ProtocolError
 from thaw.ids import ActivationId, CommandId, GroupId, HostId
 from thaw.logs import Log
 from thaw.plan import Plan, TransportKind
-from thaw.start_times import start_took
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing import trace
+from thaw.tracing.start_times import start_took
+from thaw.tracing.trace import Phase, TraceEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from gateway.scheduler.events import StartRefused
 from gateway.scheduler.io.group_credentials import GroupCredentials
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import GroupId
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 _AWAY_S: Final = 0.25
 """The pause between two attempts to reach a relay server that is away.  Nothing announces that it is back, and an

@@ -14,8 +14,8 @@ from typing import Final
 
 from relay.state.lease import LEASE_MS, SchedulerLease
 from thaw.errors import PlatformError
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 RENEW_S: Final = 0.6
 """Three tries in a lease time."""

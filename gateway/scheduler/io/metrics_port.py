@@ -15,10 +15,10 @@ from http.server import BaseHTTPRequestHandler
 from typing import Final
 
 from gateway.scheduler.io import metrics
-from thaw import lasting
 from thaw.bearer import is_bearer
 from thaw.errors import PlatformError
-from thaw.lasting import LastingThread
+from thaw.process import lasting
+from thaw.process.lasting import LastingThread
 
 REFRESH_S: Final = 1.0
 _IDLE_S: Final = 30.0

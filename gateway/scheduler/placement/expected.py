@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gateway.scheduler.placement.predict import Tier
 from gateway.scheduler.placement.reasons import Estimate
 from gateway.scheduler.placement.schemes import Request, Scheme, Server
-from thaw.bound import Part, Source, Term
+from thaw.tracing.bound import Part, Source, Term
 
 Chosen = tuple[Server, frozenset[str], Estimate]
 """A server of the scheme, which of its times some start has shown, and the estimate for it, which has a start."""

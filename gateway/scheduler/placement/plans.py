@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.stages import StageBytes, Stages
-from thaw.bound import Term
 from thaw.ids import GroupId, HostId, InstanceId, PlanId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.plan import PLAN_VERSION, Plan, PlanModel, PlanStage, PlanTransport, StageRole
+from thaw.tracing.bound import Term
 
 
 @dataclass(frozen=True, slots=True)

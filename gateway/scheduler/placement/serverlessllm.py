@@ -6,7 +6,8 @@ GPUs are busy, runs may move elsewhere first.  They move one after another, so t
 when the last run has gone.
 
 The platform places without this choice, because a host's devices are shared here and a start waits for no run; the
-simulator's ServerlessLLM places by it.  Gateways move runs off a host that is emptied (gateway/serving/migration.py).
+simulator's ServerlessLLM places by it.  Gateways move runs off a host that is emptied
+(gateway/serving/moving/migration.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A group that is ready takes no more requests, whether it is busy or not: otherwise new requests would keep a busy
 instance there for ever.  The requests that it has end there if they are a function's.  Those of an LLM are moved by
-their gateways (gateway/serving/migration.py), which ask for slots elsewhere as any request does.  A group that is
+their gateways (serving/moving/migration.py), which ask for slots elsewhere as any request does.  A group that is
 starting may become ready and serves the requests that wait for it; it is released at the next heartbeat after that.
 
 A host that is taken back keeps what has not ended yet, as far as its action still wants it.

@@ -27,12 +27,13 @@ from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.host_index import Wanted
 from gateway.scheduler.view.hosts import HostView, Room
 from gateway.scheduler.view.idle import Emptied
-from thaw import bound, partition
+from thaw import partition
 from thaw.action import KIND_LLM
-from thaw.hub import is_same_content
+from thaw.hub.models import is_same_content
 from thaw.ids import GroupId, HostId
 from thaw.instance import StartMode
 from thaw.plan import StageRole
+from thaw.tracing import bound
 
 _ROUNDING_S = 1e-6
 EXPLAINED_HOSTS = 32

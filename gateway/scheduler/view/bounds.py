@@ -1,6 +1,6 @@
 """The terms of a start's bound, when it is planned: the hosts' declared rates, and the best that starts have shown.
 
-``thaw/bound.py`` says what the terms mean and how they make a bound.
+``thaw/tracing/bound.py`` says what the terms mean and how they make a bound.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.scheduler.view.shortest_times import Best, Least
-from thaw.bound import RUNTIME, SUSTAINED_BYTES, Part, Source, Term
 from thaw.instance import StartMode
+from thaw.tracing.bound import RUNTIME, SUSTAINED_BYTES, Part, Source, Term
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Final
 from gateway.scheduler.placement.predict import Rates, Times
 from gateway.scheduler.view.shortest_times import Best
 from thaw.instance import StartMode
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 
 RECENT: Final = 9
 """How many measurements of each time are remembered: the fewest that tolerate four bad ones in a row and follow a

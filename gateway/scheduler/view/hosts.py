@@ -18,7 +18,7 @@ from gateway.scheduler.placement.pool_account import UNLIMITED, PoolAccount
 from gateway.scheduler.placement.schemes import DeviceFits, Gpu
 from gateway.scheduler.placement.stages import Stages
 from thaw.host import Device, FetchReport, HostReport
-from thaw.hub import is_same_content
+from thaw.hub.models import is_same_content
 from thaw.ids import HostId, InstanceId
 from thaw.instance import InstanceRecord
 

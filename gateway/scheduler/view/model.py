@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.scheduler.placement.stages import Stages
-from thaw import versions
+from thaw.checkpoints import versions
 from thaw.ids import ActionName, CommandId, HostId
 from thaw.model import ModelFacts
 

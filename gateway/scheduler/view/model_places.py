@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from gateway.scheduler.view.hosts import HostView
 from thaw.host import Resident
-from thaw.hub import place_of_content
+from thaw.hub.models import place_of_content
 from thaw.ids import HostId
 
 

@@ -1,10 +1,10 @@
 """The best that starts have ever shown: for each phase the least time, for each link the least seconds a byte.
 
-Predictions use the typical times of ``history.py``; the bound of a start (``thaw/bound.py``) is made of these.  A phase
-that does not depend on the function (container, context, libraries, the copy to the device) has one minimum for each
-kind of device and start mode; model, kv and engine have one for each function and number of stages; a prefill also for
-each bucket of prompt lengths; a link for each host.  The paper's times are never used here: a time that no start has
-shown is unknown.
+Predictions use the typical times of ``history.py``; the bound of a start (``tracing/bound.py``) is made of these.  A
+phase that does not depend on the function (container, context, libraries, the copy to the device) has one minimum for
+each kind of device and start mode; model, kv and engine have one for each function and number of stages; a prefill
+also for each bucket of prompt lengths; a link for each host.  The paper's times are never used here: a time that no
+start has shown is unknown.
 
 The loop feeds ``Best`` and keeps it in the registry (hash ``thaw:best``); ``Best`` does no I/O itself.
 """
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from thaw.bound import RUNTIME, SUSTAINED_BYTES, Part, prompt_bucket
 from thaw.instance import StartMode
-from thaw.start_times import StageTook, StartTook
+from thaw.tracing.bound import RUNTIME, SUSTAINED_BYTES, Part, prompt_bucket
+from thaw.tracing.start_times import StageTook, StartTook
 
 _EVERY: Final = "*"
 """Stands in place of an action's name.  A real name has a slash."""

@@ -15,8 +15,8 @@ from typing import Final
 from invoker.drivers.docker.client import Engine, EngineEvent
 from invoker.drivers.docker.paths import is_replaced
 from thaw.errors import PlatformError
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 _FIRST_PAUSE_S: Final = 0.1
 _JOIN_S: Final = 5.0

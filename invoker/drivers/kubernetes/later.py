@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from thaw.errors import ThawError
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 60.0

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
 
 _IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
 _EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, bytes of the name that follows

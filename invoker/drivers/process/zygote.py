@@ -21,8 +21,8 @@ from invoker.drivers.exits import ExitWatch
 from invoker.drivers.socket_wait import wait_socket, wait_socket_until
 from relay.clients.channel import Channel
 from thaw.errors import PlatformError, ProtocolError
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 
 PROGRAM: list[str] = ["-m", "thaw_runtime.start.zygote"]
 WARM_UP_S: Final = 180.0

@@ -221,7 +221,7 @@ class Child:
 def _has_hung_up(caller: int) -> bool:
     """The event may be of a connection that was closed meanwhile and whose number another one has by now.
 
-    thaw/hangup.py asks the same; the image of Python functions does not hold it.
+    thaw/process/hangup.py asks the same; the image of Python functions does not hold it.
     """
     poll = select.poll()
     poll.register(caller, select.POLLRDHUP)

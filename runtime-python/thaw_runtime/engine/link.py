@@ -24,8 +24,8 @@ from thaw.errors import (
     WorkerLost,
     from_info,
 )
-from thaw.lasting import LastingThread
 from thaw.logs import Log
+from thaw.process.lasting import LastingThread
 from thaw_runtime.engine.protocol import (
     Checked,
     Consolidated,

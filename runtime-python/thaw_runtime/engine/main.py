@@ -19,10 +19,10 @@ from typing import Final, NoReturn
 from relay.clients.channel import Channel, ChannelClosed
 from relay.clients.fetch import DescriptorClient
 from relay.thread_account import ThreadAccount
-from thaw import lasting
 from thaw.errors import BadRequest, ErrorInfo, PlatformError, ProtocolError, ThawError
 from thaw.logs import Log, flush_output, print_traceback
-from thaw.trace import Phase
+from thaw.process import lasting
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.library import EngineLibrary
 from thaw_runtime.engine.protocol import (
     GRANT_DEADLINE_S,

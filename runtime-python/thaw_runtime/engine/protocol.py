@@ -19,8 +19,8 @@ from typing import Protocol
 
 from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo
-from thaw.hops import HopPath
-from thaw.trace import TraceEvent
+from thaw.tracing.hops import HopPath
+from thaw.tracing.trace import TraceEvent
 from thaw_runtime.weights.segment import Segment
 
 

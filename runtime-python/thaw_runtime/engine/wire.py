@@ -13,7 +13,7 @@ from typing import Any
 from relay.protocol.messages import LlmInit
 from thaw import wire
 from thaw.errors import ErrorInfo, ProtocolError
-from thaw.hops import HopPath
+from thaw.tracing.hops import HopPath
 from thaw_runtime.engine.protocol import (
     Checked,
     Consolidated,

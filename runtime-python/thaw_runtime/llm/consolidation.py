@@ -21,7 +21,7 @@ from relay.protocol.messages import ConsolidateReply, LlmInit
 from thaw.errors import BadRequest, Conflict, ErrorInfo, NotFound, PlatformError, ThawError
 from thaw.logs import print_traceback
 from thaw.plan import StageRole
-from thaw.trace import Phase, TraceEvent
+from thaw.tracing.trace import Phase, TraceEvent
 from thaw_runtime.engine.protocol import Consolidated
 from thaw_runtime.process.start_trace import StartTrace
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
 from relay.protocol.messages import TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, PreflightReply
-from thaw import versions, wire
+from thaw import wire
+from thaw.checkpoints import versions
 from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
 from thaw_runtime.llm.adapters import Adapters

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from thaw import fitness
+from thaw.checkpoints import fitness
 from thaw.errors import BadParameter, BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream

@@ -22,10 +22,11 @@ from relay.clients.channel import Channel
 from relay.protocol import messages
 from relay.protocol.adapter_messages import ADAPTER_HEADER, decoded
 from relay.protocol.messages import ConsolidateReply, LlmInit, RunFailed, RunToken
-from thaw import lasting, wire
+from thaw import wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
-from thaw.hangup import HangupWatcher
 from thaw.logs import Log, print_traceback
+from thaw.process import lasting
+from thaw.process.hangup import HangupWatcher
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.llm.consolidation import Outcome
 from thaw_runtime.llm.container import LlmContainer

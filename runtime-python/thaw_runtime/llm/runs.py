@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from relay.protocol.messages import LlmRun, RankedToken, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
-from thaw import hops
-from thaw.hops import HopPath
-from thaw.trace import Phase
+from thaw.tracing import hops
+from thaw.tracing.hops import HopPath
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText

@@ -7,7 +7,7 @@ from typing import Any
 
 from relay.protocol.messages import LlmRun, RunFinished, RunPrompt
 from thaw.errors import BadParameter
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import check_ids
 from thaw_runtime.llm.runs import RunMessage

@@ -4,7 +4,7 @@ A receiver thread takes messages while the stage computes, so batch i + 1 has ar
 receives a message from its predecessor at least every ``beat_s`` seconds: stage 0 sends a Beat down the chain, and the
 last stage sends it back.  So a neighbour that has been silent for ``lost_after_s`` seconds is lost, whatever its host
 reports.  A stage that ends on its own sends a Lost at once.  When a stage's transport changes the path to its successor
-(thaw/hops.py), the stage tells stage 0 with a PathTaken, before the first message on the new path.
+(thaw/tracing/hops.py), the stage tells stage 0 with a PathTaken, before the first message on the new path.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from relay.protocol.messages import LlmInit
 from relay.transports.base import Message, Transport
 from relay.transports.connect import connect
 from thaw.errors import ErrorInfo, InitFailed, ProtocolError, ThawError, WorkerLost
-from thaw.hops import HopPath
-from thaw.lasting import LastingThread
+from thaw.process.lasting import LastingThread
+from thaw.tracing.hops import HopPath
 from thaw_runtime.pipeline.kv_wire import KvPart, decode_kv_part, encode_kv_part
 from thaw_runtime.pipeline.wire import (
     Batch,

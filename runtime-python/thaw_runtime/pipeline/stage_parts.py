@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from relay.protocol.messages import LlmInit
 from thaw import partition
-from thaw.checkpoint import is_entry, layer_of, parts_of
+from thaw.checkpoints.checkpoint import is_entry, layer_of, parts_of
 from thaw.errors import InitFailed
 from thaw.model import FileRange, TensorInfo
 from thaw.plan import StageRole

@@ -25,7 +25,7 @@ import msgspec
 from relay.protocol import tensors
 from relay.protocol.tensors import TensorHeader
 from thaw.errors import ErrorInfo, ProtocolError
-from thaw.hops import HopPath
+from thaw.tracing.hops import HopPath
 from thaw_runtime.engine.protocol import EngineRequest
 
 MAX_STEP_BYTES: Final = 16 * 1024 * 1024

@@ -1,7 +1,7 @@
 """Signals in a container: SIGTERM ends its process at once, whatever its main thread waits for.
 
-This is not thaw/ending.py, which lets a component finish its work first: a Python function's image holds thaw_runtime
-and the standard library alone, and a container has nothing to finish.
+This is not process/ending.py, which lets a component finish its work first: a Python function's image holds
+thaw_runtime and the standard library alone, and a container has nothing to finish.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from relay.thread_account import ThreadAccount
-from thaw.trace import Phase, TraceEvent, event
+from thaw.tracing.trace import Phase, TraceEvent, event
 from thaw_runtime.process.thread_accounts import Delays
 
 _WORTH_SAYING_S: Final = 0.001

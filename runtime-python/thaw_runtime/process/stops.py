@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import Final
 
-from thaw.trace import Phase, TraceEvent, event
+from thaw.tracing.trace import Phase, TraceEvent, event
 from thaw_runtime.process.signals import signal_name
 
 _KEPT: Final = 64

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from relay.thread_account import TASKS, ThreadAccount
-from thaw.kernel_counts import parse_disk_wait
+from thaw.process.kernel_counts import parse_disk_wait
 
 _STAT: Final = Path("/proc/thread-self/stat")
 _SECTOR_BYTES: Final = 512  # the unit of ru_inblock

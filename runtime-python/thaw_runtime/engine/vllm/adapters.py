@@ -22,8 +22,8 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.models import supports_lora
 from vllm.platforms import current_platform
 
-from thaw import adapter, checkpoint
-from thaw.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
+from thaw.checkpoints import adapter, checkpoint
+from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import LlmConfig
 from thaw.errors import ErrorInfo, InstanceBusy, InstanceGone, ModelUnsupported, ThawError
 from thaw.logs import print_traceback

@@ -14,7 +14,7 @@ import torch
 
 from relay.thread_account import BlockedTime
 from thaw.model import TensorInfo
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.engine.vllm.weights import arriving_tensors

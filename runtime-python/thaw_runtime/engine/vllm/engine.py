@@ -34,7 +34,7 @@ from thaw.errors import (
     WorkerLost,
 )
 from thaw.logs import Log, print_traceback
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.kv_memory import MemoryPlan
 from thaw_runtime.engine.protocol import (
     AdapterFiles,

@@ -26,7 +26,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.sample.logits_processor import build_logitsprocs
 
 from relay.thread_account import BlockedTime
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
 from thaw_runtime.engine.vllm.continuation import Continuations
 from thaw_runtime.engine.vllm.current_start import current_start

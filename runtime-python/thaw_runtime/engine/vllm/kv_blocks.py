@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from thaw.checkpoint import layer_of
+from thaw.checkpoints.checkpoint import layer_of
 from thaw.errors import PlatformError, ProtocolError
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 

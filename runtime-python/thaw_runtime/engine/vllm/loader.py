@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from relay.thread_account import BlockedTime
-from thaw.trace import Phase
+from thaw.tracing.trace import Phase
 from thaw_runtime.engine.vllm import adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.current_start import current_start

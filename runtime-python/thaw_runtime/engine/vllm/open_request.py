@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thaw.errors import BadParameter, ErrorInfo, ThawError, WorkerLost
-from thaw.hops import HopPath
+from thaw.tracing.hops import HopPath
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.vllm.grammars import FollowedGrammar
 from thaw_runtime.engine.vllm.work import Mark, Work

@@ -21,7 +21,7 @@ import torch
 from vllm.distributed import parallel_state
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from thaw.checkpoint import layer_of
+from thaw.checkpoints.checkpoint import layer_of
 from thaw.errors import ModelCorrupt
 from thaw.model import TensorInfo
 from thaw_runtime.engine.vllm import transformers_window

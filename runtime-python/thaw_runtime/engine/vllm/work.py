@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relay.thread_account import BlockedTime, ThreadAccount
-from thaw.evidence import SHORT_S
+from thaw.tracing.evidence import SHORT_S
 from thaw_runtime.process.thread_accounts import Look, OtherThreads
 
 OTHER_STAGES: Final = "the other stages"

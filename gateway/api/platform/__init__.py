@@ -1,0 +1,1 @@
+"""The routes that neither OpenWhisk nor OpenAI has: hosts, keys, work, scaling, preflights, and probes of a gateway."""

@@ -1,0 +1,1 @@
+"""How many instances an action keeps, and starting one before anybody calls."""

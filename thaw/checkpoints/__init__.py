@@ -1,0 +1,1 @@
+"""Checkpoints and their versions: headers, the index beside a model, its hash tree, and adapters of it."""
