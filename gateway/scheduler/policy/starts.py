@@ -221,7 +221,7 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         return []
     if now_s < model.again_s <= first_due_s(view, model):
         return []
-    host = view.lookers.best(model.facts, model.failed_on)
+    host = view.look_order.best(model.facts, model.failed_on)
     if host is None:
         return []  # there is no host yet, and its arrival is an event
     command_id = CommandId(view.new_id())

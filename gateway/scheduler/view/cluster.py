@@ -22,7 +22,7 @@ from gateway.scheduler.view.host_index import HostIndex
 from gateway.scheduler.view.hosts import HostView, new_host
 from gateway.scheduler.view.idle import IdleMemory, Where
 from gateway.scheduler.view.largest_device import Largest, same_sizes
-from gateway.scheduler.view.lookers import Lookers
+from gateway.scheduler.view.look_order import LookOrder
 from gateway.scheduler.view.model import ModelView
 from gateway.scheduler.view.shares import Shares
 from gateway.scheduler.view.stem_cells import StemCells
@@ -53,7 +53,7 @@ class ClusterView:
         self.discipline: Discipline = "equal" if settings.discipline == "equal" else "edf"
         self.hosts: dict[HostId, HostView] = {}
         self.index = HostIndex(KIND_LLM)
-        self.lookers = Lookers()
+        self.look_order = LookOrder()
         self.idle = IdleMemory()
         self.instances: dict[InstanceId, InstanceView] = {}
         self.on_host: dict[HostId, set[InstanceId]] = {}
@@ -375,7 +375,7 @@ class ClusterView:
 
     def _host_changed(self, host: HostView) -> None:
         self.index.put(host)
-        self.lookers.put(host)
+        self.look_order.put(host)
         self.idle.put_host(host)
 
     def _count_releasing(self, host: HostView) -> None:
@@ -404,7 +404,7 @@ class ClusterView:
         """Drop a host; return its instances, which the caller declares lost."""
         self.hosts.pop(host_id, None)
         self.index.drop(host_id)
-        self.lookers.drop(host_id)
+        self.look_order.drop(host_id)
         self.idle.drop_host(host_id)
         self.largest.changed()
         return [self.instances[i] for i in sorted(self.on_host.get(host_id, ()))]

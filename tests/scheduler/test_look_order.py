@@ -59,4 +59,4 @@ def test_the_index_names_the_host_that_a_walk_over_all_of_them_finds(seed: int) 
                 held.pop(name, None)
         for facts in MODELS:
             for failed_on in (None, HostId("h0"), HostId("h1"), HostId("nowhere")):
-                assert w.view.lookers.best(facts, failed_on) is walked(w.view, facts, failed_on)
+                assert w.view.look_order.best(facts, failed_on) is walked(w.view, facts, failed_on)

@@ -15,7 +15,7 @@ from thaw.model import ModelFacts
 _Key = tuple[int, HostId]
 
 
-class Lookers:
+class LookOrder:
     """Call ``put`` after every change of a host."""
 
     def __init__(self) -> None:
