@@ -47,7 +47,9 @@ class Exec:
     """``code`` is source text, or a zip file in base64 when ``binary`` is set.  Long code is named, in the same field:
     a platform process that does not know stored code refuses such an action, and does not write it back without its
     code.  An ``llm:vllm`` action has a config instead of code, and a ``sequence`` has the names of its components,
-    which run one after another.
+    which run one after another.  ``packages`` are those that the code's requirements.txt asks for, each line with the
+    version and the hashes that were found when the action was deployed (thaw/requirements.py), so every host installs
+    the same files.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class Exec:
     binary: bool = False
     main: str = ""
     components: tuple[ActionName, ...] = ()
+    packages: tuple[str, ...] = ()
 
     @property
     def stored(self) -> StoredCode | None:

@@ -99,9 +99,9 @@ def _shape(stage: PlanStage) -> StageShape:
     return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges), stage.role)
 
 
-def python_init(function: Action, code: str, api_host: str) -> dict[str, object]:
-    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes.  ``api_host``: the API's URL, or
-    empty."""
+def python_init(function: Action, code: str, api_host: str, layer: str = "") -> dict[str, object]:
+    """OpenWhisk's init value; ``concurrency`` and ``packages`` are ours and ignored by other runtimes.  ``api_host``:
+    the API's URL, ``layer``: the name of the folder with its packages; both may be empty."""
     env = {
         "__OW_ACTION_NAME": f"/{function.name}",
         "__OW_NAMESPACE": function.namespace,
@@ -115,6 +115,7 @@ def python_init(function: Action, code: str, api_host: str) -> dict[str, object]
         "binary": function.exec.binary,
         "env": env,
         "concurrency": slots_of(function),
+        **({"packages": layer} if layer else {}),
     }
 
 

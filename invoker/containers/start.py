@@ -30,6 +30,7 @@ from invoker.containers.start_evidence import ContainerEvidence
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.activation_logs import A_TRACEBACK, last_lines
 from invoker.drivers.base import Handle, Spec
+from invoker.packages.layers import Layers
 from invoker.settings import MIB, InvokerSettings
 from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
 from relay.state.records import Records
@@ -57,6 +58,7 @@ class Deps:
     placing: Placing
     cells: StemCells
     records: Records
+    layers: Layers
     credential: Callable[[str], GroupCredential]  # of a group, by the reference in its plan
     address: str  # of the data port
     log: Log
@@ -339,8 +341,9 @@ class Starting:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
+            layer = self._deps.layers.ensure(function.exec.packages, deadline_s=self._deps.settings.start_timeout_s)
             mark, code = random_hex_id(), self._deps.records.code.pieces(function)
-            init = python_init(function, mark, self._deps.settings.api_host)
+            init = python_init(function, mark, self._deps.settings.api_host, layer)
             self._post_init(path, init_body(init, mark, code))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.api import bounded_json
 from gateway.api.openwhisk.code_upload import LongCode, longest_string
-from gateway.api.openwhisk.code_zip import check_packages, decoded_zip
+from gateway.api.openwhisk.code_zip import decoded_zip, packages_of
 from gateway.serving.actions.packages import qualified
 from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings
@@ -149,13 +149,12 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
 
 def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings) -> Exec:
     data = code.zip if isinstance(code, LongCode) else decoded_zip(code)
-    if data is not None:
-        check_packages(data)
+    packages = packages_of(data) if data is not None else ()
     if isinstance(code, LongCode):
-        return Exec(kind, code.stored, data is not None, main)
+        return Exec(kind, code.stored, data is not None, main, packages=packages)
     if len(code) > settings.code_bytes:
         raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
-    return Exec(kind, code, data is not None, main)
+    return Exec(kind, code, data is not None, main, packages=packages)
 
 
 def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:

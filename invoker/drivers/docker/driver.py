@@ -27,6 +27,7 @@ from invoker.drivers.docker.logs import LogFollower
 from invoker.drivers.docker.paths import EnginePaths
 from invoker.drivers.docker.spec import Asked, Mounts
 from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange, Uids
+from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import listens, wait_socket_until
@@ -100,6 +101,7 @@ class DockerDriver:
         self._doomed: dict[str, str] = {}  # name → id of those to be removed when the engine is back
         self._uids = Uids(uids, self.owner)
         self._relays = RelaySockets(run_dir / "relays", log)
+        self._packages = layers_of(run_dir.absolute())
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
     @classmethod
@@ -300,6 +302,7 @@ class DockerDriver:
             self._paths.there(str(io_directory.of(handle))),
             self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",
             self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
+            self._paths.there(str(self._packages)) if spec.kind == KIND_PYTHON else "",
         )
         live = frozenset(int(value) for value in self._engine.label_values(UID) if value.isdigit())
         with self._lock:

@@ -9,6 +9,7 @@ Inside::
 
     /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
     /run/thaw/door         this container's descriptor socket (llm)
+    /run/thaw/packages/    installed packages, read-only; who does not know a layer's name does not find it (python)
     /run/thaw/relays/      one socket a relay server, read-only (llm)
     /tmp                   memory, bounded; everything else is read-only
 """
@@ -27,6 +28,7 @@ from thaw.action import KIND_LLM
 IO: Final = "/run/thaw/io"
 DESCRIPTOR_SOCKET: Final = "/run/thaw/door"
 RELAYS: Final = "/run/thaw/relays"
+PACKAGES: Final = "/run/thaw/packages"
 PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
@@ -35,11 +37,12 @@ _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Paths on the engine's machine; ``descriptor_socket`` and ``relays`` may be empty."""
+    """Paths on the engine's machine; all but ``io`` may be empty."""
 
     io: str
     descriptor_socket: str = ""
     relays: str = ""
+    packages: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
     environment = {**ENVIRONMENT, "THAW_SOCKET": f"{IO}/s", **spec.env}
     if spec.descriptor_socket:
         environment["THAW_DOOR"] = DESCRIPTOR_SOCKET
+    if asked.mounts.packages:
+        environment["THAW_LAYERS"] = PACKAGES
     return {
         "Image": asked.image,
         "Entrypoint": ["python"],
@@ -108,6 +113,8 @@ def _mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
         found.append(_bind(mounts.descriptor_socket, DESCRIPTOR_SOCKET, read_only=True))
     if mounts.relays and spec.kind == KIND_LLM:
         found.append(_bind(mounts.relays, RELAYS, read_only=True))
+    if mounts.packages:
+        found.append(_bind(mounts.packages, PACKAGES, read_only=True))
     return found
 
 

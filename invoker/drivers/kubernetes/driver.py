@@ -35,10 +35,11 @@ from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts
+from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers, find_listener, listener
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError, WorkerLost
 from thaw.host import name_on_machine
 from thaw.kubernetes.api import CALL_S, Event
@@ -71,6 +72,7 @@ class KubernetesDriver:
         self._later = Later(log)  # deletions
         self._log_watch = LogWatch()
         self._relays = RelaySockets(run_dir / "relays", log)
+        self._packages = layers_of(run_dir.absolute())
         self._watch = Watch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
 
@@ -292,6 +294,7 @@ class KubernetesDriver:
             str(io_directory.of(handle).absolute()),
             spec.descriptor_socket,
             str(self._relays.directory.absolute()) if spec.kind == KIND_LLM else "",
+            str(self._packages) if spec.kind == KIND_PYTHON else "",
         )
         place = self._place
         return Asked(

@@ -296,9 +296,10 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
         os.close(out)
         os.close(err)
         confine(os.environ)
+        layers = os.environ.get("THAW_LAYERS", "")
         for name in [n for n in os.environ if n.startswith("THAW_")]:
             del os.environ[name]
-        python_child.serve(sock)
+        python_child.serve(sock, layers)
         sys.stdout.flush()
         sys.stderr.flush()
     except SystemExit as e:
