@@ -12,6 +12,8 @@ from thaw.ids import ActionName, Namespace
 KIND_LLM = "llm:vllm"
 KIND_PYTHON = "python:3.11"
 KIND_SEQUENCE = "sequence"
+KIND_BLACKBOX = "blackbox"
+"""OpenWhisk's word for an image of the user's own."""
 KINDS = (KIND_PYTHON, KIND_LLM)
 POOL_MARK = "."
 """The name of a pool (thaw/pools.py) begins with it, and no user's action has such a name."""
@@ -49,7 +51,7 @@ class Exec:
     code.  An ``llm:vllm`` action has a config instead of code, and a ``sequence`` has the names of its components,
     which run one after another.  ``packages`` are those that the code's requirements.txt asks for, each line with the
     version and the hashes that were found when the action was deployed (thaw/requirements.py), so every host installs
-    the same files.
+    the same files.  ``image`` is that of a ``blackbox`` action, by digest; its code may be empty.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Exec:
     main: str = ""
     components: tuple[ActionName, ...] = ()
     packages: tuple[str, ...] = ()
+    image: str = ""
 
     @property
     def stored(self) -> StoredCode | None:

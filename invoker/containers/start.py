@@ -35,7 +35,7 @@ from invoker.settings import MIB, InvokerSettings
 from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
 from relay.state.records import Records
 from thaw import wire
-from thaw.action import KIND_LLM, KIND_PYTHON, Action
+from thaw.action import KIND_BLACKBOX, KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import InitFailed, NotFound, PlatformError, ThawError, Unavailable, WorkerLost
 from thaw.ids import HostId, InstanceId, Namespace, random_hex_id
@@ -134,6 +134,8 @@ class Starting:
             reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20,
         )
         self._mark(Phase.CONTAINER_BEGIN)
+        if live.function.exec.image:
+            self._fleet.driver.pin(live.function.exec.image, deadline_s=self._deps.settings.image_pull_s)
         self._evidence = ContainerEvidence()
         importing_s = self._deps.placing.wait_warm(live)
         path = self._container(self._deps.placing.place(live))
@@ -268,6 +270,7 @@ class Starting:
             self._memory_bytes(),
             descriptor_socket,
             self._stage.device,
+            self._live.function.exec.image if self._live.function is not None else "",
         )
         handle = driver.create(spec)
         cell_pid = driver.zygote.pid if fork and driver.zygote is not None else 0
@@ -296,7 +299,10 @@ class Starting:
     def _why_it_ended(self, e: WorkerLost) -> ThawError:
         """What the container's exit says.  This thread may be ahead of the driver's report of it."""
         self._live.gone.wait(EXIT_SEEN_S)
-        return self._live.error or e
+        error = self._live.error or e
+        if self._live.cell_kind == KIND_BLACKBOX and isinstance(error, WorkerLost):
+            return InitFailed(f"The image's program ended before it was ready: {error.message}", hint=error.hint)
+        return error
 
     def _take(self, handle: Handle, mode: StartMode) -> None:
         live = self._live

@@ -2,10 +2,10 @@
 installation's bearer token.
 
 ``POST /instances/{id}/run`` · ``POST /logs`` · ``POST /output`` · ``POST /preflight`` · ``POST /packages`` ·
-``GET /metrics``, for which THAW_METRICS_TOKEN will do; ``GET /health`` needs no token.  A request that is refused
-before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a
-container is lost during a request, the port closes the connection: the answer then has no last chunk, so the gateway
-does not take it for complete.
+``POST /image`` · ``GET /metrics``, for which THAW_METRICS_TOKEN will do; ``GET /health`` needs no token.  A request
+that is refused before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).
+When a container is lost during a request, the port closes the connection: the answer then has no last chunk, so the
+gateway does not take it for complete.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
 from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
 from relay.protocol.data_port_messages import (
+    ImageFound,
+    ImageWanted,
     LogsFound,
     LogsWanted,
     OutputFound,
@@ -43,7 +45,7 @@ from relay.protocol.data_port_messages import (
 )
 from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import wire
-from thaw.action import KIND_PYTHON
+from thaw.action import KIND_BLACKBOX, KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import (
     AdapterMissing,
@@ -216,6 +218,10 @@ class Handler(http11.Handler):
             self._reply(200, wire.to_plain(OutputFound(self.server.fleet.last_output.of_action(wanted.action))))
         elif self.path == "/preflight":
             self._reply(200, wire.to_plain(self.server.preflights.check(wire.loads(PreflightWanted, body))))
+        elif self.path == "/image":
+            image = wire.loads(ImageWanted, body)
+            found = self.server.fleet.driver.pin(image.image, deadline_s=image.deadline_ms / 1000)
+            self._reply(200, wire.to_plain(ImageFound(found)))
         elif self.path == "/packages":
             self._reply(200, wire.to_plain(self._packages(wire.loads(PackagesWanted, body))))
         else:
@@ -297,6 +303,8 @@ class Handler(http11.Handler):
             ending = result.ending
         finally:
             self._note_end(live, activation_id, ending)
+        if result.ending is Ending.NOBODY and live.cell_kind == KIND_BLACKBOX:  # the image itself may still run
+            threading.Thread(target=self.server.fleet.kill, args=(live, None), name="no-port", daemon=True).start()
         if result.ending is Ending.NOBODY:  # the host reports its end soon; the gateway may route again
             raise InstanceGone(f"the container of instance {live.record.instance_id} does not listen any more")
         if result.ending is not Ending.DONE:

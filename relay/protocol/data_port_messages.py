@@ -88,6 +88,22 @@ class PackagesFound:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageWanted:
+    """``POST /image``: pull an image within ``deadline_ms``.  The answer is an ImageFound, or the InitFailed of a start
+    with it."""
+
+    image: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFound:
+    """The image by its digest."""
+
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreflightFound:
     """The start would succeed, with the version at ``uri``.  ``engine`` is empty where only the files were looked at,
     and ``unchecked`` then says why."""

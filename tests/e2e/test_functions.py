@@ -99,6 +99,12 @@ def test_what_a_requirements_txt_asks_for_is_installed_when_a_function_is_deploy
     assert machine.request("GET", f"{HERE}/actions/lost").status_code == 404
 
 
+def test_a_platform_whose_hosts_run_no_images_says_so_at_the_deploy(machine: Machine) -> None:
+    done = machine.thaw("action", "create", "boxed", "--docker", "me/image", check=False)
+    assert done.returncode == 144
+    assert "No host of this platform runs images: kind 'blackbox' needs hosts with THAW_DRIVER=docker." in done.stderr
+
+
 def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine) -> None:
     said = node("openwhisk_verbs.js", THAW_TEST_APIHOST=machine.api, THAW_TEST_AUTH=":".join(machine.auth()))
     assert said == {

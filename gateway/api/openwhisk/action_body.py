@@ -15,11 +15,12 @@ from gateway.serving.actions.packages import qualified
 from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
-from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
+from thaw.action import DEFAULT_KINDS, KIND_BLACKBOX, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import parse_llm_config
 from thaw.errors import BadRequest, PlatformError, TooLarge
 from thaw.ids import ActionName, Namespace
+from thaw.image_name import ImageName
 
 Json = Mapping[str, Any]
 
@@ -127,8 +128,8 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if kind == KIND_SEQUENCE:
         components = _components(plain.get("components"), action)
         return replace(action, exec=Exec(kind, components=components), config=None, min_instances=0)
-    if kind == "blackbox":
-        raise NotHere(f"Actions of kind '{kind}' are absent in this version; use one of {', '.join(KINDS)}.")
+    if kind == KIND_BLACKBOX:
+        return replace(action, exec=_image_exec(plain, settings), config=None)
     if kind not in KINDS:
         valid = ", ".join(f"'{k}'" for k in (*KINDS, *DEFAULT_KINDS))
         raise BadRequest(
@@ -155,6 +156,17 @@ def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings)
     if len(code) > settings.code_bytes:
         raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
     return Exec(kind, code, data is not None, main, packages=packages)
+
+
+def _image_exec(plain: Json, settings: GatewaySettings) -> Exec:
+    """The code is optional, and the image's own business."""
+    image, code, main = plain.get("image"), plain.get("code", ""), plain.get("main") or ""
+    if not isinstance(image, str):
+        raise malformed("exec.image undefined")
+    if not isinstance(code, str | LongCode) or not isinstance(main, str):
+        raise malformed("exec.code and exec.main must be strings")
+    found = _exec(KIND_BLACKBOX, code, main, settings)
+    return replace(found, image=str(ImageName.parse(image)), packages=())
 
 
 def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:

@@ -27,6 +27,8 @@ def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | No
         exec_["components"] = [f"/{name}" for name in entity.exec.components]
     if code:
         exec_["code"] = entity.exec.code
+    if entity.exec.image:
+        exec_["image"] = entity.exec.image
     if entity.exec.packages:
         exec_["packages"] = [without_hashes(line) for line in entity.exec.packages]
     if entity.exec.main:

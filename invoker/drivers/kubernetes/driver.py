@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from invoker.drivers import io_directory, log_files, process_ids
-from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, no_images, status_of
 from invoker.drivers.confined import Limits
 from invoker.drivers.kubernetes import spec as pod_spec
 from invoker.drivers.kubernetes.claimants import Claimants
@@ -55,6 +55,7 @@ class KubernetesDriver:
     name = "kubernetes"
     share = "enforced"
     whole_devices = True
+    pin = staticmethod(no_images)
     zygote = None  # each stem cell is a pod
 
     def __init__(self, cluster: Cluster, run_dir: Path, host_id: str, place: Place, limits: Limits, log: Log) -> None:
@@ -69,10 +70,8 @@ class KubernetesDriver:
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
         self._containers: dict[str, Container] = {}
-        self._later = Later(log)  # deletions
-        self._log_watch = LogWatch()
-        self._relays = RelaySockets(run_dir / "relays", log)
-        self._packages = layers_of(run_dir.absolute())
+        self._later, self._log_watch = Later(log), LogWatch()  # deletions, and output
+        self._relays, self._packages = RelaySockets(run_dir / "relays", log), layers_of(run_dir.absolute())
         self._watch = Watch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
 

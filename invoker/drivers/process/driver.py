@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from invoker.drivers import log_files, process_ids
-from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, no_images, status_of
 from invoker.drivers.cpu_shares import Shares, find_shares
 from invoker.drivers.exits import ExitWatch
 from invoker.drivers.layer_directory import layers_of
@@ -58,6 +58,7 @@ _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report o
 class ProcessDriver:
     name = "process"
     whole_devices = False
+    pin = staticmethod(no_images)
 
     def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log, *, zygote_parent: str = "") -> None:
         self._owned = OwnedContainers(run_dir)
