@@ -14,6 +14,8 @@ KIND_PYTHON = "python:3.11"
 KIND_SEQUENCE = "sequence"
 KIND_BLACKBOX = "blackbox"
 """OpenWhisk's word for an image of the user's own."""
+HTTP_SERVER = "http-server"
+"""The annotation of an image that listens on $PORT, as Knative's services do."""
 KINDS = (KIND_PYTHON, KIND_LLM)
 POOL_MARK = "."
 """The name of a pool (thaw/pools.py) begins with it, and no user's action has such a name."""
@@ -111,6 +113,11 @@ class Action:
     @property
     def is_sequence(self) -> bool:
         return self.exec.kind == KIND_SEQUENCE
+
+    @property
+    def is_http_server(self) -> bool:
+        """Its image is an HTTP server that knows nothing of OpenWhisk's contract."""
+        return bool(self.exec.image) and self.annotations.get(HTTP_SERVER) is True
 
     @property
     def is_conductor(self) -> bool:

@@ -116,7 +116,17 @@ def python_init(function: Action, code: str, api_host: str, layer: str = "") -> 
         "env": env,
         "concurrency": slots_of(function),
         **({"packages": layer} if layer else {}),
+        **({"http": True} if function.is_http_server else {}),
     }
+
+
+def image_environment(function: Action) -> dict[str, str]:
+    """What Knative tells a service's container; the port is the one of OpenWhisk's contract, too."""
+    if not function.exec.image:
+        return {}
+    name = function.name.rpartition("/")[2]
+    revision = f"{name}-{function.version.replace('.', '-')}"
+    return {"PORT": "8080", "K_SERVICE": name, "K_CONFIGURATION": name, "K_REVISION": revision}
 
 
 def slots_of(function: Action) -> int:

@@ -22,7 +22,16 @@ from typing import Any, Final
 
 from invoker import metrics
 from invoker.containers.fleet import Fleet
-from invoker.containers.init import InitCall, group_link, init_body, keep_alive_s_of, llm_init, python_init, slots_in
+from invoker.containers.init import (
+    InitCall,
+    group_link,
+    image_environment,
+    init_body,
+    keep_alive_s_of,
+    llm_init,
+    python_init,
+    slots_in,
+)
 from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
@@ -260,6 +269,8 @@ class Starting:
     def _create(self, descriptor_socket: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver
         identity = {"THAW_INSTANCE_ID": record.instance_id, "THAW_HOST_ID": record.host_id}
+        if self._live.function is not None:
+            identity |= image_environment(self._live.function)
         spec = Spec(
             record.instance_id,
             self._live.kind,

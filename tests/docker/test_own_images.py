@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import tarfile
@@ -29,6 +30,7 @@ class Program(http.server.BaseHTTPRequestHandler):
         answer = {"ok": True} if self.path == "/init" else self.found(body["value"])
         data = json.dumps(answer).encode()
         self.send_response(200)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -122,6 +124,19 @@ def test_a_users_image_is_reached_and_as_confined_as_a_function(
     assert [owned.handle.container_id for owned in driver.list_owned()] == ["own"]
     driver.remove(handle)
     assert not [n for n in docker_engine.containers() if n.startswith(name)]
+
+
+def test_an_image_that_is_an_http_server_gets_the_request_as_it_is(
+    docker_engine: DockerEngine, driver: DockerDriver
+) -> None:
+    handle = started(driver, build(docker_engine, "thaw-test-own/kept:1", PROGRAM, "VOLUME /data"), "server")
+    assert post(handle, "/init", {"http": True}) == (200, {"ok": True})
+    body = base64.b64encode(b'{"value": {"n": 8}}').decode()
+    headers = {"content-type": "application/json"}
+    answer = ask(handle, __ow_method="post", __ow_path="/any/path", __ow_headers=headers, __ow_body=body)
+    assert answer["statusCode"] == 200
+    assert json.loads(answer["body"])["args"] == {"n": 8}
+    driver.remove(handle)
 
 
 def test_an_image_whose_program_ends_at_once_says_how(docker_engine: DockerEngine, driver: DockerDriver) -> None:

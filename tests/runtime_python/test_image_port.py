@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 import threading
@@ -15,6 +16,7 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from tests.conftest import free_port
 from thaw_runtime.action import image_port
+from thaw_runtime.action.http_server import request_of
 from thaw_runtime.action.image_port import Port
 
 Answer = tuple[int, bytes]
@@ -31,6 +33,19 @@ class Image(BaseHTTPRequestHandler):
         status, answer = self.answers[self.path]
         answer = answer or body
         self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def do_PATCH(self) -> None:
+        """An HTTP server of its own: the request comes back as it was read."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        said = {"line": self.requestline, "headers": dict(self.headers.items()), "body": body.hex()}
+        self.send_response(418)
+        self.send_header("X-Twice", "a")
+        self.send_header("X-Twice", "b")
+        self.send_header("Content-Type", "application/json")
+        answer = json.dumps(said).encode()
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
@@ -129,3 +144,54 @@ def test_an_image_that_does_not_listen_is_told_so(open_port: OpenPort, monkeypat
     status, plain = open_port(None)("POST", "/init", {"value": {}})
     assert status == 502
     assert plain["error"].startswith("Nothing in the image listens on port ")
+
+
+def test_a_server_gets_web_requests_as_they_are_and_its_answer_goes_back(open_port: OpenPort) -> None:
+    ask = open_port({"/": (200, b"")})
+    assert ask("POST", "/init", {"value": {"http": True}}) == (200, {"ok": True})
+    sent = {
+        "__ow_method": "patch",
+        "__ow_path": "/a/%20b",
+        "__ow_query": "q=1&q=2",
+        "__ow_headers": {"content-type": "image/png", "host": "me.example", "x-own": "1", "connection": "x", "te": "y"},
+        "__ow_body": base64.b64encode(b"\0\xff").decode(),
+    }
+    status, plain = ask("POST", "/run", {"value": sent})
+    assert status == 200
+    assert plain["statusCode"] == 418
+    assert plain["headers"]["x-twice"] == ["a", "b"]
+    said = json.loads(plain["body"])
+    assert (said["line"], said["body"]) == ("PATCH /a/%20b?q=1&q=2 HTTP/1.1", "00ff")
+    assert said["headers"] == {
+        "content-type": "image/png",
+        "host": "me.example",
+        "x-own": "1",
+        "content-length": "2",
+        "connection": "close",
+    }
+    assert ask("POST", "/run", {"value": {"a": 1}}) == (200, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"__ow_path": "/a b"},
+        {"__ow_path": "/a\r\nX: y"},
+        {"__ow_method": "GET /x"},
+        {"__ow_query": "a\nb"},
+        {"__ow_headers": "x"},
+        {"__ow_body": "not base64!"},
+        {"__ow_path": "http://elsewhere/"},
+    ],
+)
+def test_what_would_be_another_request_is_not_sent(changed: dict[str, Any], open_port: OpenPort) -> None:
+    ask = open_port({})
+    assert ask("POST", "/init", {"value": {"http": True}})[0] == 200
+    status, plain = ask("POST", "/run", {"value": {"__ow_method": "patch", "__ow_path": "/", **changed}})
+    assert status == 502
+    assert plain["error"].startswith("The arguments are no request for the image's server")
+
+
+def test_a_header_that_would_end_its_line_is_left_out() -> None:
+    request = request_of({"__ow_method": "get", "__ow_headers": {"a": "1\r\nb: 2", "c d": "x", "e": "y"}})
+    assert request.headers == {"e": "y"}

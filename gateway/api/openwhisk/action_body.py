@@ -15,7 +15,7 @@ from gateway.serving.actions.packages import qualified
 from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
-from thaw.action import DEFAULT_KINDS, KIND_BLACKBOX, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
+from thaw.action import DEFAULT_KINDS, HTTP_SERVER, KIND_BLACKBOX, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import parse_llm_config
 from thaw.errors import BadRequest, PlatformError, TooLarge
@@ -70,6 +70,8 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     for key in _names(body.get("delAnnotations")):
         annotations.pop(key, None)
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
+    if action.exec.image and annotations.get(HTTP_SERVER) is True:
+        annotations = {"web-export": True, "raw-http": True, "final": True, **annotations}
     publish = bool(body.get("publish", old.publish))
     _check_annotations(annotations, action)
     return replace(
@@ -82,7 +84,11 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
 
 
 def _check_annotations(annotations: Json, action: Action) -> None:
-    """Refuse what would protect less than it says.  Raises BadRequest."""
+    """Refuse what would protect less than it says, or do nothing.  Raises BadRequest."""
+    if annotations.get(HTTP_SERVER, False) not in (True, False):
+        raise malformed(f"the annotation {HTTP_SERVER} must be true or false")
+    if annotations.get(HTTP_SERVER) is True and not action.exec.image:
+        raise malformed(f"the annotation {HTTP_SERVER} is for images (exec.kind {KIND_BLACKBOX})")
     if not isinstance(annotations.get("require-whisk-auth", False), bool | str | int | float):
         raise malformed("the annotation require-whisk-auth must be true, false, a string or a number")
     if action.limits.concurrency > 1 and not action.is_llm and annotations.get("provide-api-key") is True:

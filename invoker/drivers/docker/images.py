@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from invoker.drivers.docker.client import Engine, ImageSeen
 from thaw.errors import InitFailed, NotFound, PlatformError, Unavailable
 from thaw.image_name import ImageName
+
+_NO_WAY: Final = re.compile(r"dial tcp|lookup |context deadline|i/o timeout|connection reset|x509")
+"""Of these errors the engine tells addresses of its network, which are not a tenant's business."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ class ImageStore:
         except Unavailable:
             raise
         except PlatformError as e:
+            why = _NO_WAY.search(e.message)
             raise InitFailed(
-                f"The image {image} cannot be pulled: {e.message}",
+                f"The image {image} cannot be pulled: {'its registry does not answer' if why else e.message}",
                 hint="look whether it exists; for a private registry the operator gives the hosts a credential",
             ) from e

@@ -21,6 +21,7 @@ import time
 from typing import Any, Final
 
 from thaw_runtime.action.child import refusal
+from thaw_runtime.action.http_server import NotForServer, request_of, result_of
 from thaw_runtime.action.lean_http import LeanHandler
 from thaw_runtime.action.proxy import bind_ready
 from thaw_runtime.action.wire import MAX_MESSAGE_BYTES
@@ -49,6 +50,7 @@ class Port(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.port = port
         self.lock = threading.Lock()
         self.state = "new"
+        self.is_http = False  # the image is an HTTP server that knows nothing of the contract
         self.inflight = 0
         super().__init__(path, Handler, bind_and_activate=False)
         bind_ready(self, path)
@@ -86,7 +88,12 @@ class Handler(LeanHandler):
                 return
             self.server.state = "starting"
         try:
+            self.server.is_http = _wants_http(body)
             _await_listener(self.server.port)
+            if self.server.is_http:
+                self.server.state = "ready"
+                self._reply(200, b'{"ok": true}')
+                return
             status, answer = _asked(self.server.port, "/init", body, INIT_S)
             if not 200 <= status < 300:
                 raise Failed(f"The image answered /init with status {status}: {_quoted(answer)}")
@@ -102,6 +109,9 @@ class Handler(LeanHandler):
             return
         self._count(1)
         try:
+            if self.server.is_http:
+                self._reply(200, _served(self.server.port, body))
+                return
             status, answer = _asked(self.server.port, "/run", body, RUN_S)
         finally:
             self._count(-1)
@@ -148,6 +158,39 @@ def _await_listener(port: int) -> None:
         finally:
             connection.close()
         time.sleep(_PAUSE_S)
+
+
+def _wants_http(body: bytes) -> bool:
+    try:
+        return bool(json.loads(body)["value"].get("http"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _served(port: int, body: bytes) -> bytes:
+    """The result of a run by an HTTP server, as JSON.  Raises Failed."""
+    try:
+        request = request_of(json.loads(body).get("value") or {})
+    except (ValueError, AttributeError, NotForServer) as e:
+        raise Failed(f"The arguments are no request for the image's server: {e}") from e
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=RUN_S)
+    try:
+        connection.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
+        ours = {"content-length": str(len(request.body)), "connection": "close"}
+        headers = {"host": "localhost", **request.headers, **ours}
+        for name, text in headers.items():
+            connection.putheader(name, text)
+        connection.endheaders(request.body)
+        response = connection.getresponse()
+        answer = response.read(MAX_MESSAGE_BYTES + 1)
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        said = f"{type(e).__name__} {e}"[:_MOST_QUOTED]
+        raise Failed(f"The image's server gave no answer that can be read: {said}") from e
+    finally:
+        connection.close()
+    if len(answer) > MAX_MESSAGE_BYTES:
+        raise Failed(f"The image's server answered with more than {MAX_MESSAGE_BYTES} bytes.")
+    return json.dumps(result_of(request, response.status, response.getheaders(), answer)).encode()
 
 
 def _asked(port: int, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
