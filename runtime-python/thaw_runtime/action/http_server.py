@@ -32,7 +32,7 @@ _TEXTS: Final = frozenset(
         "image/svg+xml",
     )
 )
-"""As gateway/api/web_answer.py has them, which reads what is written here; this image holds no other package."""
+"""As gateway/api/openwhisk/web_answer.py has them, which reads what is written here; this image has no such package."""
 
 
 class NotForServer(Exception):
