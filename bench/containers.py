@@ -28,7 +28,8 @@ from invoker.drivers.base import Driver, Handle, Spec
 from invoker.drivers.confined import Limits
 from invoker.drivers.cpu_shares import NoShares
 from invoker.drivers.docker.client import Engine
-from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.driver import DockerDriver
+from invoker.drivers.docker.images import Images
 from invoker.drivers.process.driver import ProcessDriver
 from invoker.drivers.socket_wait import wait_socket
 from relay.clients.http_unix import UnixConnection

@@ -26,6 +26,8 @@ from gateway.serving.held.standings import StandingsOf
 from gateway.serving.held.until_news import Held
 from gateway.serving.held.work import WorkBook
 from gateway.serving.moving.host_drains import HostDrains
+from gateway.serving.package_locks import PackageLocks
+from gateway.serving.pinned_images import PinnedImages
 from gateway.serving.preflight import Preflight
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
@@ -132,6 +134,9 @@ class Gateway:
         self.pool = InvokerPool(token, settings.result_bytes)
         self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
+        allowed = [prefix for text in settings.images.split(",") if (prefix := text.strip())]
+        self.pinned_images = PinnedImages(self.registry, self.pool, allowed, settings.image_deploy_s)
+        self.package_locks = PackageLocks(self.registry, self.pool, settings.packages_s)
         self.demand = Demand(self.room, self.registry, self.gateway_id, self.log)
         self.held = Held(settings.threads)
         versions = Versions(self.actions.get)

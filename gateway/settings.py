@@ -87,6 +87,17 @@ class GatewaySettings:
     preflight_s: float = setting(
         "THAW_PREFLIGHT_S", "seconds that a deploy waits for a host to say whether its model would start; 0: none", 5.0
     )
+    packages_s: float = setting(
+        "THAW_PACKAGES_S", "seconds that a deploy waits for a host to install what its requirements.txt asks for", 60.0
+    )
+    images: str = setting(
+        "THAW_IMAGES",
+        "prefixes of the images that functions may name, separated by commas (docker.io/team, ghcr.io); empty: none",
+        "docker.io",
+    )
+    image_deploy_s: float = setting(
+        "THAW_IMAGE_DEPLOY_S", "seconds that a deploy waits for a host to pull the function's image", 300.0
+    )
     reconnect_s: float = setting(
         "THAW_RECONNECT_S", "seconds that a resumable stream goes on for a client that hung up; 0: none does", 60.0
     )

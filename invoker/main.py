@@ -28,8 +28,11 @@ from invoker.containers.recovery import recover
 from invoker.containers.start import Deps
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.base import DriverContext
+from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.registry import make_driver
 from invoker.heartbeat import Reporter
+from invoker.packages.installer import Installer
+from invoker.packages.layers import Layers
 from invoker.ports.data_port import DataPort
 from invoker.settings import InvokerSettings
 from relay.clients.fetch import FetchClient
@@ -90,11 +93,19 @@ class Agent:
             settings.device,
             self._log,
         )
+        layers = Layers(
+            layers_of(run_dir),
+            Installer(settings.package_index, self._log),
+            settings.packages_mb << 20,
+            self.fleet.packages_in_use,
+            self._log,
+        )
         adapters = Adapters(self.fleet, FetchClient(settings.fetchd_socket), self._log)
         self.port = DataPort(
             settings.bind,
             self.fleet,
             preflights,
+            layers,
             adapters,
             lambda: self._token,
             self._refresh_token,
@@ -107,6 +118,7 @@ class Agent:
             Placing(self.fleet, self.cells),
             self.cells,
             records,
+            layers,
             partial(credentials.read, self._redis),
             self.address,
             self._log,

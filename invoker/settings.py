@@ -43,6 +43,12 @@ class InvokerSettings:
     image_python: str = setting("THAW_IMAGE_PYTHON", "image of python:3.11 functions", "thaw/python:0.1.0")
     image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")
     image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)
+    package_index: str = setting(
+        "THAW_PACKAGE_INDEX",
+        "URL of the index of functions' packages; empty: what pip's configuration says; off: none are installed",
+        "",
+    )
+    packages_mb: int = setting("THAW_PACKAGES_MB", "disk for the installed packages of functions, MiB", 4096)
     pids: int = setting("THAW_CONTAINER_PIDS", "processes and threads of one container", 512)
     container_uids: str = setting(
         "THAW_CONTAINER_UIDS",

@@ -12,6 +12,10 @@ from thaw.ids import ActionName, Namespace
 KIND_LLM = "llm:vllm"
 KIND_PYTHON = "python:3.11"
 KIND_SEQUENCE = "sequence"
+KIND_BLACKBOX = "blackbox"
+"""OpenWhisk's word for an image of the user's own."""
+HTTP_SERVER = "http-server"
+"""The annotation of an image that listens on $PORT, as Knative's services do."""
 KINDS = (KIND_PYTHON, KIND_LLM)
 POOL_MARK = "."
 """The name of a pool (thaw/pools.py) begins with it, and no user's action has such a name."""
@@ -47,7 +51,9 @@ class Exec:
     """``code`` is source text, or a zip file in base64 when ``binary`` is set.  Long code is named, in the same field:
     a platform process that does not know stored code refuses such an action, and does not write it back without its
     code.  An ``llm:vllm`` action has a config instead of code, and a ``sequence`` has the names of its components,
-    which run one after another.
+    which run one after another.  ``packages`` are those that the code's requirements.txt asks for, each line with the
+    version and the hashes that were found when the action was deployed (thaw/requirements.py), so every host installs
+    the same files.  ``image`` is that of a ``blackbox`` action, by digest; its code may be empty.
     """
 
     kind: str
@@ -55,6 +61,8 @@ class Exec:
     binary: bool = False
     main: str = ""
     components: tuple[ActionName, ...] = ()
+    packages: tuple[str, ...] = ()
+    image: str = ""
 
     @property
     def stored(self) -> StoredCode | None:
@@ -105,6 +113,11 @@ class Action:
     @property
     def is_sequence(self) -> bool:
         return self.exec.kind == KIND_SEQUENCE
+
+    @property
+    def is_http_server(self) -> bool:
+        """Its image is an HTTP server that knows nothing of OpenWhisk's contract."""
+        return bool(self.exec.image) and self.annotations.get(HTTP_SERVER) is True
 
     @property
     def is_conductor(self) -> bool:

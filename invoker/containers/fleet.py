@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from invoker import metrics
@@ -87,6 +87,10 @@ class Fleet:
     def all(self) -> list[Live]:
         with self._lock:
             return list(self._instances.values())
+
+    def packages_in_use(self) -> Collection[tuple[str, ...]]:
+        """The packages of the functions that have a container here, or are about to."""
+        return {live.function.exec.packages for live in self.all() if live.function is not None}
 
     def of_group(self, group_id: GroupId) -> Iterable[Live]:
         return [live for live in self.all() if live.record.group_id == group_id]

@@ -99,9 +99,9 @@ def _shape(stage: PlanStage) -> StageShape:
     return StageShape(stage.layers, stage.reserve_bytes, sum(r.n_bytes for r in ranges), stage.role)
 
 
-def python_init(function: Action, code: str, api_host: str) -> dict[str, object]:
-    """OpenWhisk's init value; ``concurrency`` is ours and ignored by other runtimes.  ``api_host``: the API's URL, or
-    empty."""
+def python_init(function: Action, code: str, api_host: str, layer: str = "") -> dict[str, object]:
+    """OpenWhisk's init value; ``concurrency`` and ``packages`` are ours and ignored by other runtimes.  ``api_host``:
+    the API's URL, ``layer``: the name of the folder with its packages; both may be empty."""
     env = {
         "__OW_ACTION_NAME": f"/{function.name}",
         "__OW_NAMESPACE": function.namespace,
@@ -115,7 +115,18 @@ def python_init(function: Action, code: str, api_host: str) -> dict[str, object]
         "binary": function.exec.binary,
         "env": env,
         "concurrency": slots_of(function),
+        **({"packages": layer} if layer else {}),
+        **({"http": True} if function.is_http_server else {}),
     }
+
+
+def image_environment(function: Action) -> dict[str, str]:
+    """What Knative tells a service's container; the port is the one of OpenWhisk's contract, too."""
+    if not function.exec.image:
+        return {}
+    name = function.name.rpartition("/")[2]
+    revision = f"{name}-{function.version.replace('.', '-')}"
+    return {"PORT": "8080", "K_SERVICE": name, "K_CONFIGURATION": name, "K_REVISION": revision}
 
 
 def slots_of(function: Action) -> int:

@@ -16,7 +16,7 @@ from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle
 from relay.clients.http_unix import UnixConnection
 from thaw import wire
-from thaw.action import Action
+from thaw.action import KIND_BLACKBOX, Action
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
 from thaw.ids import InstanceId
@@ -57,6 +57,11 @@ class Live:
     def descriptor_socket_id(self) -> InstanceId:
         """The name of its descriptor socket is the name of its container: its own, unless it took a stem cell."""
         return self.record.instance_id if self.handle is None else InstanceId(self.handle.container_id)
+
+    @property
+    def cell_kind(self) -> str:
+        """Of the stem cells that it could be: an image of the user's own has none."""
+        return KIND_BLACKBOX if self.function is not None and self.function.exec.image else self.kind
 
     @property
     def in_group(self) -> bool:

@@ -31,7 +31,7 @@ class Placing:
     def wait_warm(self, live: Live) -> float:
         """Wait for a stem cell that is importing; return the seconds that this took."""
         began = time.monotonic()
-        self._cells.wait_warm(live.kind, WARMING_S)
+        self._cells.wait_warm(live.cell_kind, WARMING_S)
         return time.monotonic() - began
 
     def place(self, live: Live) -> Placement:
@@ -88,4 +88,4 @@ class Placing:
 
 
 def _need(live: Live) -> Need:
-    return Need(live.kind, live.record.reserve_bytes)
+    return Need(live.cell_kind, live.record.reserve_bytes)

@@ -22,7 +22,16 @@ from typing import Any, Final
 
 from invoker import metrics
 from invoker.containers.fleet import Fleet
-from invoker.containers.init import InitCall, group_link, init_body, keep_alive_s_of, llm_init, python_init, slots_in
+from invoker.containers.init import (
+    InitCall,
+    group_link,
+    image_environment,
+    init_body,
+    keep_alive_s_of,
+    llm_init,
+    python_init,
+    slots_in,
+)
 from invoker.containers.instance import Effect, Event, State
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
@@ -30,11 +39,12 @@ from invoker.containers.start_evidence import ContainerEvidence
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.activation_logs import A_TRACEBACK, last_lines
 from invoker.drivers.base import Handle, Spec
+from invoker.packages.layers import Layers
 from invoker.settings import MIB, InvokerSettings
 from relay.protocol.messages import FetchStart, GroupCredential, InitReply, Start
 from relay.state.records import Records
 from thaw import wire
-from thaw.action import KIND_LLM, KIND_PYTHON, Action
+from thaw.action import KIND_BLACKBOX, KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import InitFailed, NotFound, PlatformError, ThawError, Unavailable, WorkerLost
 from thaw.ids import HostId, InstanceId, Namespace, random_hex_id
@@ -57,6 +67,7 @@ class Deps:
     placing: Placing
     cells: StemCells
     records: Records
+    layers: Layers
     credential: Callable[[str], GroupCredential]  # of a group, by the reference in its plan
     address: str  # of the data port
     log: Log
@@ -132,6 +143,8 @@ class Starting:
             reserve_bytes=record.reserve_bytes or live.function.limits.memory << 20,
         )
         self._mark(Phase.CONTAINER_BEGIN)
+        if live.function.exec.image:
+            self._fleet.driver.pin(live.function.exec.image, deadline_s=self._deps.settings.image_pull_s)
         self._evidence = ContainerEvidence()
         importing_s = self._deps.placing.wait_warm(live)
         path = self._container(self._deps.placing.place(live))
@@ -256,6 +269,8 @@ class Starting:
     def _create(self, descriptor_socket: str, *, fork: bool) -> str:
         record, driver = self._live.record, self._fleet.driver
         identity = {"THAW_INSTANCE_ID": record.instance_id, "THAW_HOST_ID": record.host_id}
+        if self._live.function is not None:
+            identity |= image_environment(self._live.function)
         spec = Spec(
             record.instance_id,
             self._live.kind,
@@ -266,6 +281,7 @@ class Starting:
             self._memory_bytes(),
             descriptor_socket,
             self._stage.device,
+            self._live.function.exec.image if self._live.function is not None else "",
         )
         handle = driver.create(spec)
         cell_pid = driver.zygote.pid if fork and driver.zygote is not None else 0
@@ -294,7 +310,10 @@ class Starting:
     def _why_it_ended(self, e: WorkerLost) -> ThawError:
         """What the container's exit says.  This thread may be ahead of the driver's report of it."""
         self._live.gone.wait(EXIT_SEEN_S)
-        return self._live.error or e
+        error = self._live.error or e
+        if self._live.cell_kind == KIND_BLACKBOX and isinstance(error, WorkerLost):
+            return InitFailed(f"The image's program ended before it was ready: {error.message}", hint=error.hint)
+        return error
 
     def _take(self, handle: Handle, mode: StartMode) -> None:
         live = self._live
@@ -339,8 +358,9 @@ class Starting:
                 self._events += reply.events
         else:
             self._mark(Phase.INIT_BEGIN)
+            layer = self._deps.layers.ensure(function.exec.packages, deadline_s=self._deps.settings.start_timeout_s)
             mark, code = random_hex_id(), self._deps.records.code.pieces(function)
-            init = python_init(function, mark, self._deps.settings.api_host)
+            init = python_init(function, mark, self._deps.settings.api_host, layer)
             self._post_init(path, init_body(init, mark, code))
             self._mark(Phase.INIT_END)
         init_ms = max(1, round(1000 * (time.monotonic() - began)))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from invoker.settings import InvokerSettings
+from thaw.errors import InitFailed
 from thaw.logs import Log
 
 
@@ -36,6 +37,7 @@ class Spec:
     memory_bytes: int = 0
     descriptor_socket: str = ""
     device: str = "cpu"
+    image: str = ""  # of the user's own, by digest; empty: the kind's
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,17 @@ class SharedCell(Protocol):
     def give_up(self) -> None: ...
 
 
+class PinImages(Protocol):
+    def __call__(self, image: str, *, deadline_s: float) -> str:
+        """The image by its digest; it is on this host afterwards.  Raises InitFailed when it cannot be pulled,
+        Unavailable."""
+        ...
+
+
+def no_images(image: str, *, deadline_s: float) -> str:
+    raise InitFailed("This host runs no images of users.", hint="hosts with THAW_DRIVER=docker run them")
+
+
 class Driver(Protocol):
     """``zygote`` is the shared stem cell of llm kinds.  Without one, each stem cell is a container of its own.
     ``whole_devices``: an llm container has its accelerator to itself; one that waited would keep it from all others."""
@@ -144,6 +157,9 @@ class Driver(Protocol):
     name: str
     share: str  # "enforced" | "none"
     whole_devices: bool
+
+    @property
+    def pin(self) -> PinImages: ...
 
     @property
     def zygote(self) -> SharedCell | None: ...

@@ -1,10 +1,11 @@
 """The data port: gateways send runs to it.  HTTP/1.1 keep-alive, one thread a connection, every request with the
 installation's bearer token.
 
-``POST /instances/{id}/run`` · ``POST /logs`` · ``POST /output`` · ``POST /preflight`` · ``GET /metrics``, for which
-THAW_METRICS_TOKEN will do; ``GET /health`` needs no token.  A request that is refused before anything ran gets a
-complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).  When a container is lost during a request,
-the port closes the connection: the answer then has no last chunk, so the gateway does not take it for complete.
+``POST /instances/{id}/run`` · ``POST /logs`` · ``POST /output`` · ``POST /preflight`` · ``POST /packages`` ·
+``POST /image`` · ``GET /metrics``, for which THAW_METRICS_TOKEN will do; ``GET /health`` needs no token.  A request
+that is refused before anything ran gets a complete answer (401, 404, 410 InstanceGone, 429 InstanceBusy: route again).
+When a container is lost during a request, the port closes the connection: the answer then has no last chunk, so the
+gateway does not take it for complete.
 """
 
 from __future__ import annotations
@@ -27,13 +28,24 @@ from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
 from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
+from invoker.packages.layers import Layers
 from invoker.ports.forward import Ending, Forwarded, forward
 from relay.clients import http11
 from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
-from relay.protocol.data_port_messages import LogsFound, LogsWanted, OutputFound, OutputWanted, PreflightWanted
+from relay.protocol.data_port_messages import (
+    ImageFound,
+    ImageWanted,
+    LogsFound,
+    LogsWanted,
+    OutputFound,
+    OutputWanted,
+    PackagesFound,
+    PackagesWanted,
+    PreflightWanted,
+)
 from relay.protocol.messages import ACTIVATION_HEADER
 from thaw import wire
-from thaw.action import KIND_PYTHON
+from thaw.action import KIND_BLACKBOX, KIND_PYTHON
 from thaw.bearer import is_bearer
 from thaw.errors import (
     AdapterMissing,
@@ -76,6 +88,7 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         bind: str,
         fleet: Fleet,
         preflights: Preflights,
+        layers: Layers,
         adapters: Adapters,
         token: Callable[[], str],
         refresh: Callable[[], str],
@@ -83,7 +96,7 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
     ) -> None:
         """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
         host, _, port = bind.rpartition(":")
-        self.fleet, self.preflights, self.adapters = fleet, preflights, adapters
+        self.fleet, self.preflights, self.layers, self.adapters = fleet, preflights, layers, adapters
         self.token, self._refresh = token, refresh
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
@@ -205,8 +218,18 @@ class Handler(http11.Handler):
             self._reply(200, wire.to_plain(OutputFound(self.server.fleet.last_output.of_action(wanted.action))))
         elif self.path == "/preflight":
             self._reply(200, wire.to_plain(self.server.preflights.check(wire.loads(PreflightWanted, body))))
+        elif self.path == "/image":
+            image = wire.loads(ImageWanted, body)
+            found = self.server.fleet.driver.pin(image.image, deadline_s=image.deadline_ms / 1000)
+            self._reply(200, wire.to_plain(ImageFound(found)))
+        elif self.path == "/packages":
+            self._reply(200, wire.to_plain(self._packages(wire.loads(PackagesWanted, body))))
         else:
             self._serve_run(body)
+
+    def _packages(self, wanted: PackagesWanted) -> PackagesFound:
+        deadline_s = wanted.deadline_ms / 1000
+        return PackagesFound(self.server.layers.lock(wanted.asked, wanted.namespace, deadline_s=deadline_s))
 
     def _logs(self, wanted: LogsWanted) -> LogsFound:
         """Collect the log lines of several runs.  One deadline holds for all of them, so containers that never end
@@ -280,6 +303,8 @@ class Handler(http11.Handler):
             ending = result.ending
         finally:
             self._note_end(live, activation_id, ending)
+        if result.ending is Ending.NOBODY and live.cell_kind == KIND_BLACKBOX:  # the image itself may still run
+            threading.Thread(target=self.server.fleet.kill, args=(live, None), name="no-port", daemon=True).start()
         if result.ending is Ending.NOBODY:  # the host reports its end soon; the gateway may route again
             raise InstanceGone(f"the container of instance {live.record.instance_id} does not listen any more")
         if result.ending is not Ending.DONE:

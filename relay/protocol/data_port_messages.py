@@ -71,6 +71,39 @@ class PreflightWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class PackagesWanted:
+    """``POST /packages``: install what a requirements.txt asks for, within ``deadline_ms``.  The answer is a
+    PackagesFound, a BadRequest that names the package, or Unavailable when the host can install nothing now."""
+
+    asked: tuple[str, ...]
+    deadline_ms: int
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagesFound:
+    """Each package with its version and its hashes."""
+
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWanted:
+    """``POST /image``: pull an image within ``deadline_ms``.  The answer is an ImageFound, or the InitFailed of a start
+    with it."""
+
+    image: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFound:
+    """The image by its digest."""
+
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreflightFound:
     """The start would succeed, with the version at ``uri``.  ``engine`` is empty where only the files were looked at,
     and ``unchecked`` then says why."""

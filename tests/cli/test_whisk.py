@@ -127,7 +127,7 @@ def test_a_trigger_that_its_feed_refuses_is_deleted_again(at: Run, gateway: Fake
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("action create x --docker me/image", "images and programs of your own are absent here"),
+        ("action create x --docker me/image --kind python:3", "--kind and --docker cannot be given together"),
         ("action create x f.py --web maybe", "--web takes true, raw or false, not 'maybe'"),
         ("action create x --copy", "there is nothing to deploy"),
         ("package create x --shared perhaps", "--shared takes yes or no, not 'perhaps'"),

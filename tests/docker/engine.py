@@ -25,7 +25,8 @@ import pytest
 
 from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import Engine
-from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.driver import DockerDriver
+from invoker.drivers.docker.images import Images
 from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.logs import Log

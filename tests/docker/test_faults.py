@@ -17,7 +17,8 @@ from invoker.drivers.activation_logs import FILE_LIMIT_BYTES, LogCollector, last
 from invoker.drivers.base import Exit, Spec
 from invoker.drivers.confined import Limits
 from invoker.drivers.docker.client import Engine
-from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.driver import DockerDriver
+from invoker.drivers.docker.images import Images
 from invoker.drivers.programs import PROGRAMS
 from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.inside import WAIT_S, ask, load, post, up

@@ -155,12 +155,14 @@ def main(args):
         """
 def main(args):
     return {"abstract": unix("\\0thaw-test-other"), "seen": sorted(os.listdir("/run/thaw")),
+            "layers": attempt(lambda: os.listdir("/run/thaw/packages")),
             "processes": [p for p in os.listdir("/proc") if p.isdigit()]}
 """,
     )
     found = ask(third)
     assert found["abstract"] == "ConnectionRefusedError Connection refused"
-    assert found["seen"] == ["io"]
+    assert found["seen"] == ["io", "packages"]
+    assert found["layers"] == "PermissionError Permission denied"
     assert len(found["processes"]) == 2  # the proxy and itself
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import requests
 
 from tests.e2e.machine import Machine
 from tests.e2e.node_clients import node
+from tests.wheels import add_wheel
 
 HERE = "/api/v1/namespaces/_"
 
@@ -20,7 +24,10 @@ HERE = "/api/v1/namespaces/_"
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A running platform without a model."""
-    made = Machine(tmp_path_factory.mktemp("functions"), dict(os.environ))
+    directory = tmp_path_factory.mktemp("functions")
+    made = Machine(directory, dict(os.environ))
+    made.env["THAW_PACKAGE_INDEX"] = (directory / "index").as_uri()
+    add_wheel(directory / "index", "greeting", "1.0", {"greeting.py": "WORD = 'hello'"})
     try:
         made.up("--stem-cells", "off")  # no engine is imported for functions
         yield made
@@ -68,6 +75,34 @@ def test_a_function_reaches_the_api_with_the_host_and_the_key_that_it_is_given(m
     assert invoke(machine, "asks")["response"]["result"] == {"namespaces": ["guest"], "me": "/guest/asks"}
     deploy(machine, "asks", code, annotations=[{"key": "provide-api-key", "value": False}])
     assert invoke(machine, "asks")["response"]["result"] == {"error": "'__OW_API_KEY'"}
+
+
+def zipped(files: dict[str, str]) -> str:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def test_what_a_requirements_txt_asks_for_is_installed_when_a_function_is_deployed(machine: Machine) -> None:
+    main = "import greeting\ndef main(args): return {'said': greeting.WORD}\n"
+    code = zipped({"__main__.py": main, "requirements.txt": "greeting>=1\n"})
+    deploy(machine, "greets", code, annotations=[])
+    shown = machine.request("GET", f"{HERE}/actions/greets?code=false").json()["exec"]["packages"]
+    assert shown == ["greeting==1.0"]
+    assert invoke(machine, "greets")["response"]["result"] == {"said": "hello"}
+    code = zipped({"__main__.py": main, "requirements.txt": "greeting\nunheard-of\n"})
+    reply = machine.request("PUT", f"{HERE}/actions/lost", json={"exec": {"kind": "python:3.11", "code": code}})
+    assert reply.status_code == 400
+    assert "unheard-of" in reply.json()["error"]
+    assert machine.request("GET", f"{HERE}/actions/lost").status_code == 404
+
+
+def test_a_platform_whose_hosts_run_no_images_says_so_at_the_deploy(machine: Machine) -> None:
+    done = machine.thaw("action", "create", "boxed", "--docker", "me/image", check=False)
+    assert done.returncode == 144
+    assert "No host of this platform runs images: kind 'blackbox' needs hosts with THAW_DRIVER=docker." in done.stderr
 
 
 def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine) -> None:

@@ -159,9 +159,14 @@ def test_an_llm_is_created_from_a_config_object_or_from_its_text(gateway: Gatewa
             "'llm:vllm', 'python:default', 'python:3', 'llm:default'.",
         ),
         (
-            {"exec": {"kind": "blackbox", "image": "x"}},
-            501,
-            "Actions of kind 'blackbox' are absent in this version; use one of python:3.11, llm:vllm.",
+            {"exec": {"kind": "blackbox", "image": "no image"}},
+            400,
+            "'no image' is no name of an image",
+        ),
+        (
+            {"exec": {"kind": "blackbox", "image": "elsewhere.example/x"}},
+            403,
+            "The image elsewhere.example/x may not be run here.",
         ),
         ({}, 400, "The request content was malformed:\nexec undefined"),
         (

@@ -21,6 +21,7 @@ from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
 from invoker.containers.preflight import Preflights
 from invoker.drivers.base import Handle
+from invoker.packages.layers import Layers
 from invoker.ports.data_port import DataPort
 from relay.clients.fetch import FetchClient
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, LEFT_HEADER, REPLACES_HEADER
@@ -95,7 +96,13 @@ class Instance:
         fleet = SimpleNamespace(begin_run=lambda _: self.live, end_run=lambda _: None, epoch=1, log=Log("invoker"))
         self.adapters = Adapters(cast(Fleet, fleet), fetch, Log("invoker"))
         self.port = DataPort(
-            "127.0.0.1:0", cast(Fleet, fleet), cast(Preflights, None), self.adapters, lambda: "t", lambda: "t"
+            "127.0.0.1:0",
+            cast(Fleet, fleet),
+            cast(Preflights, None),
+            cast(Layers, None),
+            self.adapters,
+            lambda: "t",
+            lambda: "t",
         )
         self.port.start()
 

@@ -21,7 +21,8 @@ from invoker.drivers.base import Exit, Handle, Owned, Spec
 from invoker.drivers.confined import Limits
 from invoker.drivers.docker import driver as docker_driver
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen
-from invoker.drivers.docker.driver import DockerDriver, Images
+from invoker.drivers.docker.driver import DockerDriver
+from invoker.drivers.docker.images import Images
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_PYTHON
 from thaw.errors import NotFound, PlatformError

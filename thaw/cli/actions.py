@@ -49,8 +49,8 @@ Sequence = Annotated[
     bool, typer.Option("--sequence", help="FILE names actions, separated by commas, that run one after another.")
 ]
 Copy = Annotated[bool, typer.Option("--copy", help="FILE names an action, which is copied.")]
-Docker = Annotated[str | None, typer.Option(help="An image of your own (absent in this version).")]
-Native = Annotated[bool, typer.Option("--native", help="A native program (absent in this version).")]
+Docker = Annotated[str | None, typer.Option(help="An image of your own, which FILE, if there is one, is given to.")]
+Native = Annotated[bool, typer.Option("--native", help="FILE is a program that openwhisk/dockerskeleton runs.")]
 Stages = Annotated[int | None, typer.Option(help="Force this number of pipeline stages (LLM functions only).")]
 Force = Annotated[bool, typer.Option("--force", help="Deploy it even if a check says that its model would not start.")]
 
@@ -81,11 +81,10 @@ def create(
     force: Force = False,
 ) -> None:
     """Deploy a new function."""
-    from thaw.cli.deploy import Deployment, action_body
+    from thaw.cli.deploy import SKELETON, Deployment, action_body
     from thaw.errors import BadRequest
 
-    _refuse_images(docker, native)
-    if file is None and config is None:
+    if file is None and config is None and docker is None:
         raise BadRequest(
             "there is nothing to deploy", hint="thaw action create NAME FILE.py, or NAME --config FILE.json"
         )
@@ -108,6 +107,7 @@ def create(
             sequence,
             annotation_file,
             del_annotation,
+            SKELETON if native and docker is None else docker,
         )
     )
     body = _copied(file, body) if copy else body
@@ -140,9 +140,8 @@ def update(
     force: Force = False,
 ) -> None:
     """Change a function, or deploy it if it does not exist.  Options that are left out keep their values."""
-    from thaw.cli.deploy import Deployment, action_body
+    from thaw.cli.deploy import SKELETON, Deployment, action_body
 
-    _refuse_images(docker, native)
     body = action_body(
         Deployment(
             None if copy else file,
@@ -162,20 +161,11 @@ def update(
             sequence,
             annotation_file,
             del_annotation,
+            SKELETON if native and docker is None else docker,
         )
     )
     body = _copied(file, body) if copy else body
     _put(name, body, overwrite=True, force=force, done="updated")
-
-
-def _refuse_images(docker: str | None, native: bool) -> None:
-    from thaw.errors import BadRequest
-
-    if docker is not None or native:
-        raise BadRequest(
-            "images and programs of your own are absent here",
-            hint="deploy a .py or a .zip file, which may bring its packages in virtualenv/",
-        )
 
 
 def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:

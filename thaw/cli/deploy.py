@@ -8,11 +8,14 @@ import secrets
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_PYTHON, KIND_SEQUENCE, KINDS
+from thaw.action import DEFAULT_KINDS, KIND_BLACKBOX, KIND_LLM, KIND_PYTHON, KIND_SEQUENCE, KINDS
 from thaw.cli.params import key_values, parameters, read_object
 from thaw.errors import BadRequest
+
+SKELETON: Final = "openwhisk/dockerskeleton"
+"""wsk's image of --native: it runs a program, which it is given as the code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Deployment:
     sequence: bool = False
     annotation_file: list[Path] | None = None
     del_annotation: list[str] | None = None
+    image: str | None = None
 
 
 def action_body(given: Deployment) -> dict[str, Any]:
@@ -54,6 +58,8 @@ def action_body(given: Deployment) -> dict[str, Any]:
         raise BadRequest("--stages is for LLM functions only", hint="give it together with --config FILE.json")
     elif given.sequence:
         body["exec"] = {"kind": KIND_SEQUENCE, "components": _components(given.file)}
+    elif given.image is not None:
+        body["exec"] = _own_image(given, given.image)
     elif given.file is not None:
         body["exec"] = _exec(given, given.file)
     if given.param is not None or given.param_file is not None:
@@ -111,11 +117,29 @@ def _llm_config(given: Deployment) -> dict[str, Any]:
     return config
 
 
-def _exec(given: Deployment, file: Path) -> dict[str, Any]:
+def _own_image(given: Deployment, image: str) -> dict[str, Any]:
+    if given.kind not in (None, KIND_BLACKBOX):
+        raise BadRequest("--kind and --docker cannot be given together", hint="an image brings its own runtime")
+    found: dict[str, Any] = {"kind": KIND_BLACKBOX, "image": image}
+    if given.main:
+        found["main"] = given.main
+    if given.file is None:
+        return found
+    data = _read(given.file)
+    is_zip = zipfile.is_zipfile(io.BytesIO(data))
+    code = base64.b64encode(data).decode() if is_zip else _text(given.file, data)
+    return {**found, "code": code, "binary": is_zip}
+
+
+def _read(file: Path) -> bytes:
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
     except OSError as e:
         raise BadRequest(f"{file} cannot be read: {e.strerror}", hint="give the path of a .py or .zip file") from e
+
+
+def _exec(given: Deployment, file: Path) -> dict[str, Any]:
+    data = _read(file)
     kind = _kind(given.kind, file)
     if zipfile.is_zipfile(io.BytesIO(data)):
         code, binary = base64.b64encode(data).decode(), True

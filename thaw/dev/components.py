@@ -41,6 +41,13 @@ _PASSED_ON = (
     "THAW_FETCHD_REFUSE",
     "THAW_FETCHD_CREDENTIALS",
     "HF_ENDPOINT",
+    "THAW_PACKAGE_INDEX",
+    "THAW_IMAGES",
+    "PIP_CONFIG_FILE",
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_CERT",
 )
 """Children inherit only these variables of our environment: a stray variable of a shell must not change a start.  The
 last ones say who may reach what, which only whoever runs the platform can decide."""

@@ -28,7 +28,7 @@ class DevDriver:
 _DRIVERS: Final[Mapping[str, DevDriver]] = {
     "process": DevDriver(plain_processes=True),
     "docker": DevDriver(
-        passed_on=("DOCKER_HOST", "THAW_IMAGE_PYTHON", "THAW_IMAGE_LLM", "THAW_IMAGE_PULL_S"),
+        passed_on=("DOCKER_HOST", "THAW_IMAGE_PYTHON", "THAW_IMAGE_LLM", "THAW_IMAGE_PULL_S", "DOCKER_CONFIG"),
         remove_left=containers.remove,
     ),
 }

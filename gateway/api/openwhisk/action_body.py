@@ -10,16 +10,17 @@ from typing import Any, Final
 
 from gateway.api import bounded_json
 from gateway.api.openwhisk.code_upload import LongCode, longest_string
-from gateway.api.openwhisk.code_zip import check_packages, decoded_zip
+from gateway.api.openwhisk.code_zip import decoded_zip, packages_of
 from gateway.serving.actions.packages import qualified
 from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
-from thaw.action import DEFAULT_KINDS, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
+from thaw.action import DEFAULT_KINDS, HTTP_SERVER, KIND_BLACKBOX, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import parse_llm_config
 from thaw.errors import BadRequest, PlatformError, TooLarge
 from thaw.ids import ActionName, Namespace
+from thaw.image_name import ImageName
 
 Json = Mapping[str, Any]
 
@@ -69,6 +70,8 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     for key in _names(body.get("delAnnotations")):
         annotations.pop(key, None)
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks
+    if action.exec.image and annotations.get(HTTP_SERVER) is True:
+        annotations = {"web-export": True, "raw-http": True, "final": True, **annotations}
     publish = bool(body.get("publish", old.publish))
     _check_annotations(annotations, action)
     return replace(
@@ -81,7 +84,11 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
 
 
 def _check_annotations(annotations: Json, action: Action) -> None:
-    """Refuse what would protect less than it says.  Raises BadRequest."""
+    """Refuse what would protect less than it says, or do nothing.  Raises BadRequest."""
+    if annotations.get(HTTP_SERVER, False) not in (True, False):
+        raise malformed(f"the annotation {HTTP_SERVER} must be true or false")
+    if annotations.get(HTTP_SERVER) is True and not action.exec.image:
+        raise malformed(f"the annotation {HTTP_SERVER} is for images (exec.kind {KIND_BLACKBOX})")
     if not isinstance(annotations.get("require-whisk-auth", False), bool | str | int | float):
         raise malformed("the annotation require-whisk-auth must be true, false, a string or a number")
     if action.limits.concurrency > 1 and not action.is_llm and annotations.get("provide-api-key") is True:
@@ -127,8 +134,8 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
     if kind == KIND_SEQUENCE:
         components = _components(plain.get("components"), action)
         return replace(action, exec=Exec(kind, components=components), config=None, min_instances=0)
-    if kind == "blackbox":
-        raise NotHere(f"Actions of kind '{kind}' are absent in this version; use one of {', '.join(KINDS)}.")
+    if kind == KIND_BLACKBOX:
+        return replace(action, exec=_image_exec(plain, settings), config=None)
     if kind not in KINDS:
         valid = ", ".join(f"'{k}'" for k in (*KINDS, *DEFAULT_KINDS))
         raise BadRequest(
@@ -149,13 +156,23 @@ def _with_code(action: Action, body: Json, settings: GatewaySettings) -> Action:
 
 def _exec(kind: str, code: str | LongCode, main: str, settings: GatewaySettings) -> Exec:
     data = code.zip if isinstance(code, LongCode) else decoded_zip(code)
-    if data is not None:
-        check_packages(data)
+    packages = packages_of(data) if data is not None else ()
     if isinstance(code, LongCode):
-        return Exec(kind, code.stored, data is not None, main)
+        return Exec(kind, code.stored, data is not None, main, packages=packages)
     if len(code) > settings.code_bytes:
         raise TooLarge(f"Request larger than allowed: {len(code)} > {settings.code_bytes} bytes.")
-    return Exec(kind, code, data is not None, main)
+    return Exec(kind, code, data is not None, main, packages=packages)
+
+
+def _image_exec(plain: Json, settings: GatewaySettings) -> Exec:
+    """The code is optional, and the image's own business."""
+    image, code, main = plain.get("image"), plain.get("code", ""), plain.get("main") or ""
+    if not isinstance(image, str):
+        raise malformed("exec.image undefined")
+    if not isinstance(code, str | LongCode) or not isinstance(main, str):
+        raise malformed("exec.code and exec.main must be strings")
+    found = _exec(KIND_BLACKBOX, code, main, settings)
+    return replace(found, image=str(ImageName.parse(image)), packages=())
 
 
 def _components(plain: Any, action: Action) -> tuple[ActionName, ...]:

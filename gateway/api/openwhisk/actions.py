@@ -164,6 +164,8 @@ def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
         added = core.kept.check(action, old)
         if action.is_sequence:
             core.sequences.check(action)
+        if "exec" in body:
+            action = core.pinned_images.pinned(core.package_locks.locked(action))
         verdict = _preflight(action, body, own)
         core.actions.put(action, last=last, old=old, row=row)
         core.kept.check_written(action, old, added)

@@ -1,8 +1,7 @@
 """A zip as an action's code: which packages it asks for and does not bring.
 
-OpenWhisk's runtimes install a zip's ``requirements.txt`` when an action is initialised.  Here nothing is installed:
-function containers have no network.  A zip that needs an installation is refused when it is deployed, not at its first
-run.
+They are installed when the action is deployed (gateway/serving/package_locks.py), so a zip that asks for what cannot be
+installed is refused then, and not at its first run.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import zipfile
 import zlib
 from typing import Final
 
+from thaw import requirements
 from thaw.errors import BadRequest
 
 _ASKS: Final = "requirements.txt"
 _BRINGS: Final = re.compile(r"virtualenv/lib/python[\d.]+/site-packages/.")
 _MAX_BYTES: Final = 256 * 1024
 """At most this much of a requirements.txt is read; a file with hashes for some hundred packages is smaller."""
-_MOST_NAMED: Final = 5
 _END_BYTES: Final = 22
 _LOCATOR_BYTES: Final = 20
 _COMMENT_BYTES: Final = 65_536
@@ -79,40 +78,34 @@ def _may_be_zip(data: io.BytesIO) -> bool:
     return data.tell() < 2 or bytes(data.getbuffer()[:2]) == b"PK"
 
 
-def check_packages(data: io.BytesIO) -> None:
-    """Raises BadRequest for a zip that asks for packages and does not bring them.
+def packages_of(data: io.BytesIO) -> tuple[str, ...]:
+    """The packages that the zip asks for and does not bring.  Raises BadRequest for a requirements.txt that asks for
+    more than packages by name.
 
-    A zip that cannot be read passes: its runtime says so, in OpenWhisk's words.
+    A zip that cannot be read asks for nothing: its runtime says so, in OpenWhisk's words.
     """
     if not re.search(re.escape(_ASKS).encode(), data.getbuffer()):
-        return  # names are not compressed; nearly every zip ends here
-    asked = _asked(data)
-    if not asked:
-        return
-    named = ", ".join(asked[:_MOST_NAMED]) + (", …" if len(asked) > _MOST_NAMED else "")
-    raise BadRequest(
-        f"The zip's requirements.txt asks for packages, which are not installed here: {named}. Bring them in the zip "
-        "(pip install --target virtualenv/lib/python3.11/site-packages -r requirements.txt), or take requirements.txt "
-        "out of it when the hosts' image has them (see docs/functions.md)."
-    )
+        return ()  # names are not compressed; nearly every zip ends here
+    return requirements.parse(_asked(data))
 
 
-def _asked(data: io.BytesIO) -> list[str]:
+def _asked(data: io.BytesIO) -> str:
     if not 0 < _directory_bytes(data) <= _MAX_DIRECTORY_BYTES:
-        return []
+        return ""
     try:
         with zipfile.ZipFile(data) as archive:
             names = archive.namelist()
             if _ASKS not in names or any(_BRINGS.match(name) for name in names):
-                return []
+                return ""
             if archive.getinfo(_ASKS).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                return []  # other methods give more at once than was asked for
+                return ""  # other methods give more at once than was asked for
             with archive.open(_ASKS) as file:
-                text = file.read(_MAX_BYTES)
+                text = file.read(_MAX_BYTES + 1)
     except _UNREADABLE:
-        return []
-    lines = (re.split(r"\s#|;", line)[0].strip() for line in text.decode("utf-8", "replace").splitlines())
-    return [line.rstrip("\\ ") for line in lines if line and not line.startswith(("#", "--"))]
+        return ""
+    if len(text) > _MAX_BYTES:
+        raise BadRequest(f"The zip's requirements.txt has more than {_MAX_BYTES} bytes.")
+    return text.decode("utf-8", "replace")
 
 
 def _directory_bytes(data: io.BytesIO) -> int:

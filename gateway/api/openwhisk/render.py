@@ -11,6 +11,7 @@ from gateway.serving.routing.routes import Serving
 from thaw import wire
 from thaw.action import KIND_SEQUENCE, Action
 from thaw.activation import Activation
+from thaw.requirements import without_hashes
 
 Json = dict[str, Any]
 
@@ -26,6 +27,10 @@ def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | No
         exec_["components"] = [f"/{name}" for name in entity.exec.components]
     if code:
         exec_["code"] = entity.exec.code
+    if entity.exec.image:
+        exec_["image"] = entity.exec.image
+    if entity.exec.packages:
+        exec_["packages"] = [without_hashes(line) for line in entity.exec.packages]
     if entity.exec.main:
         exec_["main"] = entity.exec.main
     rendered = {**_common(entity), "exec": exec_, "parameters": pairs(entity.parameters)}

@@ -52,6 +52,15 @@ class EngineEvent:
     at_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class ImageSeen:
+    """``digests``: ``name@sha256:…`` for each registry that it came from or went to."""
+
+    id: str
+    digests: Sequence[str]
+    volumes: Sequence[str]
+
+
 class Engine:
     """Every method raises Unavailable when the engine cannot be reached and PlatformError for what it refuses."""
 
@@ -113,6 +122,13 @@ class Engine:
             outcome.put(None)
         finally:
             client.close()
+
+    def image(self, name: str) -> ImageSeen:
+        """Raises NotFound for an image that is not on this machine."""
+        with _translated("look at the image"):
+            plain = self._api.inspect_image(name)
+        volumes = (plain.get("Config") or {}).get("Volumes") or {}
+        return ImageSeen(str(plain["Id"]), tuple(map(str, plain.get("RepoDigests") or ())), tuple(map(str, volumes)))
 
     def start(self, name: str) -> None:
         with _translated("start the container"):

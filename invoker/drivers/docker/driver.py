@@ -23,10 +23,13 @@ from invoker.drivers.docker import seccomp
 from invoker.drivers.docker import spec as docker_spec
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen, gpu_request
 from invoker.drivers.docker.events import EngineEvents
+from invoker.drivers.docker.images import Images, ImageStore
 from invoker.drivers.docker.logs import LogFollower
 from invoker.drivers.docker.paths import EnginePaths
+from invoker.drivers.docker.ports import CONTAINER, PORT_OF, UID, Ports, port_id
 from invoker.drivers.docker.spec import Asked, Mounts
 from invoker.drivers.docker.uids import DEFAULT_RANGE, UidRange, Uids
+from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import listens, wait_socket_until
@@ -36,9 +39,7 @@ from thaw.host import name_on_machine
 from thaw.logs import Log
 
 OWNER: Final = "thaw.owner"
-CONTAINER: Final = "thaw.container"
 KIND: Final = "thaw.kind"
-UID: Final = "thaw.uid"
 _KILLED_S: Final = 10.0  # from SIGKILL to the engine's report of the end, memory of gigabytes included
 _LAST_LINES_S: Final = 1.0  # between a container's end and its last line
 _ENGINE_BACK_S: Final = 60.0
@@ -56,14 +57,8 @@ class _Container:
     ended_fd: int = -1  # readable once it has ended
     cancelled_fd: int = -1  # readable once it is to be stopped
     logs: LogFollower | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Images:
-    """Images by kind; ``pull_s`` is the longest pull of a missing one, 0 for no pull."""
-
-    by_kind: Mapping[str, str]
-    pull_s: float = 600.0
+    has_port: bool = True
+    """Whether another container stands beside it; so it is said of one that an earlier invoker made."""
 
 
 class DockerDriver:
@@ -89,7 +84,8 @@ class DockerDriver:
         engine.check()
         if engine.maps_users():
             uids.check_mapped()
-        self._engine, self._images, self._limits, self._log = engine, images, limits, log
+        self._engine, self._limits, self._log = engine, limits, log
+        self._images = ImageStore(engine, images)
         self._paths = EnginePaths.find(engine)
         self._owned = OwnedContainers(run_dir)
         self.owner = name_on_machine(host_id, self._paths.there(str(run_dir.absolute())))
@@ -99,7 +95,9 @@ class DockerDriver:
         self._containers: dict[str, _Container] = {}
         self._doomed: dict[str, str] = {}  # name → id of those to be removed when the engine is back
         self._uids = Uids(uids, self.owner)
+        self._ports = Ports(engine, self._images, limits, self.owner, self._take_uid)
         self._relays = RelaySockets(run_dir / "relays", log)
+        self._packages = layers_of(run_dir.absolute())
         self._events = EngineEvents(engine, f"{OWNER}={self.owner}", self._event, self._reconcile, cut_off, log)
 
     @classmethod
@@ -120,6 +118,9 @@ class DockerDriver:
 
     # a container's life --------------------------------------------------------------------------------------------
 
+    def pin(self, image: str, *, deadline_s: float) -> str:
+        return self._images.pin(image, deadline_s)
+
     def create(self, spec: Spec) -> Handle:
         with self._lock:
             known = self._containers.get(spec.container_id)
@@ -138,6 +139,7 @@ class DockerDriver:
                 spec.memory_bytes,
                 ended_fd=os.eventfd(0, os.EFD_CLOEXEC),
                 cancelled_fd=os.eventfd(0, os.EFD_CLOEXEC),
+                has_port=bool(spec.image),
             )
         try:
             pulled_s = self._create(handle, spec)
@@ -153,6 +155,8 @@ class DockerDriver:
         began = time.time()
         name = self._name(handle)
         self._engine.start(name)
+        if spec.image:
+            self._ports.open(name, spec.container_id, self._paths.there(str(io_directory.of(handle))))
         seen = self._engine.inspect(name)
         started = replace(handle, pid=seen.pid, start_ticks=process_ids.start_ticks(seen.pid) or 0 if seen.pid else 0)
         self._owned.write(started, spec.labels)
@@ -214,14 +218,18 @@ class DockerDriver:
     def remove(self, handle: Handle) -> None:
         """If the engine is away, the container is removed when it is back; this call does not wait for that."""
         removed = True
+        with self._lock:
+            container = self._containers.get(handle.container_id)
         try:
+            if container is None or container.has_port:
+                self._ports.remove(self._name(handle))
             self._engine.remove(self._name(handle))
         except PlatformError as e:
             removed = False
             self._log.event("removal_postponed", container_id=handle.container_id, error=e.message)
         with self._lock:
             if removed:
-                self._uids.release(handle.container_id)
+                self._release(handle.container_id)
             else:
                 self._doomed[self._name(handle)] = handle.container_id
             container = self._containers.pop(handle.container_id, None)
@@ -258,6 +266,7 @@ class DockerDriver:
             container_id = seen.labels[CONTAINER]
             written = labels.pop(container_id, None)
             found.append(Owned(self._handle_of(seen), written.labels if written else {}, seen.running))
+        self._ports.end_others({self._name(owned.handle) for owned in found})
         for left in labels.values():
             if left.handle.container_id not in self._containers:
                 self._owned.remove(left.handle)
@@ -295,35 +304,43 @@ class DockerDriver:
 
     def _create(self, handle: Handle, spec: Spec) -> float:
         """Returns the seconds that its image was pulled."""
-        image = self._images.by_kind[spec.kind]
+        image = self._images.of_kind(spec.kind)
+        volumes: Sequence[str] = ()
+        began = time.monotonic()
+        if spec.image:
+            seen = self._images.seen(spec.image)
+            image, volumes = seen.id, seen.volumes
+        pulled_s = time.monotonic() - began
         mounts = Mounts(
             self._paths.there(str(io_directory.of(handle))),
             self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",
             self._paths.there(str(self._relays.directory)) if spec.kind == KIND_LLM else "",
+            self._paths.there(str(self._packages)) if spec.kind == KIND_PYTHON else "",
         )
-        live = frozenset(int(value) for value in self._engine.label_values(UID) if value.isdigit())
-        with self._lock:
-            uid = self._uids.take(spec.container_id, live)
+        mounts = Mounts("") if spec.image else mounts
+        uid = self._take_uid(spec.container_id)
         labels = {
             OWNER: self.owner,
             CONTAINER: spec.container_id,
             KIND: spec.kind,
             UID: str(uid),
+            PORT_OF: "",  # an image may have labels of its own, which ours replace
             "thaw.host": self._host_id,
         }
         devices = () if spec.device.startswith("cpu") or spec.kind != KIND_LLM else (gpu_request(spec.device),)
-        body = docker_spec.config(spec, Asked(image, labels, mounts, self._limits, uid, seccomp.profile(), devices))
-        try:
-            self._engine.create(self._name(handle), body)
-        except NotFound as e:
-            if self._images.pull_s <= 0:
-                raise PlatformError(f"the image {image} is not on this host", hint="make images, or docker pull") from e
-            began = time.monotonic()
-            self._engine.pull(image, self._images.pull_s)
-            pulled_s = time.monotonic() - began
-            self._engine.create(self._name(handle), body)
-            return pulled_s
-        return 0.0
+        body = docker_spec.config(
+            spec, Asked(image, labels, mounts, self._limits, uid, seccomp.profile(), devices, volumes)
+        )
+        return pulled_s + self._images.creating(image, lambda: self._engine.create(self._name(handle), body))
+
+    def _take_uid(self, container_id: str) -> int:
+        live = frozenset(int(value) for value in self._engine.label_values(UID) if value.isdigit())
+        with self._lock:
+            return self._uids.take(container_id, live)
+
+    def _release(self, container_id: str) -> None:
+        self._uids.release(container_id)
+        self._uids.release(port_id(container_id))
 
     def _name(self, handle: Handle) -> str:
         return f"thaw-{self.owner}-{handle.container_id}"
@@ -374,10 +391,11 @@ class DockerDriver:
         with self._lock:
             containers, doomed = list(self._containers.values()), list(self._doomed.items())
         for name, container_id in doomed:
+            self._ports.remove(name)
             self._engine.remove(name)
             with self._lock:
                 self._doomed.pop(name, None)
-                self._uids.release(container_id)
+                self._release(container_id)
         for container in containers:
             if container.started:
                 self._look(container)

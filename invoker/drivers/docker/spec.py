@@ -9,6 +9,7 @@ Inside::
 
     /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
     /run/thaw/door         this container's descriptor socket (llm)
+    /run/thaw/packages/    installed packages, read-only; who does not know a layer's name does not find it (python)
     /run/thaw/relays/      one socket a relay server, read-only (llm)
     /tmp                   memory, bounded; everything else is read-only
 """
@@ -22,24 +23,30 @@ from typing import Any, Final
 from invoker.drivers.base import Spec
 from invoker.drivers.confined import ENVIRONMENT, SCRATCH, Limits
 from invoker.drivers.programs import PROGRAMS
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.errors import InitFailed
 
 IO: Final = "/run/thaw/io"
 DESCRIPTOR_SOCKET: Final = "/run/thaw/door"
 RELAYS: Final = "/run/thaw/relays"
+PACKAGES: Final = "/run/thaw/packages"
 PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
+_PORT_BYTES: Final = 256 * _MIB
+"""Of the container beside a user's image: each request that it passes on is whole in its memory."""
+_OF_OWN: Final = {name: ENVIRONMENT[name] for name in ("HOME", "USER", "TMPDIR")}
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 """OpenWhisk's largest log of one activation is 10 MB; the engine keeps at most twice as much of a function's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Paths on the engine's machine; ``descriptor_socket`` and ``relays`` may be empty."""
+    """Paths on the engine's machine; all but ``io`` may be empty."""
 
     io: str
     descriptor_socket: str = ""
     relays: str = ""
+    packages: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class Asked:
     seccomp: str
     """The profile's JSON."""
     devices: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    volumes: Sequence[str] = ()
+    """What a user's image declares."""
 
 
 def config(spec: Spec, asked: Asked) -> dict[str, Any]:
@@ -59,6 +68,10 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
     environment = {**ENVIRONMENT, "THAW_SOCKET": f"{IO}/s", **spec.env}
     if spec.descriptor_socket:
         environment["THAW_DOOR"] = DESCRIPTOR_SOCKET
+    if asked.mounts.packages:
+        environment["THAW_LAYERS"] = PACKAGES
+    if spec.image:
+        return _of_own_image(spec, asked)
     return {
         "Image": asked.image,
         "Entrypoint": ["python"],
@@ -70,6 +83,46 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
         "Healthcheck": {"Test": ["NONE"]},
         "NetworkDisabled": True,
         "HostConfig": _host_config(spec, asked),
+    }
+
+
+def _of_own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
+    """A user's image runs its own program and has no mount at all: port_config() makes its socket.  What it declares as
+    a volume would be a folder of the engine's disk without a bound, so it is memory instead, like /tmp."""
+    host = _host_config(spec, asked)
+    size = f"rw,nosuid,nodev,size={asked.limits.tmp_mb}m,mode=1777"
+    for path in asked.volumes:
+        if not path.startswith("/") or ":" in path or "," in path or path == "/":
+            raise InitFailed(f"The image declares a volume that no container may have: {path:.100}")
+        host["Tmpfs"][path] = size
+    return {
+        "Image": asked.image,
+        "User": f"{asked.uid}:{asked.uid}",
+        "Env": [f"{name}={value}" for name, value in sorted({**_OF_OWN, **spec.env}.items())],
+        "Labels": dict(asked.labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGTERM",
+        "NetworkDisabled": True,
+        "HostConfig": host,
+    }
+
+
+def port_config(container: str, asked: Asked) -> dict[str, Any]:
+    """The small container beside that of a user's image: it makes the socket, and passes on what comes through it to
+    the port on which the image listens.  It shares the image's network, which has no interface but loopback."""
+    spec = Spec("", KIND_PYTHON, memory_bytes=_PORT_BYTES)
+    host = _host_config(spec, asked)
+    host["NetworkMode"] = f"container:{container}"
+    return {
+        "Image": asked.image,
+        "Entrypoint": ["python"],
+        "Cmd": ["-m", "thaw_runtime.action.image_port"],
+        "WorkingDir": SCRATCH,
+        "User": f"{asked.uid}:{asked.uid}",
+        "Env": [f"{name}={value}" for name, value in sorted({**ENVIRONMENT, "THAW_SOCKET": f"{IO}/s"}.items())],
+        "Labels": dict(asked.labels),
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host,
     }
 
 
@@ -102,12 +155,14 @@ def cpu_quota_us(share: float, n_cores: int) -> int:
 
 
 def _mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
-    found = [_bind(mounts.io, IO, read_only=False)]
+    found = [_bind(mounts.io, IO, read_only=False)] if mounts.io else []
     if mounts.descriptor_socket:
         # a socket can be connected to all the same
         found.append(_bind(mounts.descriptor_socket, DESCRIPTOR_SOCKET, read_only=True))
     if mounts.relays and spec.kind == KIND_LLM:
         found.append(_bind(mounts.relays, RELAYS, read_only=True))
+    if mounts.packages:
+        found.append(_bind(mounts.packages, PACKAGES, read_only=True))
     return found
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from invoker.drivers import io_directory, log_files, process_ids
-from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, no_images, status_of
 from invoker.drivers.confined import Limits
 from invoker.drivers.kubernetes import spec as pod_spec
 from invoker.drivers.kubernetes.claimants import Claimants
@@ -35,10 +35,11 @@ from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts
+from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers, find_listener, listener
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError, WorkerLost
 from thaw.host import name_on_machine
 from thaw.kubernetes.api import CALL_S, Event
@@ -54,6 +55,7 @@ class KubernetesDriver:
     name = "kubernetes"
     share = "enforced"
     whole_devices = True
+    pin = staticmethod(no_images)
     zygote = None  # each stem cell is a pod
 
     def __init__(self, cluster: Cluster, run_dir: Path, host_id: str, place: Place, limits: Limits, log: Log) -> None:
@@ -68,9 +70,8 @@ class KubernetesDriver:
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
         self._containers: dict[str, Container] = {}
-        self._later = Later(log)  # deletions
-        self._log_watch = LogWatch()
-        self._relays = RelaySockets(run_dir / "relays", log)
+        self._later, self._log_watch = Later(log), LogWatch()  # deletions, and output
+        self._relays, self._packages = RelaySockets(run_dir / "relays", log), layers_of(run_dir.absolute())
         self._watch = Watch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
 
@@ -292,6 +293,7 @@ class KubernetesDriver:
             str(io_directory.of(handle).absolute()),
             spec.descriptor_socket,
             str(self._relays.directory.absolute()) if spec.kind == KIND_LLM else "",
+            str(self._packages) if spec.kind == KIND_PYTHON else "",
         )
         place = self._place
         return Asked(

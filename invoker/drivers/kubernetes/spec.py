@@ -6,6 +6,7 @@ of the node that have the same paths inside the pod::
 
     <run_dir>/c/<id>/io/s        the container's socket; the directory is closed to it once the socket is there
     its descriptor socket        from fetchd (llm)
+    <run_dir>/packages/          installed packages, read-only (python)
     <run_dir>/relays/            one socket a relay server, read-only (llm)
     /tmp                         memory, bounded
     /root/termination-log        the node's file, which every container has; no user but root gets into /root
@@ -64,11 +65,12 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Paths on the node; ``descriptor_socket`` and ``relays`` may be empty."""
+    """Paths on the node; all but ``io`` may be empty."""
 
     io: str
     descriptor_socket: str = ""
     relays: str = ""
+    packages: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ def _spec(spec: Spec, asked: Asked) -> dict[str, Any]:
 
 def _container(spec: Spec, asked: Asked) -> dict[str, Any]:
     environment = {**ENVIRONMENT, "THAW_SOCKET": f"{asked.mounts.io}/s", **spec.env}
+    if asked.mounts.packages:
+        environment["THAW_LAYERS"] = asked.mounts.packages
     if spec.descriptor_socket:
         environment["THAW_DOOR"] = asked.mounts.descriptor_socket
     bounds = resources(spec.share, spec.memory_bytes, asked.limits, asked.request_mb * _MIB)
@@ -209,6 +213,8 @@ def _host_paths(spec: Spec, mounts: Mounts) -> Sequence[tuple[str, str, str, boo
         found.append(("descriptors", mounts.descriptor_socket, "Socket", True))
     if mounts.relays and spec.kind == KIND_LLM:
         found.append(("relays", mounts.relays, "Directory", True))
+    if mounts.packages:
+        found.append(("packages", mounts.packages, "Directory", True))
     return found
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from invoker.drivers import log_files, process_ids
-from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, no_images, status_of
 from invoker.drivers.cpu_shares import Shares, find_shares
 from invoker.drivers.exits import ExitWatch
+from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.process.zygote import Zygote
 from invoker.drivers.programs import PROGRAMS
@@ -57,6 +58,7 @@ _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report o
 class ProcessDriver:
     name = "process"
     whole_devices = False
+    pin = staticmethod(no_images)
 
     def __init__(self, run_dir: Path, shares: Shares, n_cores: int, log: Log, *, zygote_parent: str = "") -> None:
         self._owned = OwnedContainers(run_dir)
@@ -70,6 +72,7 @@ class ProcessDriver:
         self._ended: dict[str, threading.Event] = {}
         self._cancelled: dict[str, int] = {}
         self._relays = RelaySockets(run_dir / "relays", log)
+        self._packages = layers_of(run_dir.absolute())
         self.zygote = Zygote(run_dir, _kept_environment(), self._exits, log, zygote_parent)
 
     @classmethod
@@ -109,6 +112,7 @@ class ProcessDriver:
         env = {
             "THAW_SOCKET": handle.socket_path,
             "TMPDIR": str(handle.directory),
+            "THAW_LAYERS": str(self._packages),
             **({"THAW_DOOR": spec.descriptor_socket} if spec.descriptor_socket else {}),
             **spec.env,
         }

@@ -31,20 +31,20 @@ NOT_A_DICT = "The action did not return a dictionary or array."
 Main = Callable[[Any], Any]
 
 
-def serve(sock: socket.socket) -> None:
-    """Serve the proxy until it closes the socket."""
+def serve(sock: socket.socket, layers: str = "") -> None:
+    """Serve the proxy until it closes the socket.  ``layers``: the folder of the host's installed packages."""
     try:
         value = json.loads(receive(sock).body)
-        main = _initialised(sock, value)
+        main = _initialised(sock, value, layers)
         if main is not None:
             _run_all(sock, main, int(value.get("concurrency") or 1))
     except PeerGone:
         return
 
 
-def _initialised(sock: socket.socket, value: Mapping[str, Any]) -> Main | None:
+def _initialised(sock: socket.socket, value: Mapping[str, Any], layers: str) -> Main | None:
     try:
-        main = load(value)
+        main = load(value, layers)
     except (Exception, SystemExit) as e:  # noqa: BLE001  the user must be able to read every exception of the code that is loaded
         _complain(e)
         _flush()
@@ -73,7 +73,7 @@ def _complain(error: Exception | SystemExit) -> None:
     traceback.print_exception(error.with_traceback(frames))
 
 
-def load(value: Mapping[str, Any]) -> Main:
+def load(value: Mapping[str, Any], layers: str = "") -> Main:
     """The action's function.  ``env`` is exported before any user code runs."""
     for name, setting in (value.get("env") or {}).items():
         os.environ[name] = setting if isinstance(setting, str) else str(setting)
@@ -82,6 +82,7 @@ def load(value: Mapping[str, Any]) -> Main:
     sys.modules["__main__"] = module  # pickle and inspect look up a function's module here
     if value.get("binary"):
         source, path = _unpacked(value["code"])
+        _use_layer(layers, value.get("packages") or "")
     else:
         source, path = value["code"], "__main__.py"
     module.__file__ = path
@@ -121,6 +122,17 @@ def _use_virtualenv(directory: str) -> None:
     packages = os.path.join(directory, "virtualenv", "lib", version, "site-packages")
     if os.path.isdir(packages):
         sys.path.insert(1, packages)
+
+
+def _use_layer(layers: str, name: str) -> None:
+    """The packages that the host has installed for the action.  As a plain folder of the path it has no effect of its
+    own: its ``.pth`` files are not read."""
+    if not name:
+        return
+    layer = os.path.join(layers, name)
+    if not os.path.isdir(layer):
+        raise InvalidAction("the packages of its requirements.txt are not on this host: deploy it again")
+    sys.path.insert(1, layer)
 
 
 def _run_all(sock: socket.socket, main: Main, concurrency: int) -> None:

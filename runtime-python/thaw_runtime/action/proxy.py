@@ -90,7 +90,7 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self._owed = 0
         self._ending = False
         super().__init__(path, Handler, bind_and_activate=False)
-        _bind_ready(self, path)
+        bind_ready(self, path)
         child.listen(self._child_exited)
 
     @contextmanager
@@ -241,7 +241,7 @@ def _dumps(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def _bind_ready(server: Proxy, path: str) -> None:
+def bind_ready(server: socketserver.UnixStreamServer, path: str) -> None:
     """Bind the socket so that its path appears only when it accepts connections.  A client that waits for the file then
     need not retry.
     """
@@ -296,9 +296,10 @@ def _become_child(sock: socket.socket, out: int, err: int) -> None:
         os.close(out)
         os.close(err)
         confine(os.environ)
+        layers = os.environ.get("THAW_LAYERS", "")
         for name in [n for n in os.environ if n.startswith("THAW_")]:
             del os.environ[name]
-        python_child.serve(sock)
+        python_child.serve(sock, layers)
         sys.stdout.flush()
         sys.stderr.flush()
     except SystemExit as e:
