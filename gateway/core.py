@@ -11,7 +11,9 @@ from gateway import metrics
 from gateway.auth import Authenticator
 from gateway.front.memory import SharedMemory
 from gateway.serving.actions.action_cache import Actions
+from gateway.serving.actions.package_locks import PackageLocks
 from gateway.serving.actions.packages import Packages
+from gateway.serving.actions.pinned_images import PinnedImages
 from gateway.serving.actions.quotas import QuotaBook
 from gateway.serving.answers.event_ids import EventIds
 from gateway.serving.answers.kept import Bounds
@@ -26,8 +28,6 @@ from gateway.serving.held.standings import StandingsOf
 from gateway.serving.held.until_news import Held
 from gateway.serving.held.work import WorkBook
 from gateway.serving.moving.host_drains import HostDrains
-from gateway.serving.package_locks import PackageLocks
-from gateway.serving.pinned_images import PinnedImages
 from gateway.serving.preflight import Preflight
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder

@@ -1,7 +1,7 @@
 """A zip as an action's code: which packages it asks for and does not bring.
 
-They are installed when the action is deployed (gateway/serving/package_locks.py), so a zip that asks for what cannot be
-installed is refused then, and not at its first run.
+They are installed when the action is deployed (gateway/serving/actions/package_locks.py), so a zip that asks for what
+cannot be installed is refused then, and not at its first run.
 """
 
 from __future__ import annotations
