@@ -41,9 +41,9 @@ from thaw.model import ModelFacts, ModelIndex
 T = TypeVar("T")
 
 _MOST_TENSORS: Final = 589_824
-"""Of all remembered models: two of the largest that are published, some 350 MB."""
+"""The remembered models have at most so many together: two of the largest that are published, some 350 MB."""
 _MOST_RANGES: Final = 262_144
-"""Of the parts of all remembered models: some 40 MB."""
+"""The parts of all remembered models have at most so many together: some 40 MB."""
 _MOST_MODELS: Final = 128
 """A plain name and the pin that it leads to count as two."""
 

@@ -11,10 +11,10 @@ from typing import Final
 from thaw.errors import Throttled
 
 INSPECTIONS: Final = 8
-"""Of one namespace.  One that a store answers takes some tens of milliseconds."""
+"""A namespace has at most so many at once.  One that a store answers takes some tens of milliseconds."""
 INSPECTIONS_OF_ALL: Final = 256
 FETCHES: Final = 64
-"""Of one namespace: stages whose bytes have not come yet, each with a conversation that waits for them."""
+"""A namespace has at most so many stages whose bytes have not come yet.  Each has a conversation that waits."""
 FETCHES_OF_ALL: Final = 512
 """fetchd has 1,024 conversations: the others are for questions that are answered at once."""
 

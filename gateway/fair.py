@@ -8,8 +8,8 @@
     c                               ▲ comes now: begins at the virtual time, so every other owner has one item before it
 
 The item that begins first is next.  So an owner with one item waits for at most one item of each other owner, however
-many they have, and owners that always wait get shares in proportion to their weights.  Who comes back has nothing saved
-and owes nothing beyond what it has just had.
+many they have, and owners that always wait get shares in proportion to their weights.  An owner that comes back has
+nothing saved and owes nothing beyond what it has just had.
 """
 
 from __future__ import annotations

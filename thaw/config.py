@@ -45,7 +45,7 @@ class EngineConfig:
     args: Mapping[str, object] = field(default_factory=dict)
     tool_parser: str = ""
     max_lora_rank: int = field(default=0, metadata={"default": f"`{LORA_RANK}` with an adapter"})
-    """Of the adapters that its engine takes; 0: it takes none."""
+    """The highest rank of an adapter that its engine takes; 0: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """Of one namespace.  ``mark`` names this answer: given back, the next one waits for another."""
+    """Those of a namespace's models.  ``mark`` names this answer: given back, the next one waits for another."""
 
     mark: str
     actions: tuple[Standing, ...] = ()

@@ -15,14 +15,11 @@ import socket
 import struct
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from gateway.front.request import RequestReader
 from gateway.front.visit import Visit
 from thaw.ids import Namespace
-
-if TYPE_CHECKING:
-    from gateway.front.turns import Turns
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOINED_BYTES: Final = 64 * 1024
@@ -38,6 +35,12 @@ class State(enum.Enum):
     RUNNING = "a thread answers"
     WRITING = "waits for the client to read the answer"
     ENDING = "waits for the client to close"
+
+
+class Line(Protocol):
+    """A line of connections in which this one may wait (turns.py)."""
+
+    def leave(self, connection: Connection) -> None: ...
 
 
 class Connection:
@@ -79,7 +82,7 @@ class Connection:
         """How much more memory the body needs."""
         self.namespace: Namespace | None = None
         """Whose key the last request on this connection had that had a valid one."""
-        self.turns: Turns | None = None
+        self.turns: Line | None = None
         """Where it waits for a thread."""
         self.keep = False
         """The connection stays when its answer is written."""

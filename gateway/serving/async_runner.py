@@ -8,8 +8,8 @@
 The stream's consumer group gives an entry to one gateway; another claims a dead gateway's entries (heartbeat).
 Records.end keeps the record single, whatever is repeated; mark_started keeps user code from running twice.
 
-The line is so long that a namespace with a few entries is not behind all those of another one in the stream.  Of most
-entries it holds no argument, which is read again when their turn has come.
+The line is so long that a namespace with a few entries is not behind all those of another one in the stream.  It holds
+the arguments of a few entries only; those of the others are read again when their turn has come.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Progress:
-    """Of one namespace, since nothing of it waited."""
+    """The counts of one namespace, since nothing of it waited."""
 
     n_put: int = 0
     n_done: int = 0

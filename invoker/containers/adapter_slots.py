@@ -6,8 +6,8 @@
          absent ──a free place, or one that no run uses──▶ loading ──loaded──▶ pinned
                                                               └──failed──▶ absent
 
-An adapter that a run uses is pinned, and stays.  Of the others, an older version of one goes first, and then the one
-that was used longest ago.
+An adapter that a run uses is pinned, and stays.  Among the others, an older version of one goes first, and then the
+one that was used longest ago.
 """
 
 from __future__ import annotations

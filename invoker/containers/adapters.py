@@ -61,8 +61,8 @@ FETCHED_AHEAD: Final = 8
 """At once, of all namespaces."""
 
 INSPECTIONS: Final = 6
-"""Of adapters of one namespace at once.  fetchd refuses more than 8 of models and adapters together
-(fetchd/places.py)."""
+"""A namespace has at most so many adapters inspected at once.  fetchd refuses more than 8 of models and adapters
+together (fetchd/places.py)."""
 
 LOOK_S: Final = 5.0
 

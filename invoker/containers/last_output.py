@@ -25,7 +25,7 @@ from thaw.logs import Log
 
 KEPT_S: Final = 3600
 MOST_BYTES: Final = 64 * 1024
-"""Of one container: an engine's traceback with what led to it."""
+"""One container's part: an engine's traceback with what led to it."""
 MOST_BYTES_IN_ALL: Final = 16 << 20
 _MOST_LINES: Final = 2000
 _MOST_ANSWERED: Final = 20  # newest ones of an action: a bounded answer

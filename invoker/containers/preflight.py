@@ -45,9 +45,9 @@ FORK_BYTES: Final = 1 << 30
 """What a container may take while it looks: its two processes bound themselves to 896 MiB together, beside the model,
 which stays empty (thaw_runtime/engine/main.py, llm/container.py)."""
 MOST_FETCHED: Final = 128 << 20
-"""Of config, tokenizer and templates.  The largest tokenizers have 40 MiB."""
+"""Config, tokenizer and templates together have at most so many bytes.  The largest tokenizers have 40 MiB."""
 SHARE: Final = 0.25
-"""Of the host's cores.  The check computes on one thread."""
+"""The part of the host's cores that checks may use.  A check computes on one thread."""
 KEPT: Final = 256
 KEPT_S: Final = 3600.0
 """An answer holds for a version, settings, an engine and a device.  The engine's image may be replaced under its name

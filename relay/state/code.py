@@ -6,8 +6,8 @@
              the upload expires         it stays               it expires, or goes with the next one
 
 What no action names has a lifetime.  So a gateway that dies while it writes code leaves nothing behind, and a host that
-reads the code of an action while somebody updates it reads to the end.  Of each namespace only the latest few such
-codes are kept, so that updates without end do not fill the server.
+reads the code of an action while somebody updates it reads to the end.  A namespace keeps only the latest few such
+codes, so that updates without end do not fill the server.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Counts that are put right: a version of the platform without quotas, or a server that lost a write, changes what is
-counted and not its count.  Whoever schedules calls this at its start and now and then."""
+counted and not its count.  The scheduler does this at its start and now and then."""
 
 from __future__ import annotations
 

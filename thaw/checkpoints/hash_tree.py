@@ -8,9 +8,9 @@
             │                         │
       chunk 0, chunk 1 …        edge, edge                      BLAKE3 of 8 MiB, or of a tensor's part of them
 
-A fetch checks its bytes against the leaves.  Who reads an index computes the root from the leaves and compares it with
-the version that was wanted.  The digest function of the leaves is the caller's, because this module loads the standard
-library only.  See docs/formats/checkpoint-index.md.
+A fetch checks its bytes against the leaves.  A reader of an index computes the root from the leaves and compares it
+with the version that was wanted.  The digest function of the leaves is the caller's, because this module loads the
+standard library only.  See docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations

@@ -16,16 +16,16 @@ from thaw.errors import ProtocolError
 from thaw.model import ModelFile, TensorInfo
 
 MAX_TENSORS: Final = 524_288
-"""Of one model.  The largest published checkpoints have some 280,000: each of 23,040 experts with three matrices, and
-each of them with its scales."""
+"""A model has at most so many.  The largest published checkpoints have some 280,000: each of 23,040 experts with three
+matrices, and each of them with its scales."""
 MAX_FILES: Final = 1024
-"""Of one model.  The largest published checkpoints have some 200 shards."""
+"""A model has at most so many.  The largest published checkpoints have some 200 shards."""
 MAX_CHUNKS: Final = 262_144
-"""Of one model: 2 TiB."""
+"""A model has at most so many: 2 TiB."""
 MAX_TEXT_BYTES: Final = 160 * 1024 * 1024
-"""Of an index.  A tensor takes some 300 bytes of it."""
+"""An index has at most so many bytes.  A tensor takes some 300 of them."""
 MAX_HEADERS_BYTES: Final = 96 * 1024 * 1024
-"""Of the headers of all files of a model together.  A tensor takes some 130 bytes of them."""
+"""The headers of all files of a model have at most so many bytes together.  A tensor takes some 130 of them."""
 LARGE_BYTES: Final = 2 * 1024 * 1024
 """A text of this size becomes some 10 MB of values.  Hardly a model has such an index."""
 _MOST_PER_CHARACTER: Final = 4

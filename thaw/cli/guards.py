@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from thaw.checkpoints import versions
-from thaw.cli.stores import Store, Stored
+from thaw.cli.stored import Stored
+from thaw.cli.stores import Store
 from thaw.clock import wall_ms
 from thaw.errors import Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError
 from thaw.model import INDEX_NAME

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from thaw.checkpoints import checkpoint
 from thaw.cli.multipart import Content
-from thaw.cli.stores import Stored
+from thaw.cli.stored import Stored
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
 from thaw.hub.answers import (
     MOST_LIST_BYTES,

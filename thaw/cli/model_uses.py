@@ -1,4 +1,4 @@
-"""Who uses which version of a model: functions by what they name, and instances and starts by what they run."""
+"""Finds the uses of each version of a model: functions by what they name, and instances and starts by what they run."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -18,16 +17,9 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from thaw.checkpoints.versions import pinned, plain_name
 from thaw.cli import multipart
 from thaw.cli.multipart import Content
+from thaw.cli.stored import Stored
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """One object.  ``modified_s`` is the store's own time of its last change, in seconds since 1970."""
-
-    n_bytes: int
-    modified_s: float
 
 
 class Store(Protocol):

@@ -160,7 +160,7 @@ class Collection(Generic[T]):
         return found
 
     def uid(self, what: str, path: str) -> str:
-        """Of another object, at ``path`` of the API."""
+        """Return the uid of another object, at ``path`` of the API."""
         with self._translated(what):
             return str(self.call(what, "GET", "", of=path)["metadata"]["uid"])
 

@@ -1,4 +1,4 @@
-"""What was refused, and is not asked for again for a while."""
+"""Remembers refusals, so that the operator does not ask for the same again for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class Refusals(Generic[K, V]):
-    """Of one thread."""
+    """Only one thread may use it."""
 
     def __init__(self, for_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._for_s, self._now = for_s, now

@@ -23,7 +23,7 @@ from thaw.ids import ActionName, Namespace, is_entity_name
 
 blueprint = Blueprint("rules", __name__, url_prefix="/api/v1/namespaces/<ns>/rules")
 _MOST_RULES: Final = 64
-"""Of one trigger: its row is read at every firing, which makes a call for each."""
+"""A trigger has at most so many: its row is read at every firing, which makes a call for each."""
 
 
 @blueprint.get("")

@@ -14,7 +14,7 @@ _MOST_BYTES = 64 * 1024
 
 @blueprint.post("/preflight")
 def preflight(ns: str) -> Response:
-    """Nothing is deployed.  Of a config that does not name its memory, the memory is not checked.  Raises ConfigError,
+    """Nothing is deployed.  The memory of a config that names none is not checked.  Raises ConfigError,
     Forbidden."""
     core, own = gateway(), namespace(ns)
     plain = json_object(_MOST_BYTES).get("config")

@@ -16,7 +16,7 @@ blueprint = Blueprint("standings", __name__, url_prefix="/api/v1/namespaces/<ns>
 @blueprint.get("/standings")
 def standings(ns: str) -> Response:
     """With ``known``, the ``mark`` of an earlier answer, the request is held up to ``wait_s`` until that is out of
-    date.  Whoever has written reads what it wrote."""
+    date.  A caller that has written reads what it wrote."""
     core, own, longest_s, known = gateway(), namespace(ns), wait_s(), request.args.get("known")
     since_s = time.monotonic()
     with client_watched() as hangup:

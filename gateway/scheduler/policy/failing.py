@@ -23,7 +23,7 @@ def fail(
 
 
 def too_many_starts(view: ClusterView, name: ActionName) -> Throttled:
-    """What a request is told that has waited in vain for an end of one of its namespace's starts."""
+    """The answer to a request that has waited in vain for one of its namespace's starts to end."""
     namespace = Namespace(name.partition("/")[0])
     return Throttled(
         "The request waited for a start for as long as it may: its namespace has as many in progress as allowed "

@@ -1,4 +1,4 @@
-"""What operators say of namespaces, how many starts of each are in progress, and which actions wait for one to end."""
+"""The quotas of namespaces, their starts that are in progress, and the actions that wait for one of these to end."""
 
 from __future__ import annotations
 

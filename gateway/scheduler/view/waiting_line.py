@@ -7,7 +7,7 @@ others of its size.
 
 Between namespaces deadlines do not decide: who asks for much, early, would be first for ever.  A start takes a part of
 its namespace's share, by the memory that it holds (gateway/fair.py), so a namespace with one waiting action waits for
-at most one start of each other namespace.  Of namespaces that have had the same, the one that is due first is first.
+at most one start of each other namespace.  If two have had the same, the one that is due first is first.
 A start that found room without waiting takes from that share too, but the turns of those who wait stay as they are.
 
 No action starves behind smaller ones either.  If the first action finds no room, it keeps the device that lacks least,

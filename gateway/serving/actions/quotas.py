@@ -10,8 +10,8 @@ from thaw.quotas import OwnQuotas, Quotas
 
 
 class QuotaBook:
-    """Thread-safe.  Who reads the server and replaces what is known is alone meanwhile, so nothing older replaces what
-    is newer."""
+    """Thread-safe.  Only one thread at a time reads the server and replaces the known quotas, so older ones never
+    replace newer ones."""
 
     def __init__(self, default: Quotas, stored: NamespaceQuotas) -> None:
         self.default, self.stored = default, stored

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MOST_CHOICES: Final = 16
-"""Of one prompt.  OpenAI allows 128; here each holds a thread."""
+"""A prompt has at most so many.  OpenAI allows 128; here each holds a thread."""
 MOST_PARTS: Final = 64
 _OF_THE_WHOLE: Final = ("n", "best_of", "prompt", "seed")
 

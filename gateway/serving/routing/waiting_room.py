@@ -231,7 +231,7 @@ class WaitingRoom:
             return Queue(len(queue) - self._moving[action], within, oldest_s, handed_s, self._table.groups(action))
 
     def _serve(self, action: ActionName) -> None:
-        """Hand free slots on.  Who can use only some instances does not hold up who can use any."""
+        """Hand free slots on.  A request that can use only some instances does not hold up one that can use any."""
         n_passed = 0
         while len(queue := self._queues.get(action, ())) > n_passed:
             ticket = queue[n_passed]
