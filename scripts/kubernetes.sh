@@ -115,7 +115,7 @@ start_api() {
         --secure-port=6443 --etcd-servers="$(cat "$home/etcd-url")" --service-cluster-ip-range="$net.0.0/24" \
         --authorization-mode=RBAC --anonymous-auth=false --allow-privileged=true \
         --client-ca-file="$home/keys/ca.crt" --tls-cert-file="$home/keys/server.crt" --tls-private-key-file="$home/keys/server.key" \
-        --kubelet-client-certificate="$home/keys/admin.crt" --kubelet-client-key="$home/keys/admin.key" \
+        --kubelet-client-certificate="$home/keys/admin.crt" --kubelet-client-key="$home/keys/admin.key" --kubelet-preferred-address-types=InternalIP \
         --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$home/keys/accounts.key" \
         --service-account-signing-key-file="$home/keys/accounts.key" --cert-dir="$home/keys"
     curl -sSf -o /dev/null --retry 120 --retry-delay 1 --retry-all-errors --retry-max-time 120 --cacert "$home/keys/ca.crt" \
