@@ -17,8 +17,8 @@ import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 import sysconfig
+import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +55,9 @@ IMAGES = {
     "thaw/gateway:0.1.0": Image(
         ["python", "-m", "gateway.main"], [*_COMMON, "THAW_GATEWAY_BIND=0.0.0.0:3233", "THAW_DRIVER=docker"]
     ),
-    "thaw/invoker:0.1.0": Image(
-        ["python", "-m", "invoker.main"], [*_COMMON, *_RUN, "THAW_INVOKER_BIND=0.0.0.0:7000"]
-    ),
+    "thaw/invoker:0.1.0": Image(["python", "-m", "invoker.main"], [*_COMMON, *_RUN, "THAW_INVOKER_BIND=0.0.0.0:7000"]),
     "thaw/fetchd:0.1.0": Image(["python", "-m", "fetchd.main"], [*_COMMON, *_RUN]),
-    "thaw/python:0.1.0": Image(
-        ["python", "-m", "thaw_runtime.action.proxy"], [_PATH, "PYTHONPATH=/app-of-functions"]
-    ),
+    "thaw/python:0.1.0": Image(["python", "-m", "thaw_runtime.action.proxy"], [_PATH, "PYTHONPATH=/app-of-functions"]),
     "thaw/vllm-cpu:0.1.0": Image(["python", "-m", "thaw_runtime.llm.main"], _ENGINE, has_engine=True),
     "thaw/pause:0.1.0": Image(["/bin/busybox", "tail", "-f", "/dev/null"], [_PATH]),
     stand_ins.VALKEY: Image(["valkey-server"], [_PATH]),
