@@ -3,9 +3,9 @@
     scripts/kubernetes_images.py FILE.tar        load it: ctr -n k8s.io images import FILE.tar
 
 All of them share one file system: this machine's Python (base_image.py), the packages of the components' locks, the
-code, and the programs of Valkey and SeaweedFS from their wheels.  The engine's image has a second layer with the packages of .venv.  The
-archive has Docker's format.  It holds the images that deploy/kubernetes names, and thaw/pause, the container that
-keeps a pod's network in a cluster of scripts/kubernetes.sh.  Never ship these images.
+code, and the programs of Valkey and SeaweedFS from their wheels.  The engine's image has a second layer with the
+packages of .venv.  The archive has Docker's format.  It holds the images that deploy/kubernetes names, and thaw/pause,
+the container that keeps a pod's network in a cluster of scripts/kubernetes.sh.  Never ship these images.
 """
 
 from __future__ import annotations
