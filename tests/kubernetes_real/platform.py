@@ -87,10 +87,12 @@ class Stream:
                 if answer.status_code != 200:
                     end = answer.text
                 for line in answer.iter_lines():
+                    if not line.startswith(b"data: "):
+                        continue  # an event's id, or a comment that keeps the connection open
                     data = line.decode().removeprefix("data: ")
-                    if data == "[DONE]" or (data and "error" in json.loads(data)):
+                    if data == "[DONE]" or "error" in json.loads(data):
                         end = data
-                    elif data:
+                    else:
                         self._note(1)
         except requests.RequestException as e:
             end = repr(e)
