@@ -89,7 +89,11 @@ def put_valkey(directory: Path) -> None:
 
 
 def seaweedfs() -> None:
-    _build(SEAWEEDFS, _SEAWEEDFS, lambda directory: _copy_program("weed", directory))
+    _build(SEAWEEDFS, _SEAWEEDFS, put_seaweedfs)
+
+
+def put_seaweedfs(directory: Path) -> None:
+    _copy_program("weed", directory)
 
 
 def nginx() -> None:

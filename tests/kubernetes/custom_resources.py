@@ -99,6 +99,9 @@ class CustomResources(ApiServer):
         wanted = merged(found.get("status", {}), body["status"])
         if wanted == found.get("status"):
             return found  # nothing changes, so there is no event
+        for condition in wanted.get("conditions", ()):
+            if "" in condition.values():
+                raise Refusal(422, "Invalid", 'status.conditions.message: must be of type string: "null"')
         self._pods[name]["status"] = checked(wanted, self.schema["status"], "status")
         return self._put("MODIFIED", name)
 

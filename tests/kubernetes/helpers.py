@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -55,3 +56,8 @@ def runs(monkeypatch: pytest.MonkeyPatch, code: str = LISTENS) -> None:
 
 def up(driver: Driver, wanted: Spec) -> Handle:
     return driver.connect(driver.start(driver.create(wanted), wanted), deadline_s=WAIT_S)
+
+
+def by_hand(pod: dict[str, Any]) -> None:
+    """What ``kubectl delete`` does to a pod."""
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1}

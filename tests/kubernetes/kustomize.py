@@ -43,7 +43,7 @@ def _build(folder: Path, plain: Manifest, so_far: list[Manifest]) -> list[Manife
 
 
 def _put_into(namespace: str, one: Manifest) -> None:
-    if one["kind"] != "Namespace":
+    if one["kind"] not in ("Namespace", "CustomResourceDefinition"):
         one["metadata"]["namespace"] = namespace
     for subject in one.get("subjects", []):
         subject["namespace"] = namespace

@@ -22,7 +22,7 @@ from invoker.drivers.socket_wait import listens
 from invoker.settings import InvokerSettings
 from tests.kubernetes.api_server import Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import LISTENS, WAIT_S, Ends, cell, runs, spec, up
+from tests.kubernetes.helpers import LISTENS, WAIT_S, Ends, by_hand, cell, runs, spec, up
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, Unavailable, WorkerLost
 from thaw.logs import Log
@@ -237,6 +237,15 @@ def test_a_pod_that_somebody_deletes_by_hand_is_reported_once(cluster: FakeClust
     driver.stop(handle, deadline_s=1.0)
     driver.remove(handle)
     assert len(ends.seen) == 1
+
+
+def test_a_pod_that_is_deleted_by_hand_and_ends_by_itself_is_one_that_was_deleted(
+    cluster: FakeCluster, driver: KubernetesDriver
+) -> None:
+    ends = Ends(driver)
+    up(driver, spec())
+    cluster.api.change("thaw-one", by_hand)
+    assert ends.wait("one").reason == "its pod was deleted"
 
 
 # the API server away, watches cut ------------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ def test_images_name_the_architecture_of_the_machine_whose_programs_they_hold(
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    layer, target = tmp_path / "layer.tar", tmp_path / "images.tar"
-    with tarfile.open(layer, "w"):
-        pass
-    importlib.import_module("kubernetes_images").archive(layer, target)
+    layer, engine, target = tmp_path / "layer.tar", tmp_path / "engine.tar", tmp_path / "images.tar"
+    for path in (layer, engine):
+        tarfile.open(path, "w").close()
+    importlib.import_module("kubernetes_images").archive(layer, target, engine)
     with tarfile.open(target) as tar:
         configs = [json.load(file) for m in tar if len(m.name) > 60 and (file := tar.extractfile(m)) is not None]
     assert configs

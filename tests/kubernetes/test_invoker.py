@@ -23,6 +23,7 @@ from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import Host, until
 from tests.kubernetes.api_server import NAMESPACE, Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
+from tests.kubernetes.helpers import by_hand
 from tests.kubernetes.kubelet import NODE
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.config import parse_llm_config
@@ -30,11 +31,6 @@ from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 
 HELLO = "def main(args):\n    print('hello')\n    return {'ok': True}\n"
-
-
-def by_hand(pod: dict[str, Any]) -> None:
-    """What ``kubectl delete`` does to a pod."""
-    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1}
 
 
 def taken_by_another(pod: dict[str, Any]) -> None:

@@ -67,6 +67,18 @@ def test_one_node_gets_one_of_everything_and_no_budget_that_keeps_it_from_being_
     assert [m for m in made if m["kind"] == "PodDisruptionBudget"] == []
 
 
+def test_a_trial_has_a_model_store_and_an_operator_with_the_first_key() -> None:
+    made = build(KUBERNETES / "overlays/trial")
+    check([one for one in made if one["kind"] != "CustomResourceDefinition"])
+    (port,) = named(made, "Service", "store")["spec"]["ports"]
+    placed = [m for m in made if m["kind"] not in ("Namespace", "CustomResourceDefinition")]
+    assert {m["metadata"].get("namespace") for m in placed} == {"thaw"}
+    assert named(made, "ConfigMap", "thaw")["data"]["THAW_S3_ENDPOINT"] == f"http://store:{port['port']}"
+    (container,) = named(made, "Deployment", "operator")["spec"]["template"]["spec"]["containers"]
+    key = {one["name"]: one for one in container["env"]}["THAW_API_KEY"]
+    assert key["valueFrom"]["secretKeyRef"] == {"name": "thaw", "key": "first-key"}
+
+
 def test_gpus_are_told_to_invokers_on_nodes_that_have_some() -> None:
     made = build(KUBERNETES / "overlays/gpu")
     check(made)
@@ -143,7 +155,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(monitored: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl to compare with")
-@pytest.mark.parametrize("folder", ["base", "overlays/single-node", "overlays/gpu", "monitored"])
+@pytest.mark.parametrize("folder", ["base", "overlays/single-node", "overlays/gpu", "overlays/trial", "monitored"])
 def test_kubectl_makes_the_same_of_them(folder: str, monitored: Path) -> None:
     where = monitored if folder == "monitored" else KUBERNETES / folder
     command = ["kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", str(where)]

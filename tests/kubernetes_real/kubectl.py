@@ -8,11 +8,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 NAMESPACE = "thaw"
-WORKLOADS = ("statefulset/state", "deployment/relay", "deployment/gateway", "deployment/scheduler", "daemonset/node")
+WORKLOADS = (
+    "statefulset/state",
+    *(f"deployment/{name}" for name in ("relay", "store", "gateway", "scheduler", "operator")),
+    "daemonset/node",
+)
 _LONGEST_S = 180.0
 _ENDS_S = 10.0  # kubectl itself, after the time that it was told
 _FORWARDED = re.compile(r"127\.0\.0\.1:(\d+) ->")
@@ -36,10 +39,6 @@ def found(*words: str) -> list[dict[str, Any]]:
 
 def names(*words: str) -> set[str]:
     return {str(one["metadata"]["name"]) for one in found(*words)}
-
-
-def apply(folder: Path) -> None:
-    kubectl("apply", "-k", str(folder))
 
 
 def rolled_out() -> None:

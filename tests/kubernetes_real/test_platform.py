@@ -4,90 +4,100 @@ from __future__ import annotations
 
 import base64
 import os
-import secrets
-import uuid
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from invoker.drivers.kubernetes.spec import APP, APP_LABEL, INSTANCE, ROLE
+from tests.e2e.test_readme import blocks
 from tests.kubernetes_real import fitted
-from tests.kubernetes_real.kubectl import (
-    NAMESPACE,
-    apply,
-    delete,
-    forwarded,
-    found,
-    kubectl,
-    names,
-    rolled_out,
-    wait_gone,
-)
-from thaw.action import KIND_PYTHON
+from tests.kubernetes_real.kubectl import NAMESPACE, delete, forwarded, found, kubectl, names, rolled_out, wait_gone
+from tests.kubernetes_real.own_cluster import OwnCluster
+from tests.kubernetes_real.platform import Platform, Stream
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
+ROOT = Path(__file__).parents[2]
 HELLO = "def main(args):\n    print('hello')\n    return {'greeting': 'Hello ' + args.get('name', 'you')}\n"
-START_S = 120.0
+SLOW = "import time\ndef main(args):\n    time.sleep(args['s'])\n    return {'slept': args['s']}\n"
 FUNCTIONS = ("pods", "-A", "-l", f"{APP_LABEL}={APP}")
 INSTANCES = ("pods", "-A", "-l", f"{APP_LABEL}={APP},{ROLE}={INSTANCE}")
-
-
-class Platform:
-    def __init__(self, url: str, key: str) -> None:
-        self._url = f"{url}/api/v1/namespaces/_"
-        self._headers = {"Authorization": "Basic " + base64.b64encode(key.encode()).decode()}
-
-    def deploy(self, name: str, code: str) -> None:
-        body = {"exec": {"kind": KIND_PYTHON, "code": code}, "limits": {"memory": 128}}
-        self.call("PUT", f"/actions/{name}?overwrite=true", json=body)
-
-    def invoke(self, action: str, **arguments: str) -> dict[str, Any]:
-        """The activation's record."""
-        return self.call("POST", f"/actions/{action}?blocking=true", json=arguments)
-
-    def call(self, method: str, path: str, **body: Any) -> dict[str, Any]:
-        answer = requests.request(method, self._url + path, headers=self._headers, timeout=START_S, **body)
-        assert answer.status_code == 200, answer.text
-        plain: dict[str, Any] = answer.json()
-        return plain
+AWAY_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A platform on the cluster; afterwards there is nothing of it."""
-    if not os.environ.get("KUBECONFIG"):
-        pytest.fail("KUBECONFIG names no cluster: make test-kubernetes KUBECONFIG=FILE")
+def overlay(own_cluster: OwnCluster | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The manifests for this cluster; afterwards there is nothing of a platform."""
+    del own_cluster
     if NAMESPACE in names("namespaces"):
         pytest.fail(f"the cluster has a namespace {NAMESPACE} already, which this test would delete")
     kubectl("create", "namespace", NAMESPACE)
-    made = None
     try:
-        words = {"state-password": secrets.token_hex(24), "relay-password": secrets.token_hex(24)}
-        words["first-key"] = f"{uuid.uuid4()}:{secrets.token_hex(32)}"
-        literals = [f"--from-literal={name}={word}" for name, word in words.items()]
-        kubectl("-n", NAMESPACE, "create", "secret", "generic", "thaw", *literals)
-        made = fitted.overlay(tmp_path_factory.mktemp("overlay"))
-        apply(made)
-        rolled_out()
-        yield made
+        yield fitted.overlay(tmp_path_factory.mktemp("overlay"))
     finally:
         delete("namespace", NAMESPACE, "--ignore-not-found")
+        delete("crd", fitted.CRD, "--ignore-not-found")
 
 
 @pytest.fixture(scope="module")
-def platform(overlay: Path) -> Iterator[Platform]:
+def first_answer(overlay: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the page's first block prints; ``chat`` is deployed from then on."""
+    page = blocks(ROOT / "docs/kubernetes.md")[0].code.replace("deploy/kubernetes/overlays/trial", str(overlay))
+    page = page.replace("kubectl create namespace thaw\n", "")  # the addresses of the Services were asked for in it
+    for port in ("3233", "8333"):
+        page = page.replace(f"{port}:{port}", f"{(free := free_port())}:{port}")
+        page = page.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free}")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "THAW_S3"))}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    env["WSK_CONFIG_FILE"] = str(tmp_path_factory.mktemp("user") / "wskprops")
+    script = f"set -euo pipefail\ntrap 'kill $(jobs -p)' EXIT\n{page}"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    rolled_out()
+    return done.stdout
+
+
+@pytest.fixture
+def platform(own_cluster: OwnCluster | None, first_answer: str) -> Iterator[Platform]:
+    """As it is reached from this machine: by a pod's address, which needs no API server, or through kubectl."""
+    del first_answer
     (secret,) = found("secret", "thaw", "-n", NAMESPACE)
     key = base64.b64decode(secret["data"]["first-key"]).decode()
-    with forwarded("service/gateway", 3233) as url:
+    with ExitStack() as stack:
+        if own_cluster is None:
+            url = stack.enter_context(forwarded("service/gateway", 3233))
+        else:
+            (pod,) = running("thaw-gateway")
+            url = f"http://{pod['status']['podIP']}:3233"
         yield Platform(url, key)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
+
+
+def running(app: str) -> list[dict[str, Any]]:
+    pods = found("pods", "-n", NAMESPACE, "-l", f"{APP_LABEL}={app}")
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def instances() -> set[str]:
     return names(*INSTANCES, "--field-selector=status.phase=Running")
+
+
+def pod_of(activation: str, before: set[str]) -> str:
+    """The one pod that began for an activation."""
+    (made,) = instances() - before
+    assert activation
+    return made
 
 
 def volumes() -> set[str]:
@@ -101,14 +111,32 @@ def volumes() -> set[str]:
 
 
 @pytest.mark.begins("overlay")
+def test_the_page_leads_from_an_empty_cluster_to_a_models_answer(first_answer: str) -> None:
+    assert "Paris" in first_answer
+    assert len(instances()) == 1
+    kubectl("-n", NAMESPACE, "wait", "--for=condition=Ready", "modelfunction/chat", "--timeout=60s")
+    (chat,) = found("modelfunctions", "chat", "-n", NAMESPACE)
+    conditions = {c["type"]: (c["status"], c["reason"]) for c in chat["status"]["conditions"]}
+    assert conditions == {
+        "Deployed": ("True", "Deployed"),
+        "Ready": ("True", "Serving"),
+        "InSync": ("True", "InSync"),
+    }
+    header, line = kubectl("-n", NAMESPACE, "get", "modelfunctions").splitlines()
+    assert header.split()[:4] == ["NAME", "READY", "REASON", "INSTANCES"]
+    assert line.split()[:4] == ["chat", "True", "Serving", "1"]
+    assert chat["status"]["lastColdStart"]["timeToFirstToken"]
+
+
 def test_a_function_answers_cold_and_then_warm_in_one_pod(platform: Platform) -> None:
     platform.deploy("hello", HELLO)
+    before = instances()
     cold = platform.invoke("hello", name="cold")
     assert cold["response"]["result"] == {"greeting": "Hello cold"}
     lines = platform.call("GET", f"/activations/{cold['activationId']}/logs")["logs"]
     assert [line.partition(": ")[2] for line in lines] == ["hello"]
     made = instances()
-    assert len(made) == 1
+    assert len(made - before) == 1
     warm = platform.invoke("hello", name="warm")
     assert warm["response"]["result"] == {"greeting": "Hello warm"}
     assert instances() == made
@@ -128,6 +156,77 @@ def test_a_functions_pod_is_confined_and_belongs_to_its_nodes_daemon_set(platfor
         assert [owner["kind"] for owner in pod["metadata"]["ownerReferences"]] == ["DaemonSet"]
 
 
+def test_a_call_whose_pod_is_deleted_by_hand_fails_with_that_reason_and_the_next_one_starts_another(
+    platform: Platform,
+) -> None:
+    platform.deploy("slow", SLOW)
+    before = instances()
+    assert platform.invoke("slow", s=0)["response"]["success"]
+    pod = pod_of("slow", before)
+    lost = platform.begin("slow", s=45)
+    kubectl("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=1")
+    response = platform.record(lost)["response"]
+    assert response["success"] is False
+    assert "pod was deleted" in str(response["result"]), response
+    assert platform.invoke("slow", s=0)["response"]["success"]
+    assert pod not in instances()
+
+
+def test_a_stream_goes_on_while_the_gateway_is_rolled_out(platform: Platform) -> None:
+    stream = Stream(platform, 60)
+    stream.wait_pieces(2)
+    kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/gateway")
+    assert stream.wait_end() == "[DONE]"
+    rolled_out()
+
+
+def test_a_stream_goes_on_while_the_node_is_rolled_out_and_the_next_start_is_cold(platform: Platform) -> None:
+    stream = Stream(platform, 60)
+    stream.wait_pieces(2)
+    before = instances()
+    kubectl("-n", NAMESPACE, "rollout", "restart", "daemonset/node")
+    assert stream.wait_end() == "[DONE]"
+    rolled_out()
+    platform.deploy("hello", HELLO)
+    assert platform.invoke("hello")["response"]["success"]
+    assert not instances() & before
+
+
+def test_a_node_whose_pod_is_killed_loses_its_calls_with_one_record_each_and_serves_again(platform: Platform) -> None:
+    platform.deploy("slow", SLOW)
+    assert platform.invoke("slow", s=0)["response"]["success"]
+    before = instances()
+    lost = platform.begin("slow", s=45)
+    (node,) = running("thaw-node")
+    kubectl("-n", NAMESPACE, "delete", "pod", node["metadata"]["name"], "--grace-period=0", "--force")
+    rolled_out()
+    assert platform.invoke("slow", s=0)["response"]["success"]
+    assert platform.record(lost)["activationId"] == lost
+    records = platform.ask("GET", "/activations?name=slow&limit=50").json()
+    assert [one["activationId"] for one in records].count(lost) == 1
+    assert not instances() & before, "the next invoker of the node ends them"
+
+
+def test_functions_run_on_without_the_api_server_and_starts_wait_for_it(
+    own_cluster: OwnCluster | None, platform: Platform
+) -> None:
+    if own_cluster is None:
+        pytest.skip("only the API server of a cluster of its own may be stopped")
+    for name in ("hello", "waits"):
+        platform.deploy(name, HELLO)
+    platform.invoke("hello")
+    own_cluster.run("api", "stop")
+    try:
+        back = time.monotonic() + AWAY_S
+        waits = platform.begin("waits", name="late")
+        while time.monotonic() < back:
+            assert platform.invoke("hello")["response"]["success"]
+        assert platform.ask("GET", f"/activations/{waits}").status_code == 404
+    finally:
+        own_cluster.run("api", "start")
+    assert platform.record(waits)["response"]["result"] == {"greeting": "Hello late"}
+
+
 @pytest.mark.ends("overlay")
 def test_nothing_is_left_of_a_platform_that_is_deleted(overlay: Path, platform: Platform) -> None:
     platform.deploy("last", HELLO)
@@ -138,5 +237,6 @@ def test_nothing_is_left_of_a_platform_that_is_deleted(overlay: Path, platform: 
     delete("-k", str(overlay), "--ignore-not-found")
     wait_gone("persistentvolumes", volumes)
     assert NAMESPACE not in names("namespaces")
-    parts = "thaw-gateway, thaw-scheduler, thaw-node, thaw-state, thaw-relay"
+    assert fitted.CRD not in names("crd")
+    parts = "thaw-gateway, thaw-scheduler, thaw-node, thaw-state, thaw-relay, thaw-store, thaw-operator"
     assert found("pods", "-A", "-l", f"{APP_LABEL} in ({APP}, {parts})") == []

@@ -92,7 +92,9 @@ def with_times(
     for each in conditions:
         old = known.get(each.type, {})
         since = old.get("lastTransitionTime") if old.get("status") == each.status else None
-        said = {"type": each.type, "status": each.status, "reason": each.reason, "message": each.message}
+        said = {"type": each.type, "status": each.status, "reason": each.reason}
+        if each.message:  # servers of 1.20 that newer Go has built take an empty text for null, and refuse the status
+            said["message"] = each.message
         found.append({**said, "lastTransitionTime": since or now, "observedGeneration": generation})
     return found
 

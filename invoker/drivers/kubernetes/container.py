@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 
 from invoker.drivers.base import Handle
 from invoker.drivers.kubernetes.client import PodEvent
@@ -65,7 +66,11 @@ class Container:
         ended = pod.ended
         if event.kind == "DELETED":
             self.gone = True
-            ended = ended or Ended(None, "" if self.deleting else "its pod was deleted")
+            ended = ended or Ended(None)
+        if ended is not None and not ended.reason and not self.deleting and (self.gone or pod.deleting):
+            ended = replace(
+                ended, reason="its pod was deleted"
+            )  # a function that is asked to end does so with status 0
         if ended is not None:
             self.over.set()
         self._signal(self.moved_fd)

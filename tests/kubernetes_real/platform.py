@@ -1,0 +1,106 @@
+"""A platform on a cluster, as its users reach it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from typing import Any
+
+import requests
+
+from thaw.action import KIND_PYTHON
+
+START_S = 300.0
+"""For a start of the model on a busy machine."""
+
+
+class Platform:
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url
+        self.headers = {"Authorization": "Basic " + base64.b64encode(key.encode()).decode()}
+
+    def deploy(self, name: str, code: str) -> None:
+        body = {"exec": {"kind": KIND_PYTHON, "code": code}, "limits": {"memory": 128}}
+        self.call("PUT", f"/actions/{name}?overwrite=true", json=body)
+
+    def invoke(self, action: str, **arguments: Any) -> dict[str, Any]:
+        """The activation's record."""
+        return self.call("POST", f"/actions/{action}?blocking=true", json=arguments)
+
+    def begin(self, action: str, **arguments: Any) -> str:
+        """The id of an activation that nobody waits for."""
+        return str(self.call("POST", f"/actions/{action}", 202, json=arguments)["activationId"])
+
+    def record(self, activation_id: str) -> dict[str, Any]:
+        """Waits for the activation's end."""
+        for _ in range(int(START_S / 30)):
+            answer = self.ask("GET", f"/activations/{activation_id}?wait_s=30")
+            if answer.status_code == 200:
+                record: dict[str, Any] = answer.json()
+                return record
+        raise AssertionError(f"{activation_id} has no record: {answer.text}")
+
+    def call(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
+        answer = self.ask(method, path, **body)
+        assert answer.status_code == status, answer.text
+        plain: dict[str, Any] = answer.json()
+        return plain
+
+    def ask(self, method: str, path: str, **body: Any) -> requests.Response:
+        url = f"{self.url}/api/v1/namespaces/_{path}"
+        return requests.request(method, url, headers=self.headers, timeout=START_S, **body)
+
+
+class Stream:
+    """A model's answer, read as it is made, on a thread of its own."""
+
+    def __init__(self, platform: Platform, n_tokens: int) -> None:
+        self.n_pieces = 0
+        self.end = ""  # "[DONE]", or what broke it off
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(platform, n_tokens))
+        self._thread.start()
+
+    def wait_pieces(self, n: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.n_pieces >= n or bool(self.end), START_S)
+        assert self.n_pieces >= n, self.end
+
+    def wait_end(self) -> str:
+        self._thread.join(START_S)
+        assert not self._thread.is_alive()
+        return self.end
+
+    def _read(self, platform: Platform, n_tokens: int) -> None:
+        asked = {"role": "user", "content": "Count from one to fifty."}
+        body = {"model": "chat", "messages": [asked], "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
+        end = "the connection ended"
+        try:
+            with requests.post(
+                f"{platform.url}/v1/chat/completions",
+                json={**body, "stream": True},
+                headers=platform.headers,
+                stream=True,
+                timeout=START_S,
+            ) as answer:
+                if answer.status_code != 200:
+                    end = answer.text
+                for line in answer.iter_lines():
+                    if not line.startswith(b"data: "):
+                        continue  # an event's id, or a comment that keeps the connection open
+                    data = line.decode().removeprefix("data: ")
+                    if data == "[DONE]" or "error" in json.loads(data):
+                        end = data
+                    else:
+                        self._note(1)
+        except requests.RequestException as e:
+            end = repr(e)
+        with self._changed:
+            self.end = end
+            self._changed.notify_all()
+
+    def _note(self, n: int) -> None:
+        with self._changed:
+            self.n_pieces += n
+            self._changed.notify_all()
