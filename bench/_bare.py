@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import Final
 
-from thaw import descriptors
+from thaw.process import descriptors
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 _READ_BYTES: Final = 256 * 1024
