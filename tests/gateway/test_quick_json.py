@@ -20,13 +20,13 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(PLAIN)
 def test_its_json_has_the_same_value(plain: Any) -> None:
     assert json.loads(quick_json.encode(plain)) == plain
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(codec="utf-8")))
 def test_a_piece_stands_in_a_string_as_the_platforms_encoder_writes_it(text: str) -> None:
     assert quick_json.escaped(text.encode()) == wire.encode(text)[1:-1]
