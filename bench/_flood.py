@@ -69,6 +69,17 @@ def was_flooded(kind: str, told: str) -> bool:
     return n.get(str(flood.status), 0) >= flood.connections
 
 
+def n_answered(kind: str, told: str) -> int:
+    """How many answers there were, by its last line.  A reader that reads nothing has one as long as it is there."""
+    n: dict[str, int] = json.loads(told)
+    return 0 if kind == "slow_readers" else sum(n.values())
+
+
+def status_of(kind: str) -> int:
+    """Of an answer that is no refusal."""
+    return 200 if kind == "slow_readers" else _floods()[kind].status
+
+
 class Asking:
     def __init__(self, port: int, headers: dict[str, str], flood: Flood) -> None:
         self._port, self._headers, self._flood = port, headers, flood

@@ -57,9 +57,14 @@ def encode(plain: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
     used.
     """
     try:
-        return json.dumps(plain, separators=separators, ensure_ascii=False).encode()
+        return _encoder(separators).encode(plain).encode()
     except UnicodeEncodeError:
         return json.dumps(plain, separators=separators).encode()
+
+
+@cache
+def _encoder(separators: tuple[str, str]) -> json.JSONEncoder:
+    return json.JSONEncoder(separators=separators, ensure_ascii=False)  # json.dumps() would make one for each value
 
 
 def loads(cls: type[T], data: bytes | str) -> T:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,6 +22,10 @@ MAX_DEPTH: Final = 128
 MAX_CONTAINERS: Final = 65_536
 """An object of one field takes 232 bytes, and its name some 50: 18 MB at most."""
 MAX_VALUES: Final = 262_144
+_LONG_BYTES: Final = 64 * 1024
+_LONG_ONES: Final = threading.Lock()
+"""One thread parses a long text, and others wait.  Parsing holds the interpreter for milliseconds at a time, and each
+of several threads that parse would come between any two steps of everybody's requests."""
 _WINDOW_BYTES: Final = 1024 * 1024
 _OTHERS: Final = bytes(b for b in range(256) if b not in b'[]{},"')
 _STRING: Final = re.compile(rb'"[^"]*"')
@@ -29,16 +35,17 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 def parse(data: bytes) -> Any:
     """Raises BadRequest for what is no JSON (RFC 8259) or nested too deep, TooLarge for too many values."""
-    check(data)
-    try:
-        text = data.decode("utf-8-sig")
-        del data  # 48 MB, of which the caller keeps none either
-        plain = wire.strict(text)
-        if _SURROGATE.search(text):
-            json.dumps(plain, ensure_ascii=False).encode()  # half a pair is no character, and no UTF-8
-    except (ValueError, RecursionError) as e:
-        raise BadRequest(f"The request content was malformed:\n{e}") from e
-    return plain
+    with _LONG_ONES if len(data) > _LONG_BYTES else nullcontext():
+        check(data)
+        try:
+            text = data.decode("utf-8-sig")
+            del data  # 48 MB, of which the caller keeps none either
+            plain = wire.strict(text)
+            if "\\u" in text and _SURROGATE.search(text):  # the former takes no time beside the latter
+                json.dumps(plain, ensure_ascii=False).encode()  # half a pair is no character, and no UTF-8
+        except (ValueError, RecursionError) as e:
+            raise BadRequest(f"The request content was malformed:\n{e}") from e
+        return plain
 
 
 def check(data: bytes) -> None:

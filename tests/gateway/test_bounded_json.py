@@ -6,6 +6,9 @@ import json
 import resource
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
 from typing import Any
 
 import pytest
@@ -90,3 +93,30 @@ def cpu_s(run: Any) -> float:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     run()
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
+
+
+def test_one_long_text_is_parsed_at_a_time_and_a_short_one_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each thread that parses a long one comes between any two steps of everybody's requests."""
+    begun, go_on = Queue[int](), threading.Event()
+
+    def strict(text: str) -> Any:
+        if len(text) > 100_000:
+            begun.put(len(text))
+            assert go_on.wait(60)
+        return json.loads(text)
+
+    monkeypatch.setattr(bounded_json.wire, "strict", strict)
+    long_ones = [json.dumps("x" * n).encode() for n in (100_000, 200_000)]
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            parsed = [pool.submit(bounded_json.parse, long_ones[0])]
+            begun.get(timeout=60)
+            parsed.append(pool.submit(bounded_json.parse, long_ones[1]))
+            assert bounded_json.parse(b'{"short": 1}') == {"short": 1}
+            with pytest.raises(Empty):
+                begun.get(timeout=0.2)
+        finally:
+            go_on.set()
+        assert [len(one.result(60)) for one in parsed] == [100_000, 200_000]

@@ -11,6 +11,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
+from gateway import quick_json
 from gateway.api.http import (
     action_name,
     any_action_name,
@@ -115,7 +116,8 @@ def _with_code(found: Action, memory: ExitStack, more: Mapping[str, Any] = Mappi
     visit: Visit | None = request.environ.get(VISIT)
     if visit is not None:
         visit.as_read = True
-    answer = spliced({**render.action(marked, serving=serving), **more}, mark, pieces, (", ", ": "))
+    shown = {**render.action(marked, serving=serving), **more}
+    answer = spliced(shown, mark, pieces, (", ", ": "), quick_json.escaped)
     response = Response(answer, content_type="application/json")
     response.call_on_close(memory.pop_all().close)
     return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from gateway import quick_json
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from gateway.serving.routing.invoker_pool import InvokerPool, Reply
@@ -84,7 +85,7 @@ def run_body(
     }
     if run_keys is not None and _wants_key(call.action):
         plain["api_key"] = run_keys.make(call, deadline_ms)
-    return wire.encode(plain)
+    return quick_json.encode(plain)
 
 
 def _wants_key(action: Action) -> bool:
