@@ -40,7 +40,8 @@ def write_random(directory: Path, n_bytes: int, per_layer: int = 1) -> ModelInde
 
 def write_index(directory: Path) -> ModelIndex:
     """Write ``thaw-index.json`` for the checkpoint in ``directory``, as ``thaw model push`` would write it."""
-    names = [p.name for p in directory.iterdir() if checkpoint.is_fetchable(p.name)]
+    paths = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+    names = [name for name in paths if checkpoint.is_fetchable(name)]
     files = [checkpoint.describe_file(n, _chunks(directory / n), _digest) for n in names]
     tensors = [t for n in names if n.endswith(".safetensors") for t in _tensors(directory / n)]
     index = checkpoint.build_index(files, tensors)

@@ -244,11 +244,13 @@ class _Hub(Answering):
             siblings = [{"rfilename": n} for n in files]
             self.tell(200, json.dumps({"id": name, "sha": sha, "siblings": siblings}).encode())
             return
-        entries = [_entry(n, d) for n, d in sorted(files.items())]
         query = parse_qs(urlsplit(self.path).query)
+        recursive = query.get("recursive") == ["true"]
+        entries = [_entry(n, d) for n, d in sorted(files.items()) if recursive or "/" not in n]
         at = int(query.get("cursor", ["0"])[0])
         page, rest = entries[at : at + self.hub.page_size], len(entries) > at + self.hub.page_size
         url = f"{self.hub.endpoint}/api/models/{name}/tree/{sha}?cursor={at + self.hub.page_size}"
+        url += "&recursive=true" if recursive else ""
         link = {"Link": f'<{url}>; rel="next"'} if rest else {}
         self.tell(200, json.dumps(page).encode(), Content_Type="application/json", **link)
 

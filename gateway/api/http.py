@@ -47,7 +47,7 @@ _CORS: Final = {
 _WEB: Final = "web.web"
 _INVOCATIONS: Final = (
     "invoke.invoke",
-    *(f"openai.{name}" for name in ("chat", "completions", "tokenize", "detokenize")),
+    *(f"openai.{name}" for name in ("chat", "completions", "embeddings", "tokenize", "detokenize")),
     "responses.create",
 )
 OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")

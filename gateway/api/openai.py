@@ -6,13 +6,15 @@ happens, and once a second while bytes arrive; SDKs skip them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, request
 
 from gateway.api.bad_field import BadField
+from gateway.api.embeddings_body import check_embeddings
 from gateway.api.http import (
     ACTIVATION_HEADER,
     caller,
@@ -29,6 +31,7 @@ from gateway.core import Gateway
 from gateway.serving.actions.action_cache import simple_name
 from gateway.serving.answers.several import several
 from gateway.serving.hangup import watched
+from relay.protocol.messages import EMBEDDINGS
 from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import NotFound
@@ -71,16 +74,22 @@ def completions() -> Response:
     return _answer("completions")
 
 
+@blueprint.post("/v1/embeddings")
+@takes(body_bytes)
+def embeddings() -> Response:
+    return _at_once(EMBEDDINGS, check_embeddings)
+
+
 @blueprint.post("/tokenize")
 @takes(body_bytes)
 def tokenize() -> Response:
-    return _of_text("tokenize")
+    return _at_once("tokenize", partial(check_text, "tokenize"))
 
 
 @blueprint.post("/detokenize")
 @takes(body_bytes)
 def detokenize() -> Response:
-    return _of_text("detokenize")
+    return _at_once("detokenize", partial(check_text, "detokenize"))
 
 
 def _model(action: Action, name: str) -> dict[str, Any]:
@@ -135,12 +144,13 @@ def _answer(endpoint: str) -> Response:
     return begin(core, asked) if body.get("stream") else _whole(core, asked)
 
 
-def _of_text(endpoint: str) -> Response:
-    """vLLM's two.  The tokenizer is in the model's container, so they are activations, which may wait for a start."""
+def _at_once(endpoint: str, check: Callable[[Mapping[str, Any]], None]) -> Response:
+    """What is no stream.  Also the tokenizer is in the model's container, so each is an activation, which may wait for
+    a start."""
     core, subject = gateway(), caller()
     body = json_object(body_bytes())
-    check_text(endpoint, body)
-    action = _find(subject.namespace, body["model"])
+    check(body)
+    action = asked_model(subject, body)
     core.storage.check(action.namespace)
     core.caps.check(action)
     return _whole(core, Asked(action, subject, endpoint, body))
@@ -153,9 +163,13 @@ def _whole(core: Gateway, asked: Asked) -> Response:
         entered.enter_context(core.throttle.counted(asked.subject.namespace))
         call = asked.call(hangup)
         outcome = core.execute(call)
+        vectors, call.vectors = call.vectors, None  # the record has no place for them
         core.ended(call, outcome)
     if outcome.error is not None:
         response = json_response(openai_error(outcome.error), outcome.error.http_status)
+    elif vectors is not None:
+        texts = vectors.texts(asked.body["model"], asked.body.get("encoding_format") or "float")
+        response = Response(texts, mimetype="application/json")
     else:
         response = json_response(outcome.result)
     response.headers[ACTIVATION_HEADER] = call.activation_id

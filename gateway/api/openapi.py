@@ -227,6 +227,7 @@ _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("post", "/v1/chat/completions", "OpenAI's chat", [], v1.CHAT),
     ("post", "/v1/completions", "OpenAI's completions", [], v1.COMPLETION),
     ("post", "/v1/responses", "OpenAI's responses, of which none is kept", [], v1.RESPONSE),
+    ("post", "/v1/embeddings", "OpenAI's embeddings", [], v1.EMBEDDING),
     ("post", "/tokenize", "vLLM's: the tokens of a text or a chat", [], v1.TOKENIZE),
     ("post", "/detokenize", "vLLM's: the text of tokens", [], v1.DETOKENIZE),
 )

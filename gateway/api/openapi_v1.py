@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.api.embeddings_body import ENCODINGS, MOST_INPUTS
 from gateway.api.openai_body import NO_EFFECT, ONLY
 from gateway.api.openai_tools import MOST_TOOLS, NOT_BESIDE
 from gateway.api.responses_body import ONLY as RESPONSES_ONLY
@@ -272,6 +273,14 @@ RESPONSE: Final = _closed(
     **_SAMPLING,
     **{name: schema for name, schema in _WITHOUT_EFFECT.items() if name not in ("store", "prediction")},
     **{name: {"enum": [*allowed, None]} for name, (allowed, _) in RESPONSES_ONLY.items()},
+)
+EMBEDDING: Final = _closed(
+    ("model", "input"),
+    model=_TEXT,
+    input=_one_of(_SOME, _IDS, _list(_one_of(_SOME, _IDS), minItems=1, maxItems=MOST_INPUTS)),
+    encoding_format={"type": "string", "enum": list(ENCODINGS)},
+    dimensions=_whole(1),
+    user=_TEXT,
 )
 TOKENIZE: Final = _closed(
     ("model",),

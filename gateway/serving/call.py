@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.serving.hangup import Hangup
+from gateway.serving.vectors import Vectors
 from relay.protocol.messages import TEXT_ENDPOINTS
 from relay.state.api_keys import Subject
 from thaw.action import Action
@@ -50,6 +51,7 @@ class Call:
     emitted: list[int] = field(default_factory=list)
     answer_bytes: int = 0  # that the answer's tokens take in memory
     prompts_bytes: list[int] = field(default_factory=list)  # that the prompts' logprobs take; one for all parts
+    vectors: Vectors | None = None  # that an embedding model has answered
     losses: int = 0
     model_version: str = ""  # that the answer's tokens come from
     adapter: str = ""  # the same, with its version; empty until the first token

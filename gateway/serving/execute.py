@@ -8,10 +8,11 @@ from typing import TypeVar
 from gateway.serving.answers.openai_format import aggregate
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
+from gateway.serving.embeddings import embeddings_outcome
 from gateway.serving.outcome import outcome_of
 from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.runs import Outcome, function_steps, llm_tokens
-from relay.protocol.messages import RunFinished, RunToken
+from relay.protocol.messages import EMBEDDINGS, RunFinished, RunToken
 from thaw.activation import ActivationStatus
 from thaw.errors import ProtocolError, ThawError
 
@@ -27,6 +28,8 @@ def steps(dispatcher: Dispatcher, call: Call) -> Steps:
         if not call.action.is_llm:
             return (yield from function_steps(dispatcher, call))
         yield "generating"
+        if call.endpoint == EMBEDDINGS:
+            return embeddings_outcome(dispatcher, call)
         return llm_outcome(dispatcher, call)
     except ThawError as e:
         return outcome_of(e)

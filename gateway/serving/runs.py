@@ -43,7 +43,7 @@ def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken |
     moving = Moving(dispatcher.migrations, call)
     try:
         while True:
-            route, reply = yield from _sentences(dispatcher.reach(call, moving.at_hand()))
+            route, reply = yield from sentences(dispatcher.reach(call, moving.at_hand()))
             try:
                 yield from _tokens(dispatcher, call, route, reply, moving)
                 return
@@ -56,7 +56,8 @@ def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken |
         moving.end()
 
 
-def _sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T]:
+def sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T]:
+    """The steps without replies, which the caller waits for itself."""
     while True:
         try:
             step = next(steps)

@@ -91,6 +91,7 @@ class PreflightReply:
     engine: str
     max_model_len: int
     notes: tuple[str, ...] = ()  # sentences on what is different from what was asked for
+    embeds: bool = False  # an embedding model, which generates no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """The largest message in the answer to a run."""
 
 
+EMBEDDINGS: Final = "embeddings"
 TEXT_ENDPOINTS: Final = ("tokenize", "detokenize")
 """Of runs that need the tokenizer of the base model, and neither its engine nor an adapter."""
 
@@ -136,7 +138,7 @@ class LlmRun:
     way, so that little is missing when it arrives.  ``adapter``: the URI of the function's own, which the container
     compares with what the invoker says: one of before there were adapters says nothing."""
 
-    endpoint: str  # "chat" | "completions" | "tokenize" | "detokenize"
+    endpoint: str  # "chat" | "completions" | "embeddings" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
     seed: int
     resume: LlmResume | None = None
@@ -174,6 +176,14 @@ class RunToken:
     logprob: TokenLogprob | None = None
     calls: tuple[CallDelta, ...] = ()
     adapter: str = ""  # with the first token of a run: the adapter that computes it, with its version
+
+
+@dataclass(frozen=True, slots=True)
+class RunVectors:
+    """Vectors of an embedding model, each with the number of its text: float32, little-endian, in base64.  They come in
+    any order."""
+
+    vectors: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from relay.protocol.container_messages import (
+    EMBEDDINGS,
     MAX_RUN_MESSAGE_BYTES,
     TEXT_ENDPOINTS,
     CallDelta,
@@ -27,6 +28,7 @@ from relay.protocol.container_messages import (
     RunFinished,
     RunPrompt,
     RunToken,
+    RunVectors,
     StageShape,
     TokenLogprob,
 )
@@ -341,6 +343,7 @@ _TYPES: dict[str, type[Any]] = {
         SegmentOffer,
         MoreSlabs,
         RunToken,
+        RunVectors,
         RunFinished,
         RunFailed,
     )
@@ -371,6 +374,7 @@ __all__ = [
     "StartMode",
     "from_plain",
     "to_plain",
+    "EMBEDDINGS",
     "TEXT_ENDPOINTS",
     "Done",
     "DoorClose",
@@ -415,5 +419,6 @@ __all__ = [
     "RankedToken",
     "RunPrompt",
     "RunFailed",
+    "RunVectors",
     *_TYPES,
 ]

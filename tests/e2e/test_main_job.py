@@ -14,6 +14,7 @@ from relay.state import redis_link
 from relay.state.registry import Registry
 from tests.api_examples import Shell, examples
 from tests.e2e.machine import Machine, events, text_of
+from tests.embedding_models import write_model
 from thaw.dev.layout import Layout
 from thaw.host import Device, HostReport
 from thaw.ids import HostId
@@ -165,6 +166,13 @@ def test_explain_of_the_last_activation_prints_a_timeline_with_bytes(platform: M
     assert re.search(r"first token", platform.thaw("activation", "explain", "--last").stdout, re.I)
 
 
+def _deploy_embeddings(platform: Machine, directory: Path) -> None:
+    config = {"kind": "llm:vllm", "model": {"uri": "s3://models/embed"}, "resources": {"gpu_memory_mb": 256}}
+    (directory / "embed.json").write_text(json.dumps({**config, "scaling": {"keep_alive_s": 0}}))
+    platform.thaw("model", "push", str(write_model(directory / "bert", "bert")), "s3://models/embed")
+    platform.thaw("action", "create", "embed", "--config", str(directory / "embed.json"))
+
+
 def test_each_example_of_the_api_s_page_is_answered_as_it_says(platform: Machine, tmp_path: Path) -> None:
     """The host that is drained has no memory to start anything, so no other test notices."""
     known, spare = Layout(platform.state_dir).read_platform(), HostId("spare")
@@ -173,6 +181,7 @@ def test_each_example_of_the_api_s_page_is_answered_as_it_says(platform: Machine
     with redis_link.connect(known.state_url) as client:
         registry = Registry(client)
         registry.report_host(report)
+        _deploy_embeddings(platform, tmp_path)
         shell = Shell(tmp_path, API=platform.api, KEY=":".join(platform.auth()), HOST=spare)
         try:
             for example in examples():

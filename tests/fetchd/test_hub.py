@@ -32,7 +32,8 @@ BASE = "hf://org/base"
 
 
 def checkpoint(directory: Path, seed: int = 1, layer_bytes: int = 1_000_000) -> dict[str, bytes]:
-    return files_in(write_model(directory / f"m{seed}-{layer_bytes}", seed=seed, layer_bytes=layer_bytes))
+    made = files_in(write_model(directory / f"m{seed}-{layer_bytes}", seed=seed, layer_bytes=layer_bytes))
+    return {**made, "1_Pooling/config.json": b'{"pooling_mode": "cls"}'}  # the only file of a model in a folder
 
 
 @pytest.fixture

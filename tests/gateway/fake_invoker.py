@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -18,7 +19,15 @@ import redis
 
 from relay.protocol import messages
 from relay.protocol.adapter_messages import ADAPTER_HEADER
-from relay.protocol.messages import ACTIVATION_HEADER, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
+from relay.protocol.messages import (
+    ACTIVATION_HEADER,
+    RunFailed,
+    RunFinished,
+    RunPrompt,
+    RunToken,
+    RunVectors,
+    TokenLogprob,
+)
 from relay.state.registry import Registry
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, ThawError
@@ -40,6 +49,7 @@ class FakeInvoker:
         self.pace: threading.Semaphore | None = None  # each token needs one release
         self.prefill_pace: threading.Semaphore | None = None  # each run that only computes its prompt needs one
         self.prompt_tokens = 3
+        self.version = 1.0  # stands in each vector
         self.prompt: RunPrompt | None = None  # what is told of each prompt
         self.adapter = ""  # that its runs report
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
@@ -253,6 +263,9 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._frame(RunFinished("prefilled", fake.prompt_tokens, first))
                 self.wfile.write(b"0\r\n\r\n")
                 return
+            if run["endpoint"] == "embeddings":
+                self._embed(run["body"], cut)
+                return
             count = run["body"].get("max_tokens") or run["body"].get("max_completion_tokens") or 5
             for i in range(first, count):
                 if cut is not None and i - first >= cut:
@@ -264,6 +277,20 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 adapter = fake.adapter if i == first else ""
                 self._frame(RunToken(i, 100 + i, f"w{i} ", logprob, adapter=adapter))
             self._frame(RunFinished("length", 3, count, prompt=fake.prompt))
+            self.wfile.write(b"0\r\n\r\n")
+
+        def _embed(self, body: Any, cut: int | None) -> None:
+            """The vector of text i is (i, fake.version); the last texts come first."""
+            one = isinstance(body["input"], str) or isinstance(body["input"][0], int)
+            count = 1 if one else len(body["input"])
+            for n, i in enumerate(reversed(range(count))):
+                if n == cut:
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
+                    return
+                self._wait_for_pace()
+                self._frame(RunVectors(((i, base64.b64encode(struct.pack("<2f", i, fake.version)).decode()),)))
+            self._frame(RunFinished("stop", 3 * count, 0))
             self.wfile.write(b"0\r\n\r\n")
 
         def _wait_for_pace(self, name: str = "pace") -> None:

@@ -18,7 +18,7 @@ from jsonschema import Draft4Validator
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from gateway.api import openai_body, responses_body
+from gateway.api import embeddings_body, openai_body, responses_body
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
@@ -77,13 +77,13 @@ def test_no_request_that_the_document_describes_or_forbids_is_a_500(gateway: Gat
 
 def test_the_document_names_every_parameter_of_v1_and_no_other() -> None:
     known = {"chat/completions": openai_body.known("chat"), "completions": openai_body.known("completions")}
-    for path, names in {**known, "responses": responses_body.KNOWN}.items():
+    for path, names in {**known, "responses": responses_body.KNOWN, "embeddings": embeddings_body.KNOWN}.items():
         body = document()["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert set(body["properties"]) == set(names), path
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"]
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"]
 )
 def test_what_the_document_describes_is_accepted_and_what_it_does_not_is_refused(
     gateway: GatewayProcess, path: str

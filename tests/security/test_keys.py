@@ -79,6 +79,7 @@ WHO_MAY = {
     "GET /v1/models/<path:name>": KEY_HOLDER,
     "POST /v1/chat/completions": KEY_HOLDER,
     "POST /v1/responses": KEY_HOLDER,
+    "POST /v1/embeddings": KEY_HOLDER,
     "POST /tokenize": KEY_HOLDER,
     "POST /detokenize": KEY_HOLDER,
     "POST /v1/completions": KEY_HOLDER,

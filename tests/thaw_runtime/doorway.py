@@ -87,7 +87,8 @@ class Doorway:
             os.close(fd)
 
     def _fill(self, model: Path, layers: tuple[int, int] | None, full: bool) -> None:
-        blobs = {p.name: p.read_bytes() for p in sorted(model.iterdir()) if p.suffix in (".json", ".jinja")}
+        files = (p for p in sorted(model.rglob("*")) if p.suffix in (".json", ".jinja"))
+        blobs = {p.relative_to(model).as_posix(): p.read_bytes() for p in files}
         weights = (model / WEIGHTS).read_bytes()
         (n,) = struct.unpack("<Q", weights[:8])
         data = 8 + n

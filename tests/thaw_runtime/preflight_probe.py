@@ -42,11 +42,15 @@ class Offer:
 
 
 class Sidecars:
-    """A segment that holds config.json and nothing else."""
+    """A segment that holds config.json, and what else a case has."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._data = json.dumps(config).encode()
-        self.offer = Offer((PlacedRange("config.json", 0, len(self._data), 0),))
+    def __init__(self, files: Mapping[str, Any]) -> None:
+        self._data, layout = b"", []
+        for name, plain in files.items():
+            data = json.dumps(plain).encode()
+            layout.append(PlacedRange(name, 0, len(data), len(self._data)))
+            self._data += data
+        self.offer = Offer(tuple(layout))
 
     def wait(self, end: int, deadline_s: float) -> None:
         """Every byte is there."""
@@ -58,8 +62,13 @@ class Sidecars:
 def init_of(case: Mapping[str, Any]) -> LlmInit:
     plain = llm_init(args=case.get("args", {}), dtype=case.get("dtype", "auto"), max_model_len=256)
     engine = replace(plain.config.engine, max_lora_rank=case.get("max_lora_rank", 0))
-    plain = replace(plain, config=replace(plain.config, engine=engine))
+    scaling = replace(plain.config.scaling, stages=case.get("stages"))
+    plain = replace(plain, config=replace(plain.config, engine=engine, scaling=scaling))
     return replace(plain, stages=(StageShape((0, 2), plain.reserve_bytes, case.get("weight_bytes", 1 << 20)),))
+
+
+def _segment(config: Mapping[str, Any], case: Mapping[str, Any]) -> Any:
+    return Sidecars({"config.json": config, **case.get("files", {})})
 
 
 def answer(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +79,7 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
         bound_memory(CHECK_BYTES)
     config = {k: v for k, v in {**TINY, **case["config"]}.items() if v is not None}
     try:
-        checked = VllmEngine(lambda _: None).check(init_of(case), Sidecars(config))  # type: ignore[arg-type]
+        checked = VllmEngine(lambda _: None).check(init_of(case), _segment(config, case))
     except ThawError as e:
         return {"code": e.code, "message": e.message, "hint": e.hint}
     return {"code": "", "notes": list(checked.notes), "max_model_len": checked.max_model_len, "engine": checked.engine}

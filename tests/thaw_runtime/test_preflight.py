@@ -51,6 +51,15 @@ GPT2 = {
 LARGE = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 10, "num_attention_heads": 16}
 YARN = {"rope_type": "yarn", "factor": 40000.0, "original_max_position_embeddings": 512}
 
+BERT = {"architectures": ["BertModel"], "model_type": "bert", "num_key_value_heads": None, "type_vocab_size": 2}
+POOLING = {
+    "modules.json": [
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+    ],
+    "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+}
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an architecture that the engine does not have": (
         {"config": {"architectures": ["FooForCausalLM"]}},
@@ -105,10 +114,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "The configuration of this model is code that the checkpoint brings itself (auto_map), and Thaw runs no code of "
         "a checkpoint",
     ),
-    "an encoder": (
+    "an encoder that does not say how it pools": (
         {"config": {"architectures": ["BertModel"], "model_type": "bert"}},
         "ModelUnsupported",
-        "BertModel computes embeddings, classes or scores, and Thaw serves models that generate text",
+        "the model computes embeddings and has no modules.json, which says how it pools its tokens",
+    ),
+    "a decoder without the file of its pooling": (
+        {"config": {}, "files": {"modules.json": POOLING["modules.json"]}},
+        "ModelUnsupported",
+        "modules.json names 1_Pooling/config.json, which is not among the model's files",
+    ),
+    "an encoder that classifies": (
+        {"config": {**BERT, "architectures": ["BertForSequenceClassification"]}, "files": POOLING},
+        "ModelUnsupported",
+        "the model has no embeddings of texts (classify, token_classify), and Thaw serves models that generate text or "
+        "embed it",
+    ),
+    "an embedding model in two stages": (
+        {"config": {}, "files": POOLING, "stages": 2},
+        "ModelUnsupported",
+        "an embedding model runs in one stage",
     ),
     "a model of pictures": (
         {"config": {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}},
@@ -190,6 +215,8 @@ ACCEPTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         256,
         [],
     ),
+    "an encoder that says how it pools": ({"config": BERT, "files": POOLING}, 256, []),
+    "a decoder that says how it pools": ({"config": {}, "files": POOLING}, 256, []),
     "less context than asked for": (
         {"config": {"max_position_embeddings": 64}},
         64,

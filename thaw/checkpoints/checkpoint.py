@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from thaw import wire
-from thaw.checkpoints import hash_tree, model_json
+from thaw.checkpoints import hash_tree, model_json, pooling
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
 from thaw.model import (
     INDEX_NAME,
@@ -44,6 +44,7 @@ SIDECAR_NAMES: Final = (
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
+    *pooling.NAMES,
 )
 """The files that an engine and a tokenizer open besides weights, in fetch order.  No file with another name is ever
 fetched, so no code is fetched.
@@ -86,8 +87,8 @@ _MAX_RANGES: Final = 16_384
 
 
 def is_fetchable(name: str) -> bool:
-    """Whether ``name`` may be requested from a store: a plain file name of a known sidecar or a safetensors file."""
-    return _SAFE_NAME.match(name) is not None and (is_sidecar(name) or name.endswith(".safetensors"))
+    """Whether ``name`` may be requested from a store: the name of a known sidecar, or a plain one of safetensors."""
+    return is_sidecar(name) or (_SAFE_NAME.match(name) is not None and name.endswith(".safetensors"))
 
 
 def is_sidecar(name: str) -> bool:
@@ -353,7 +354,8 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
     architectures = config.get("architectures")
     known = isinstance(architectures, list) and bool(architectures)
     whole = n_layers > 0 and all(i in by_layer for i in range(n_layers))
-    parts = parts_of(index.tensors, n_layers) if whole else None
+    pools = any(f.name == pooling.MODULES_NAME for f in index.files)  # an embedding model, which has one stage
+    parts = parts_of(index.tensors, n_layers) if whole and not pools else None
     return ModelFacts(
         uri,
         index.n_bytes,

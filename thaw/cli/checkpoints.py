@@ -111,18 +111,18 @@ def hash_files(directory: Path, advance: Advance) -> Hashed:
     check(directory)
     paths = files_of(directory)
     sums = {p: hash_tree.TensorDigests(tensors, _digest) for p, tensors in _tensors(paths).items()}
-    files = [_hash_file(p, sums[p], advance) for p in paths]
+    files = [_hash_file(directory, p, sums[p], advance) for p in paths]
     return Hashed(directory, checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()]))
 
 
-def _hash_file(path: Path, sums: hash_tree.TensorDigests, advance: Advance) -> ModelFile:
+def _hash_file(directory: Path, path: Path, sums: hash_tree.TensorDigests, advance: Advance) -> ModelFile:
     def chunks() -> Iterator[bytes]:
         for chunk in _chunks_of(path):
             sums.update(chunk)
             advance(len(chunk))
             yield chunk
 
-    return checkpoint.describe_file(path.name, chunks(), _digest)
+    return checkpoint.describe_file(path.relative_to(directory).as_posix(), chunks(), _digest)
 
 
 @dataclass(slots=True)

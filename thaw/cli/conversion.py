@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from thaw.checkpoints import checkpoint, fitness
+from thaw.checkpoints import checkpoint, fitness, pooling
 from thaw.cli.demo_model import cache_dir
 from thaw.errors import BadRequest, MemoryTooSmall, ModelNotFound, ModelUnsupported
 
@@ -109,9 +109,11 @@ def _convert_gguf(source: Path, target: Path, say: Say) -> None:
 
 
 def _link_all(directory: Path, target: Path) -> None:
-    for path in directory.iterdir():
+    for path in (*directory.iterdir(), directory / pooling.POOLING_NAME):
         if path.is_file():
-            (target / path.name).symlink_to(path.resolve())
+            link = target / path.relative_to(directory)
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(path.resolve())
 
 
 def _run(kind: str, source: Path, target: Path, what: str, say: Say) -> None:

@@ -173,7 +173,8 @@ class HubStore:
                 self._copy(name, directory / name, advance)
 
     def _copy(self, name: str, path: Path, advance: Callable[[int], None]) -> None:
-        part, file = path.with_name(f"{name}.part"), self._file(name)
+        path.parent.mkdir(exist_ok=True)
+        part, file = path.with_name(f"{path.name}.part"), self._file(name)
         done = part.stat().st_size if part.exists() else 0
         advance(done)
         with part.open("ab") as f:

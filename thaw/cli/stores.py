@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from thaw.checkpoints import pooling
 from thaw.checkpoints.versions import pinned, plain_name
 from thaw.cli import multipart
 from thaw.cli.multipart import Content
@@ -23,7 +24,7 @@ from thaw.model import CHUNK_BYTES
 
 
 class Store(Protocol):
-    """The place of one model in a store.  Names are plain file names."""
+    """The place of one model in a store.  Names are file names, of which pooling.POOLING_NAME is in a folder."""
 
     uri: str
 
@@ -44,7 +45,7 @@ class Store(Protocol):
     def check_writable(self) -> None: ...
 
     def objects(self) -> Mapping[str, Stored]:
-        """The objects of this place by name, without those of places below it."""
+        """The objects of this place by name, without those of places below it other than a model's own folder."""
         ...
 
     def delete(self, name: str) -> None:
@@ -116,16 +117,18 @@ class DirectoryStore:
     def _write(self, name: str, chunks: Iterator[bytes]) -> None:
         """Write under a temporary name first, so that a reader never sees half a file.  The file is on the disk when
         this returns: a power cut must not leave a pointer to a version whose bytes it took."""
-        temporary = self._directory / f".{name}.{os.getpid()}"
+        path = self._directory / name
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         with _os_errors(self.uri):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as f:
                     f.writelines(chunks)
                     f.flush()
                     os.fsync(f.fileno())
-                temporary.replace(self._directory / name)
-                _sync_directory(self._directory)
+                temporary.replace(path)
+                for directory in {path.parent, self._directory}:
+                    _sync_directory(directory)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -134,27 +137,32 @@ class DirectoryStore:
             with (self._directory / name).open("rb") as f:
                 while chunk := f.read(CHUNK_BYTES):
                     yield chunk
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ModelNotFound(f"there is no {name} in {self._directory}") from None
 
     def size(self, name: str) -> int | None:
         try:
             return (self._directory / name).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def objects(self) -> Mapping[str, Stored]:
         found = {}
-        for path in self._directory.iterdir() if self._directory.is_dir() else ():
-            with suppress(FileNotFoundError):  # somebody else removes files, too
-                status = path.stat()
+        names = [path.name for path in self._directory.iterdir()] if self._directory.is_dir() else []
+        for name in (*names, pooling.POOLING_NAME):
+            with suppress(FileNotFoundError, NotADirectoryError):  # somebody else removes files, too
+                status = (self._directory / name).stat()
                 if stat.S_ISREG(status.st_mode):
-                    found[path.name] = Stored(status.st_size, status.st_mtime)
+                    found[name] = Stored(status.st_size, status.st_mtime)
         return found
 
     def delete(self, name: str) -> None:
+        path = self._directory / name
         with _os_errors(self.uri):
-            (self._directory / name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            if path.parent != self._directory:
+                with suppress(OSError):  # it has other files, which are somebody else's
+                    path.parent.rmdir()
 
     def delete_place(self) -> None:
         with suppress(OSError):  # not empty, or gone
@@ -258,7 +266,8 @@ class S3Store:
         prefix = f"{self._prefix}/"
         return {
             entry["Key"].removeprefix(prefix): Stored(entry["Size"], entry["LastModified"].timestamp())
-            for page in self._pages(prefix)
+            for below in (prefix, f"{prefix}{pooling.POOLING_NAME}")
+            for page in self._pages(below)
             for entry in page.get("Contents", [])
             if entry["Key"] != prefix
         }

@@ -68,7 +68,8 @@ class Refusal(NamedTuple):
 
 
 def list_path(model: HubModel) -> str:
-    return f"/api/models/{quote(model.repository)}/tree/{quote(model.revision, safe='')}"
+    """With folders, because an embedding model has one file in a folder."""
+    return f"/api/models/{quote(model.repository)}/tree/{quote(model.revision, safe='')}?recursive=true"
 
 
 def file_path(model: HubModel, name: str) -> str:
@@ -76,7 +77,7 @@ def file_path(model: HubModel, name: str) -> str:
 
 
 def files_of(body: bytes, model: HubModel) -> dict[str, HubFile]:
-    """The files at the top of a commit that may belong to a model.  Raises ModelCorrupt."""
+    """The files of a commit that may belong to a model.  Raises ModelCorrupt."""
     try:
         entries = [e for e in json.loads(body) if e["type"] == "file" and _matters(e["path"])]
         return {str(e["path"]): _file(e) for e in entries}

@@ -30,12 +30,12 @@ from thaw_runtime.engine.protocol import (
     Checked,
     Consolidated,
     ConsolidationEnded,
+    EmbedRequest,
     EngineRequest,
     EngineStarted,
     Event,
     Failed,
     Finished,
-    Token,
     Usage,
 )
 from thaw_runtime.engine.wire import (
@@ -43,6 +43,7 @@ from thaw_runtime.engine.wire import (
     AdapterEnded,
     Consolidate,
     ConsolidationDone,
+    Embed,
     EngineCheck,
     EngineChecked,
     EngineReady,
@@ -124,7 +125,7 @@ class EngineLink:
             raise outcome
         return outcome
 
-    def submit(self, request: EngineRequest) -> Answer:
+    def submit(self, request: EngineRequest | EmbedRequest) -> Answer:
         """Give the engine a request.  Raises InstanceGone, ProtocolError for a request that does not fit in a frame."""
         answer = Answer(request.request_id)
         with self._lock:
@@ -132,7 +133,7 @@ class EngineLink:
                 raise InstanceGone("the engine has died")
             self._answers[request.request_id] = answer
         try:
-            self._send(Submit(request))
+            self._send(Embed(request) if isinstance(request, EmbedRequest) else Submit(request))
         except ProtocolError:
             with self._lock:
                 self._answers.pop(request.request_id, None)
@@ -222,7 +223,7 @@ class EngineLink:
     def _deliver_event(self, request_id: str, event: Event) -> None:
         with self._lock:
             answer = self._answers.get(request_id)
-            if answer is not None and not isinstance(event, Token):
+            if answer is not None and isinstance(event, Finished | Failed):
                 del self._answers[request_id]
         if answer is not None:
             answer.events.put(event)

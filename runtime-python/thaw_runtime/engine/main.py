@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn
 
@@ -40,6 +41,7 @@ from thaw_runtime.engine.wire import (
     AdapterEnded,
     Consolidate,
     ConsolidationDone,
+    Embed,
     EngineCheck,
     EngineChecked,
     EngineReady,
@@ -90,7 +92,7 @@ def serve(channel: Channel, make_engine: Callable[[], MakeEngine], born_ns: int 
                 start.check(message)
             elif start.engine is None:
                 raise PlatformError(f"{type(message).__name__} before the engine was started")
-            elif isinstance(message, Submit):
+            elif isinstance(message, Submit | Embed):
                 start.engine.submit(message.request)
             elif isinstance(message, Abort):
                 start.engine.abort(message.request_id)
@@ -215,7 +217,7 @@ class _Start:
             _exit(EXIT_BROKEN)
         trace.extend(started.events)
         self.engine = engine
-        _tell(self._channel, EngineReady(EngineStarted(trace.events, started.memory, started.max_model_len)))
+        _tell(self._channel, EngineReady(replace(started, events=trace.events)))
         engine.join()
         _exit(EXIT_BROKEN)
 

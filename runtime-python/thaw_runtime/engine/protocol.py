@@ -1,4 +1,4 @@
-"""The engine protocol: token ids in, token events out.  The proxy handles text.
+"""The engine protocol: token ids in, token events (of an embedding model: vectors) out.  The proxy handles text.
 
 An engine runs one stage in one process.  ``submit`` and ``abort`` may be called from any thread and never block on
 the device.  Events come back through the callback with which the engine was made, one batch a step.  Every submitted
@@ -93,6 +93,16 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Texts of which an embedding model computes one vector each.  ``dimensions``: of a shorter vector than the
+    model's own, where it has such; 0: of its own."""
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    dimensions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Logprobs:
     """``top`` begins with the most likely token.  ``rank`` is the token's own, from 1 on; 0: not asked for."""
 
@@ -136,7 +146,15 @@ class Failed:
     error: ErrorInfo
 
 
-Event = Token | Finished | Failed
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vector of text ``index`` of an EmbedRequest: float32, little-endian, in base64."""
+
+    index: int
+    vector: str
+
+
+Event = Token | Embedded | Finished | Failed
 Emit = Callable[[Sequence[tuple[str, Event]]], None]
 """Takes (request_id, event) pairs of one step, in order.  Called on the engine thread; must not block."""
 
@@ -148,12 +166,24 @@ wait for a broken invoker, not for a slow fetch.
 
 
 @dataclass(frozen=True, slots=True)
+class Embeds:
+    """What a model computes that embeds texts.  ``dimensions`` are the sizes of its shorter vectors; empty with
+    ``matryoshka``: every size up to its own."""
+
+    size: int
+    matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStarted:
-    """The report of a start: how it spent its time, and which limits the model has."""
+    """The report of a start: how it spent its time, and which limits the model has.  ``embeds``: the model embeds texts
+    and generates none."""
 
     events: tuple[TraceEvent, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     max_model_len: int = 0
+    embeds: Embeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +194,7 @@ class Checked:
     engine: str = ""
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
+    embeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +242,9 @@ class Engine(Protocol):
         """
         ...
 
-    def submit(self, request: EngineRequest) -> None: ...
+    def submit(self, request: EngineRequest | EmbedRequest) -> None:
+        """An engine fails a request of the kind that its model does not answer."""
+        ...
 
     def abort(self, request_id: str) -> None:
         """The request ends in Finished("abort") at the next step; an unknown id is ignored."""

@@ -23,11 +23,14 @@ from thaw_runtime.weights.sidecars import model_config
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
-def stage_memories(init: LlmInit, segment: Segment, dtype: str, *, quantised: bool, on_cpu: bool) -> list[StageMemory]:
-    """The memory of every stage; each stage computes the same list, because all get the same numbers."""
+def stage_memories(
+    init: LlmInit, segment: Segment, dtype: str, *, quantised: bool, on_cpu: bool, samples: bool = True
+) -> list[StageMemory]:
+    """The memory of every stage; each stage computes the same list, because all get the same numbers.  ``samples`` is
+    False for an embedding model, which has no logits."""
     plain = model_config(segment)
     if init.n_stages == 1:
-        shape = geometry(plain, layer_count(plain))
+        shape = geometry(plain, layer_count(plain), last_stage=samples)
         weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
         return [StageMemory(init.reserve_bytes, weights, shape)]
     return [

@@ -18,6 +18,8 @@ from thaw_runtime.engine.protocol import (
     Checked,
     Consolidated,
     ConsolidationEnded,
+    Embedded,
+    EmbedRequest,
     EngineRequest,
     EngineStarted,
     Event,
@@ -56,6 +58,11 @@ class EngineChecked:
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    request: EmbedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,7 @@ Message = (
     | EngineCheck
     | EngineChecked
     | Submit
+    | Embed
     | Abort
     | Consolidate
     | EngineReady
@@ -129,6 +137,7 @@ _PLAIN: dict[str, type[Any]] = {
         EngineStart,
         EngineCheck,
         EngineChecked,
+        Embed,
         Abort,
         Consolidate,
         EngineReady,
@@ -177,6 +186,8 @@ def _event(request_id: str, event: Event) -> list[Any]:
             plain += [event.logprobs.logprob, event.logprobs.top] if event.logprobs else [None, ()]
         prompt = [[(one.logprob, one.top, one.rank) for one in event.prompt]] if event.prompt else []
         return [*plain, event.spent, event.hops, *prompt] if is_first else plain
+    if isinstance(event, Embedded):
+        return [request_id, "v", event.index, event.vector]
     if isinstance(event, Finished):
         usage = event.usage
         return [request_id, "e", event.reason, usage.prompt_tokens, usage.completion_tokens, event.hops]
@@ -189,6 +200,8 @@ def _read_event(e: Sequence[Any]) -> tuple[str, Event]:
         spent, hops = (e[6], _read_hops(e[7])) if len(e) > 6 else (None, ())
         prompt = tuple(_read_logprobs(*one) for one in e[8]) if len(e) > 8 else ()
         return e[0], Token(e[2], e[3], logprobs, spent, hops, prompt)
+    if e[1] == "v":
+        return e[0], Embedded(e[2], e[3])
     if e[1] == "e":
         return e[0], Finished(e[2], Usage(e[3], e[4]), _read_hops(e[5]))
     return e[0], Failed(ErrorInfo(e[2], e[3], e[4]))

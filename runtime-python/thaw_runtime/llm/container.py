@@ -10,21 +10,23 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
-from relay.protocol.messages import TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, PreflightReply
+from relay.protocol.messages import EMBEDDINGS, TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, PreflightReply
 from thaw import wire
 from thaw.checkpoints import versions
-from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
+from thaw.errors import BadParameter, BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
 from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
-from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated
+from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated, Embeds
 from thaw_runtime.llm.adapters import Adapters
 from thaw_runtime.llm.consolidation import Consolidation
+from thaw_runtime.llm.embedding_run import EmbeddingRun
 from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
 from thaw_runtime.llm.text_answers import TextAnswer
 from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 
+Answer = RunStream | EmbeddingRun | TextAnswer
 CHECK_BYTES: Final = 384 << 20
 """What the tokenizer and the chat template of a model that is checked may take."""
 
@@ -41,6 +43,7 @@ class LlmContainer:
         self._init: LlmInit | None = None
         self._consolidation: Consolidation | None = None
         self._max_model_len = 0
+        self._embeds: Embeds | None = None
         self.adapters = Adapters(link)
 
     def preflight(self, init: LlmInit) -> PreflightReply:
@@ -55,7 +58,8 @@ class LlmContainer:
         ):
             notes = notes_on(load_model_text(segment))
         checked = self._link.wait_checked()
-        return PreflightReply(checked.engine, checked.max_model_len, (*checked.notes, *notes))
+        notes = ("it is an embedding model, which answers /v1/embeddings",) if checked.embeds else notes
+        return PreflightReply(checked.engine, checked.max_model_len, (*checked.notes, *notes), checked.embeds)
 
     def _begin(self, state: str) -> None:
         with self._lock:
@@ -87,7 +91,7 @@ class LlmContainer:
         started = self._link.wait_started()
         trace.extend(started.events)
         trace.adopt(self._link.stops.since(0))  # includes stops during the imports, before the action was known
-        self._max_model_len = started.max_model_len
+        self._max_model_len, self._embeds = started.max_model_len, started.embeds
         return started.memory
 
     def _become_worker(self) -> Consolidated:
@@ -106,7 +110,7 @@ class LlmContainer:
             tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
             self._text = load_model_text(segment, tool_parser)
 
-    def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[RunStream | TextAnswer, float | None]:
+    def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[Answer, float | None]:
         """The request's stream, ready to start, and its monotonic deadline.  ``adapter``: the loaded one that answers;
         empty: the base model.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter that is not loaded,
         ModelUnsupported for a function's adapter that the host has not brought, and ModelChanged for an answer that
@@ -130,7 +134,10 @@ class LlmContainer:
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
         if is_text:
             return TextAnswer(self._text, run, trace), _deadline(body)
-        return RunStream(self._link, self._text, run, request_id, self._max_model_len, trace, adapter), _deadline(body)
+        of_request = self._link, self._text, run, request_id, self._max_model_len, trace
+        if (embeds := _embeds(run, self._embeds)) is not None:
+            return EmbeddingRun(*of_request, embeds), _deadline(body)
+        return RunStream(*of_request, adapter), _deadline(body)
 
     def _check_adapter(self, run: LlmRun, init: LlmInit, adapter: str) -> None:
         if not adapter and (run.adapter or init.config.model.adapter):
@@ -185,6 +192,15 @@ def _check_version(run: LlmRun, init: LlmInit, adapter: str) -> None:
             f"{versions.short(init.model_version)}",
             hint="send the request again",
         )
+
+
+def _embeds(run: LlmRun, found: Embeds | None) -> Embeds | None:
+    """None for a run that generates text.  Raises BadRequest for one of the other kind than the model."""
+    if run.endpoint == EMBEDDINGS and found is None:
+        raise BadParameter("model", "this model generates text and computes no embeddings: use /v1/chat/completions")
+    if run.endpoint != EMBEDDINGS and found is not None:
+        raise BadParameter("model", "this model computes embeddings and generates no text: use /v1/embeddings")
+    return found
 
 
 def _deadline(body: Mapping[str, Any]) -> float | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from thaw.checkpoints import fitness
+from thaw.checkpoints import fitness, pooling
 from thaw.errors import BadParameter, BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
@@ -50,6 +51,7 @@ class ModelText:
     vocab_size: int
     default_sampling: Mapping[str, float]
     tool_parser: str = ""  # as the function's config names it
+    lowers_case: bool = False  # of the texts that an embedding model reads
 
     @property
     def tool_format(self) -> ToolFormat | None:
@@ -60,6 +62,11 @@ class ModelText:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_each(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Each text as an embedding model reads it."""
+        found = self.tokenizer.encode_batch([t.lower() for t in texts] if self.lowers_case else list(texts))
+        return [tuple(one.ids) for one in found]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """With special tokens, so that it is the text that has these tokens."""
@@ -126,6 +133,7 @@ def _load(segment: Segment, tool_parser: str) -> ModelText:
         vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
         tool_parser=tool_parser,
+        lowers_case=pooling.lowers_case(partial(read_sidecar, segment)),
     )
 
 

@@ -21,7 +21,7 @@ from relay.clients import http11
 from relay.clients.channel import Channel
 from relay.protocol import messages
 from relay.protocol.adapter_messages import ADAPTER_HEADER, decoded
-from relay.protocol.messages import ConsolidateReply, LlmInit, RunFailed, RunToken
+from relay.protocol.messages import ConsolidateReply, LlmInit, RunFailed, RunToken, RunVectors
 from thaw import wire
 from thaw.errors import BadRequest, NotFound, PlatformError, ProtocolError, ThawError, from_info
 from thaw.logs import Log, print_traceback
@@ -134,7 +134,7 @@ class Handler(http11.Handler):
         ended = False
         try:
             for batch in batches:
-                ended = bool(batch) and not isinstance(batch[-1], RunToken)
+                ended = bool(batch) and not isinstance(batch[-1], RunToken | RunVectors)
                 self.wfile.write(_chunk(b"".join(map(_frame, batch)), last=ended))
         except OSError:
             raise

@@ -6,18 +6,27 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from relay.protocol.messages import LlmRun, RankedToken, RunFailed, RunFinished, RunPrompt, RunToken, TokenLogprob
+from relay.protocol.messages import (
+    LlmRun,
+    RankedToken,
+    RunFailed,
+    RunFinished,
+    RunPrompt,
+    RunToken,
+    RunVectors,
+    TokenLogprob,
+)
 from thaw.tracing import hops
 from thaw.tracing.hops import HopPath
 from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
-from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token
+from thaw_runtime.engine.protocol import Event, Failed, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import ParsedRun, parse_run
 from thaw_runtime.llm.tools import CallStream, Piece
 from thaw_runtime.process.start_trace import StartTrace
 
-RunMessage = RunToken | RunFinished | RunFailed
+RunMessage = RunToken | RunVectors | RunFinished | RunFailed
 
 
 class RunStream:
@@ -91,7 +100,7 @@ class RunStream:
                     if isinstance(event, Token):
                         self._prompt_logprobs = event.prompt
                     else:
-                        return None if isinstance(event, Finished) else RunFailed(event.error)
+                        return RunFailed(event.error) if isinstance(event, Failed) else None
         finally:
             self._link.abort(self.request_id)
 
@@ -119,7 +128,7 @@ class RunStream:
                     break
             elif isinstance(event, Finished):
                 messages.append(self._finished(event.reason, self._stream.flush(), event.hops))
-            else:
+            elif isinstance(event, Failed):
                 messages.append(RunFailed(event.error))
         return messages
 

@@ -54,10 +54,9 @@ def _check_servable(name: str) -> None:
     facts = ModelRegistry.models[name].inspect_model_cls()
     if facts.supports_multimodal:
         raise _multimodal(name)
-    if not facts.is_text_generation_model:
+    if not (facts.is_text_generation_model or facts.is_pooling_model):
         raise ModelUnsupported(
-            f"{name} computes embeddings, classes or scores, and Thaw serves models that generate text",
-            hint="deploy a model of the kind …ForCausalLM",
+            f"{name} neither generates text nor embeds it", hint="deploy a model of the kind …ForCausalLM or …Model"
         )
     if facts.is_attention_free or facts.is_hybrid:
         raise ModelUnsupported(

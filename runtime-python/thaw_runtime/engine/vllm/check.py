@@ -29,7 +29,8 @@ from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, he
 from thaw_runtime.engine.protocol import Checked
 from thaw_runtime.engine.stage_memory import slots_bytes
 from thaw_runtime.engine.vllm.adapters import adapted_modules
-from thaw_runtime.engine.vllm.configuration import batch_limits, engine_config, forget_surroundings
+from thaw_runtime.engine.vllm.configuration import batch_limits, engine_config, forget_surroundings, is_embedding
+from thaw_runtime.engine.vllm.embeddings import check_tasks
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.world_of_one import world_of_one
 from thaw_runtime.pipeline.stage_parts import StagePart
@@ -69,7 +70,7 @@ def check(init: LlmInit, segment: Segment) -> Checked:
             raise said from e
     length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
     notes = () if length >= asked else (_shorter(length, asked),)
-    return Checked(f"vLLM {vllm.__version__}", length, notes)
+    return Checked(f"vLLM {vllm.__version__}", length, notes, is_embedding(config))
 
 
 def _quantisation(init: LlmInit, segment: Segment) -> str:
@@ -97,7 +98,7 @@ def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int
         weights = stored_bytes * DTYPE_BYTES[limits.dtype] // 4
     else:
         weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
-    shape = geometry(plain, layer_count(plain))
+    shape = geometry(plain, layer_count(plain), last_stage=not is_embedding(config))
     weights += slots_bytes(init, shape, limits.dtype, on_cpu=current_platform.is_cpu())
     plan_stage(0, [StageMemory(init.reserve_bytes, weights, shape)], limits)
 
@@ -113,6 +114,8 @@ def _build(config: Any, meeting: str) -> int:
             model = initialize_model(vllm_config=config)
             if config.lora_config is not None:
                 adapted_modules(model)
+            if is_embedding(config):
+                check_tasks(model.pooler.get_supported_tasks())
             n_bytes = _n_bytes(model)
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from relay.protocol.messages import LlmInit
 from thaw.errors import InitFailed
 from thaw_runtime.engine.kv_memory import CPU, GPU, BatchLimits, MemoryPlan, plan_stage
 from thaw_runtime.engine.stage_memory import stage_memories
+from thaw_runtime.engine.vllm import embeddings
 from thaw_runtime.engine.vllm.adapters import lora_args
 from thaw_runtime.engine.vllm.architectures import register_architecture
 from thaw_runtime.engine.vllm.executors import StageExecutor
@@ -49,7 +50,8 @@ ALLOWED_ARGS = frozenset(
 
 def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: str) -> Any:
     """A VllmConfig of the model whose sidecars are in ``directory``.  Raises InitFailed, ModelUnsupported."""
-    register_architecture(model_config(segment))
+    name = register_architecture(model_config(segment))
+    pools = embeddings.found(init, segment, name)
     engine = init.config.engine
     unknown = sorted(set(engine.args) - ALLOWED_ARGS)
     if unknown:
@@ -65,15 +67,28 @@ def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: s
     if not part.whole:
         args |= _stage_args(part, args["max_num_seqs"])
     args |= {"dtype": engine.dtype, "max_model_len": engine.max_model_len, **lora_args(init.config)}
+
+    def configured(length: int) -> Any:
+        own = {} if pools is None else pools.args(engine.args, MAX_BATCHED_TOKENS, length)
+        return _configured(directory, **{**args, "max_model_len": length, **own})
+
+    config = _of_length(configured, directory, args, engine.max_model_len)
+    if pools is not None:
+        pools.check(config.model_config)
+    return config
+
+
+def _of_length(configured: Callable[[int], Any], directory: str, args: Mapping[str, Any], asked: int) -> Any:
+    """With the length of context that is ``asked`` for, or the model's if that is shorter."""
     try:
-        return _configured(directory, **args)
+        return configured(asked)
     except ValueError as e:
         if "max_model_len" not in str(e):
             raise
         length = _longest(directory, args)
-        if length is None or length >= engine.max_model_len:
+        if length is None or length >= asked:
             raise
-    return _configured(directory, **args | {"max_model_len": length})
+    return configured(length)
 
 
 def _longest(directory: str, args: Mapping[str, Any]) -> int | None:
@@ -121,8 +136,14 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     limits = batch_limits(init, config)
     quantised = config.model_config.quantization is not None
     on_cpu = current_platform.is_cpu()
-    stages = stage_memories(init, segment, limits.dtype, quantised=quantised, on_cpu=on_cpu)
+    samples = not is_embedding(config)
+    stages = stage_memories(init, segment, limits.dtype, quantised=quantised, on_cpu=on_cpu, samples=samples)
     return plan_stage(init.stage, stages, limits)
+
+
+def is_embedding(config: Any) -> bool:
+    """``config`` is a VllmConfig."""
+    return bool(config.model_config.runner_type == "pooling")
 
 
 def batch_limits(init: LlmInit, config: Any) -> BatchLimits:

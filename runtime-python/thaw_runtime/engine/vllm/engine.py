@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
 
 from relay.protocol.messages import LlmInit
 from thaw.errors import (
@@ -41,19 +40,20 @@ from thaw_runtime.engine.protocol import (
     Checked,
     Consolidated,
     ConsolidationEnded,
+    EmbedRequest,
     Emit,
     EngineRequest,
     EngineStarted,
     Event,
     Failed,
     Finished,
-    Token,
 )
 from thaw_runtime.engine.vllm.adapters import Adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.check import check
 from thaw_runtime.engine.vllm.configuration import engine_config, forget_surroundings, memory_plan
 from thaw_runtime.engine.vllm.current_start import load_postponed, starting_from
+from thaw_runtime.engine.vllm.embeddings import Embeddings
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.executors import executor_for, rehearse_whole
 from thaw_runtime.engine.vllm.first_stage import VllmFirstStage
@@ -63,7 +63,7 @@ from thaw_runtime.engine.vllm.open_request import OpenRequest
 from thaw_runtime.engine.vllm.own_core import OwnCore, verify
 from thaw_runtime.engine.vllm.packing import give_back_freed
 from thaw_runtime.engine.vllm.scheduler import FollowerCore
-from thaw_runtime.engine.vllm.translation import sampling_params
+from thaw_runtime.engine.vllm.translation import vllm_request
 from thaw_runtime.engine.vllm.work import Work
 from thaw_runtime.pipeline.consolidation import Consolidation
 from thaw_runtime.pipeline.link import StageLink, open_transport
@@ -120,18 +120,19 @@ class VllmEngine:
             raise outcome[0]
         return outcome[0]
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest | EmbedRequest) -> None:
+        grammar = None if isinstance(request, EmbedRequest) else request.sampling.grammar
         with self._changed:
             dead = self._dead
             if dead is None:
                 hops = self._link.hops if self._link is not None and not self._whole else None
                 self._open[request.request_id] = OpenRequest(request, hops)
-                if request.sampling.grammar is None:
+                if grammar is None:
                     self._inbox.append(request)
                     self._changed.notify_all()
         if dead is not None:
             self._emit([(request.request_id, Failed(dead))])
-        elif request.sampling.grammar is not None:
+        elif grammar is not None and isinstance(request, EngineRequest):
             self._grammars.prepare(request, partial(self._prepared, request.request_id))
 
     def _prepared(self, request_id: str, outcome: Constrained | ErrorInfo) -> None:
@@ -302,6 +303,8 @@ class VllmEngine:
                 self._abort(item)
             elif isinstance(item, EngineRequest):
                 self._add(item)
+            elif isinstance(item, EmbedRequest):
+                self._end(self._embeddings.begin(item))
             elif isinstance(item, Constrained):
                 if item.request.request_id in self._open:  # it was not aborted while its grammar was compiled
                     self._add(item.request, item)
@@ -312,11 +315,12 @@ class VllmEngine:
                 item.end(self._adapters.try_load(item.files, {o.adapter for o in self._open.values()}))
             else:
                 self._begin_consolidation(item)
+        self._embeddings.feed()
         return True
 
     def _busy(self) -> bool:
         """True while there are requests to compute, or batches in the pipeline."""
-        return bool(self._core.scheduler.has_requests() or self._core.batch_queue)
+        return bool(self._core.scheduler.has_requests() or self._core.batch_queue or self._embeddings.are_due())
 
     def _is_due(self) -> bool:
         return self._consolidation is not None and self._consolidation.is_due()
@@ -360,14 +364,8 @@ class VllmEngine:
             if request.sampling.prompt_logprobs is not None and self._link is not None and not self._whole:
                 why = "a model in several stages has no logprobs of the prompt: leave it out"
                 raise BadParameter(request.sampling.prompt_param, why)
-            made = Request(
-                request_id=request.request_id,
-                prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
-                sampling_params=sampling_params(request),
-                pooling_params=None,
-                lora_request=self._adapters.request_of(request.adapter),
-                block_hasher=self._core.request_block_hasher,
-            )
+            self._embeddings.check_generates()
+            made = vllm_request(request, self._adapters.request_of(request.adapter), self._core.request_block_hasher)
             if constrained is not None:
                 set_grammar(self._core, made, constrained.grammar)
             self._core.add_request(made)
@@ -382,7 +380,7 @@ class VllmEngine:
     def _abort(self, request_id: str) -> None:
         opened = self._open.get(request_id)
         if opened is not None:
-            self._core.abort_requests([request_id])
+            self._core.abort_requests(self._embeddings.forget(request_id) or [request_id])
             self._end([(request_id, Finished("abort", opened.usage()))])
 
     def _step(self) -> None:
@@ -393,16 +391,19 @@ class VllmEngine:
                 opened = self._open.get(output.request_id)
                 if opened is not None:  # an aborted request may still have had a token in flight
                     events.extend((output.request_id, e) for e in opened.events(output))
+                elif found := self._embeddings.events(output):
+                    events.extend(found)
                 elif self._first_stage is not None:
                     self._first_stage.take_output(output)
-        if events:
-            self._end(events)
+        self._end(events)
 
     def _end(self, events: Sequence[tuple[str, Event]]) -> None:
         """Forget the requests that ended, then emit the events."""
+        if not events:
+            return
         with self._changed:
             for request_id, event in events:
-                if not isinstance(event, Token):
+                if isinstance(event, Finished | Failed):
                     self._open.pop(request_id, None)
                     self._core.model_executor.forget(request_id)
                     self._grammars.forget(request_id)
@@ -433,6 +434,7 @@ class VllmEngine:
                     config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
                 core = EngineCore if part.first else FollowerCore
                 self._core = core(config, executor_for(part), log_stats=False)
+            self._embeddings = Embeddings.of(self._core)
             worker = self._core.model_executor.driver_worker.worker
             self._adapters = Adapters(worker, init.config, segment.offer.tensors)
             whole = partial(rehearse_whole, self._core, self._add)
@@ -445,4 +447,4 @@ class VllmEngine:
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
             self._link.check()
-        return EngineStarted(trace.events, self.memory(), config.model_config.max_model_len)
+        return EngineStarted(trace.events, self.memory(), config.model_config.max_model_len, self._embeddings.facts)

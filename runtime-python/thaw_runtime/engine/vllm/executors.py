@@ -28,6 +28,7 @@ from vllm.v1.sample.logits_processor import build_logitsprocs
 from relay.thread_account import BlockedTime
 from thaw.tracing.trace import Phase
 from thaw_runtime.engine.protocol import EngineRequest, Sampling
+from thaw_runtime.engine.vllm import embeddings
 from thaw_runtime.engine.vllm.continuation import Continuations
 from thaw_runtime.engine.vllm.current_start import current_start
 from thaw_runtime.engine.vllm.kv_sender import KvSender
@@ -222,7 +223,11 @@ def executor_for(part: StagePart) -> type[SegmentExecutor]:
 
 
 def rehearse_whole(core: Any, add: Callable[[EngineRequest], None]) -> None:
-    """Run a prompt and a decode step of two requests, one of them greedy, and keep nothing of them."""
+    """Run a prompt and a decode step of two requests, one of them greedy, and keep nothing of them; of an embedding
+    model a text."""
+    if core.vllm_config.model_config.runner_type == "pooling":
+        embeddings.rehearse(core)
+        return
     for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
         prompt = (0,) * min(REHEARSED_TOKENS, core.vllm_config.model_config.max_model_len - 2)
         add(EngineRequest(f"rehearsal-{name}", prompt, Sampling(2, temperature, top_p=0.9), 0))

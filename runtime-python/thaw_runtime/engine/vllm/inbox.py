@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from thaw.errors import ErrorInfo
-from thaw_runtime.engine.protocol import AdapterFiles, ConsolidationEnded, EngineRequest
+from thaw_runtime.engine.protocol import AdapterFiles, ConsolidationEnded, EmbedRequest, EngineRequest
 from thaw_runtime.engine.vllm.grammars import Constrained
 
 EndConsolidation = Callable[[ConsolidationEnded], None]
@@ -32,7 +32,7 @@ class AdapterWanted:
         self.ended(error)
 
 
-Item = EngineRequest | Constrained | Unprepared | AdapterWanted | str | EndConsolidation
+Item = EngineRequest | EmbedRequest | Constrained | Unprepared | AdapterWanted | str | EndConsolidation
 """A str aborts."""
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 from thaw.errors import BadParameter, ErrorInfo, ThawError, WorkerLost
 from thaw.tracing.hops import HopPath
-from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Finished, Logprobs, Token, Usage
+from thaw_runtime.engine.protocol import (
+    EmbedRequest,
+    EngineRequest,
+    Event,
+    Failed,
+    Finished,
+    Logprobs,
+    Sampling,
+    Token,
+    Usage,
+)
 from thaw_runtime.engine.vllm.grammars import FollowedGrammar
 from thaw_runtime.engine.vllm.work import Mark, Work
 
@@ -18,7 +28,9 @@ class OpenRequest:
     ``hops`` says which paths the messages between the stages take now; it is None if there is one stage.
     """
 
-    def __init__(self, request: EngineRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
+    def __init__(self, asked: EngineRequest | EmbedRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
+        """Of an embedding model's request this has the name only (embeddings.py)."""
+        request = asked if isinstance(asked, EngineRequest) else EngineRequest(asked.request_id, (), Sampling(0), 0)
         self._request, self._hops = request, hops or tuple
         self.adapter = request.adapter
         self._hops_told: tuple[HopPath, ...] = ()

@@ -167,7 +167,7 @@ def give_back_freed() -> None:
 
 def pack(model: torch.nn.Module, deferred: DeferredModules) -> None:
     """Pack what a LayerPacker has deferred, now that its weights are there.  Nothing computes with it meanwhile."""
-    headed = _has_head(model)
+    headed = _has_head(model) or getattr(model, "is_pooling_model", False)
     for module, method in deferred:
         module.quant_method = method
         if headed and _is_only_looked_up(module):
@@ -189,7 +189,7 @@ def _defer(model: torch.nn.Module, computes: Callable[[str], bool]) -> list[tupl
 
 def _spare_embeddings(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     """Keep vLLM from packing an input embedding that is not multiplied: the packed copy would hold all of it again."""
-    if not _has_head(model):
+    if not (_has_head(model) or getattr(model, "is_pooling_model", False)):
         return []
     spared = [(m, m.quant_method) for m in model.modules() if _is_only_looked_up(m)]
     for module, _ in spared:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.request import Request
 
 from thaw_runtime.engine.protocol import EngineRequest
 from thaw_runtime.engine.vllm.grammars import MARKER
@@ -35,6 +39,17 @@ def sampling_params(request: EngineRequest) -> SamplingParams:
         structured_outputs=MARKER if s.grammar is not None else None,
         detokenize=False,
         ignore_eos=True,  # the end-of-sequence tokens are among the stop tokens
+    )
+
+
+def vllm_request(request: EngineRequest, lora: LoRARequest | None, block_hasher: Any) -> Request:
+    return Request(
+        request_id=request.request_id,
+        prompt_token_ids=[*request.prompt_token_ids, *request.output_so_far],
+        sampling_params=sampling_params(request),
+        pooling_params=None,
+        lora_request=lora,
+        block_hasher=block_hasher,
     )
 
 

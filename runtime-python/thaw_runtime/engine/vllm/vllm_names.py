@@ -35,13 +35,14 @@ _KV_MANAGER: Final = f"{_KV_CORE}.kv_cache_manager:KVCacheManager"
 _OUTPUTS: Final = "vllm.v1.outputs"
 _STRUCTURED: Final = "vllm.v1.structured_output"
 _FORM: Final = "hold an answer to a grammar"
+_EMBED: Final = "compute embeddings"
 
 NAMES: Final = (
     # ── architectures.py, check.py ──
     _names(f"{_MODELS}.registry:_LazyRegisteredModel", "inspect_model_cls", "refuse models that Thaw cannot serve"),
     _names(
         f"{_MODELS}.registry:_ModelInfo",
-        "is_text_generation_model supports_multimodal is_attention_free is_hybrid",
+        "is_text_generation_model is_pooling_model supports_multimodal is_attention_free is_hybrid",
         "refuse models that Thaw cannot serve",
         Kind.FIELD,
     ),
@@ -314,6 +315,18 @@ NAMES: Final = (
         Kind.FIELD,
     ),
     _names("vllm.v1.engine:EngineCoreOutputs", "outputs", "read the engine's tokens", Kind.FIELD),
+    # ── embeddings.py ──
+    _names("vllm", "PoolingParams", _EMBED),
+    _names("vllm.pooling_params:PoolingParams", "task dimensions", _EMBED, Kind.FIELD),
+    _names("vllm.pooling_params:PoolingParams", "verify", _EMBED),
+    _names("vllm.engine.arg_utils:EngineArgs", "runner", _EMBED, Kind.FIELD),
+    _names("vllm.config.model:ModelConfig", "runner_type pooler_config", _EMBED, Kind.FIELD),
+    _names("vllm.config.model:ModelConfig", "is_matryoshka matryoshka_dimensions embedding_size", _EMBED),
+    _names("vllm.config.pooler:PoolerConfig", "seq_pooling_type", _EMBED, Kind.FIELD),
+    _names("vllm.model_executor.layers.pooler:Pooler", "get_supported_tasks", _EMBED),
+    _names(f"{_MODELS}.interfaces_base:VllmModelForPooling", "is_pooling_model pooler", _EMBED, Kind.FIELD),
+    _names("vllm.v1.engine:EngineCoreOutput", "pooling_output", _EMBED, Kind.FIELD),
+    _names(_CORE, "get_supported_tasks", _EMBED),
     # ── engine.py, scheduler.py, own_core.py ──
     _names("vllm.exceptions", "VLLMClientError", "fail a request that vLLM refuses"),
     _names("vllm.v1.engine.core", "EngineCore", "run the engine in this process"),

@@ -1,0 +1,100 @@
+"""Running a request for embeddings: all of its vectors come from one instance.
+
+A worker that is lost takes its vectors with it.  The request begins anew elsewhere, where a newer version of the model
+may answer, so no answer mixes the vectors of two versions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.serving.call import Call
+from gateway.serving.dispatch import Dispatcher, time_limit
+from gateway.serving.routing.invoker_pool import Reply
+from gateway.serving.routing.routes import Route
+from gateway.serving.runs import Outcome, sentences
+from gateway.serving.vectors import Vectors
+from relay.protocol.messages import RunFailed, RunFinished, RunVectors
+from thaw.activation import ActivationStatus
+from thaw.errors import DeveloperError, ProtocolError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.tracing.trace import Phase
+
+_VECTOR_BYTES: Final = 64
+"""What a vector takes in memory beside its characters."""
+
+
+def embeddings_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:
+    """The vectors stand in ``call.vectors``; the result, which the record keeps, says how many there are.  Raises
+    ThawError."""
+    while True:
+        route, reply = _reached(dispatcher, call)
+        try:
+            finished, found = _read(dispatcher, call, route, reply)
+        except WorkerLost as e:
+            dispatcher.note_loss(call, e)
+            continue
+        except TimeLimitExceeded:
+            raise time_limit(call) from None
+        call.vectors = Vectors(found, finished.prompt_tokens)
+        usage = {"prompt_tokens": finished.prompt_tokens, "total_tokens": finished.prompt_tokens}
+        result: dict[str, Any] = {"object": "list", "n_embeddings": len(found), "usage": usage}
+        return Outcome(ActivationStatus.SUCCESS, {**result, "model": call.payload.get("model", "")}, finished)
+
+
+def _reached(dispatcher: Dispatcher, call: Call) -> tuple[Route, Reply]:
+    """Wait for an instance that has accepted the call."""
+    waiting = sentences(dispatcher.reach(call))
+    while True:
+        try:
+            next(waiting)
+        except StopIteration as stop:
+            route, reply = stop.value
+            return route, reply
+
+
+def _read(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> tuple[RunFinished, tuple[str, ...]]:
+    """The end of the answer, and its vectors by number.  Gives the route back."""
+    whole = lost = False
+    found: dict[int, str] = {}
+    n_bytes = 0
+    try:
+        while not isinstance(message := reply.read_message(), RunFinished):
+            if isinstance(message, RunFailed):
+                raise from_info(message.error)
+            if not isinstance(message, RunVectors):
+                raise ProtocolError(f"an answer of vectors carried a {type(message).__name__}")
+            if not found:
+                call.trace(Phase.FIRST_TOKEN)
+                if call.cold:
+                    dispatcher.on_cold_start(call)
+            found.update(message.vectors)
+            n_bytes += sum(_VECTOR_BYTES + len(data) for _, data in message.vectors)
+            _bound(n_bytes, dispatcher.llm_result_bytes)
+        reply.finish()
+        whole = True
+    except WorkerLost:
+        lost = True
+        raise
+    finally:
+        if not whole:
+            reply.abort()
+        dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+    if message.reason != "stop" or sorted(found) != list(range(len(found))) or len(found) != n_inputs(call.payload):
+        raise ProtocolError(f"{len(found)} vectors came for {n_inputs(call.payload)} texts ({message.reason})")
+    return message, tuple(found[i] for i in range(len(found)))
+
+
+def n_inputs(body: Any) -> int:
+    """The texts of a valid request."""
+    given = body["input"]
+    return 1 if isinstance(given, str) or all(type(t) is int for t in given) else len(given)
+
+
+def _bound(n_bytes: int, allowed: int) -> None:
+    """Raises DeveloperError."""
+    if n_bytes > allowed:
+        raise DeveloperError(
+            f"The action produced a response that exceeded the allowed length: its vectors take more than {allowed} "
+            "bytes.",
+            hint="send fewer texts at once",
+        )

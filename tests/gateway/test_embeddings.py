@@ -1,0 +1,134 @@
+"""/v1/embeddings with a real gateway: what it takes, what it answers, and what becomes of a lost worker's vectors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from gateway.api.bad_field import BadField
+from gateway.api.embeddings_body import MOST_INPUTS, check_embeddings
+from tests.gateway.conftest import KEY, GatewayProcess
+from tests.gateway.fake_invoker import FakeInvoker
+from thaw.errors import BadParameter
+
+
+def embed(gateway: GatewayProcess, given: Any, **more: Any) -> requests.Response:
+    return gateway.call("POST", "/v1/embeddings", json={"model": "chat", "input": given, **more})
+
+
+@pytest.mark.parametrize("given", ["a", ["a"], ["a", "b"], [1, 2], [[1], [2, 3]], ["a", [1]]])
+def test_every_form_of_input_is_taken(given: Any) -> None:
+    check_embeddings({"model": "m", "input": given, "encoding_format": "base64", "dimensions": 8, "user": "u"})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": ["a", []]}, "input[1]"),
+        ({"input": [1, "a"]}, "input[0]"),
+        ({"input": [[1], [True]]}, "input[1]"),
+        ({"input": [["a"]]}, "input[0]"),
+        ({"input": ["a"] * (MOST_INPUTS + 1)}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": True}, "dimensions"),
+        ({"input": "a", "user": 1}, "user"),
+        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"input": "a", "model": 3}, "model"),
+    ],
+)
+def test_what_is_wrong_or_unknown_is_refused_by_its_name(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadField) as refused:
+        check_embeddings({"model": "m", **body})
+    assert refused.value.param == param
+
+
+def test_vectors_come_in_the_order_of_the_texts_in_both_encodings(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    reply = embed(gateway, ["a", "b", "c"])
+    assert reply.headers["X-Thaw-Start"] == "warm"
+    assert reply.json() == {
+        "object": "list",
+        "data": [{"object": "embedding", "index": i, "embedding": [float(i), 1.0]} for i in range(3)],
+        "model": "chat",
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+    }
+    coded = embed(gateway, ["a", "b"], encoding_format="base64").json()["data"]
+    assert [struct.unpack("<2f", base64.b64decode(one["embedding"])) for one in coded] == [(0.0, 1.0), (1.0, 1.0)]
+    record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
+    assert record["response"]["result"] == {
+        "object": "list",
+        "n_embeddings": 3,
+        "model": "chat",
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+    }
+
+
+def test_the_openai_sdk_reads_embeddings(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    with openai.OpenAI(api_key=KEY, base_url=f"{gateway.url}/v1", max_retries=0) as client:
+        found = client.embeddings.create(model="chat", input=["a", "b"])  # it asks for base64
+        assert [one.embedding for one in found.data] == [[0.0, 1.0], [1.0, 1.0]]
+        assert found.usage.total_tokens == 6
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="other", input="a")
+
+
+def test_no_answer_mixes_the_vectors_of_two_workers(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    """The second one may have another version of the model."""
+    gateway.put_llm()
+    invoker.ready("guest/chat", instance="i0", model_version="v1")
+    invoker.cut_after.append(2)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(embed, gateway, ["a", "b", "c"])
+        invoker.wait_for_demand()
+        invoker.version = 2.0
+        invoker.ready("guest/chat", instance="i1", model_version="v2")
+        data = reply.result().json()["data"]
+    assert [one["embedding"] for one in data] == [[0.0, 2.0], [1.0, 2.0], [2.0, 2.0]]
+    assert [run["value"]["resume"] for run in invoker.runs] == [None, None]
+    record = gateway.record(reply.result().headers["X-Openwhisk-Activation-Id"])
+    assert {a["key"]: a["value"] for a in record["annotations"]}["modelVersion"] == "v2"
+
+
+def test_a_request_waits_for_a_start_and_one_that_is_left_ends_its_run(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(embed, gateway, "a")
+        invoker.wait_for_demand()
+        invoker.ready("guest/chat")
+        assert reply.result().headers["X-Thaw-Start"].startswith("cold; ttft=")
+    invoker.pace = threading.Semaphore(0)
+    with pytest.raises(requests.Timeout):
+        gateway.call("POST", "/v1/embeddings", json={"model": "chat", "input": "a"}, timeout=0.5)
+    assert invoker.closed.acquire(timeout=10)
+
+
+def test_an_error_of_the_model_names_the_parameter(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    invoker.failures.append(BadParameter("dimensions", "leave it out"))
+    reply = embed(gateway, "a", dimensions=3)
+    assert reply.status_code == 400
+    assert json.loads(reply.text)["error"]["message"] == "dimensions: leave it out"
+    assert embed(gateway, "a", stop="x").json()["error"]["param"] == "stop"

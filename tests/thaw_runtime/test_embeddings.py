@@ -1,0 +1,139 @@
+"""Real containers with the real engine and tiny embedding models answer with plain vLLM's vectors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.clients.http_unix import UnixConnection
+from tests.embedding_models import FAMILIES, HIDDEN, write_model
+from tests.thaw_runtime.conftest import ROOT, Container
+from tests.thaw_runtime.doorway import Doorway
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TEXTS = ("Hello World", "a longer text ABOUT the sea, and the ships on it", "x", "Ärger mit ß", "hello world")
+SHORTER = 16
+
+
+def vectors(messages: list[dict[str, Any]]) -> list[list[float]]:
+    assert messages[-1]["t"] == "RunFinished", messages[-1]
+    found = {i: base64.b64decode(data) for m in messages[:-1] for i, data in m["vectors"]}
+    return [list(struct.unpack(f"<{len(data) // 4}f", data)) for _, data in sorted(found.items())]
+
+
+def assert_equal(found: list[list[float]], wanted: list[list[float]]) -> None:
+    assert [len(v) for v in found] == [len(v) for v in wanted]
+    assert max(abs(a - b) for v, w in zip(found, wanted, strict=True) for a, b in zip(v, w, strict=True)) < 2e-5
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = tmp_path_factory.mktemp("models")
+    return {family: write_model(made / family, family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def plain(directories: dict[str, Path]) -> dict[str, list[list[float]]]:
+    """What plain vLLM answers to TEXTS."""
+    command = [sys.executable, str(Path(__file__).parent / "embedding_reference.py"), *map(str, directories.values())]
+    said = subprocess.run(
+        command,
+        input=json.dumps([TEXTS, 0]),
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        timeout=900,
+    )
+    lines = [line.removeprefix("REFERENCE ") for line in said.stdout.splitlines() if line.startswith("REFERENCE ")]
+    assert len(lines) == len(FAMILIES), said.stderr[-3000:]
+    return dict(map(json.loads, lines))
+
+
+def _container(directory: Path, door: Doorway) -> Container:
+    made = Container([sys.executable, "-m", "thaw_runtime.llm.main"], directory, door)
+    made.http = UnixConnection(made.socket, timeout=600)
+    return made
+
+
+@pytest.fixture(scope="module")
+def containers(
+    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Container]]:
+    with ExitStack() as stack:
+        made = {}
+        for family, model in directories.items():
+            own = tmp_path_factory.mktemp(family)
+            door = Doorway(model, own / "door")
+            stack.callback(door.close)
+            made[family] = _container(own, door)
+            stack.callback(made[family].close)
+        for container in made.values():
+            container.wait_listening()
+            status, reply = container.init(dtype="float32")
+            assert status == 200, reply
+        yield made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_form_of_input_gets_plain_vllms_vectors(family: str, containers: Any, plain: Any) -> None:
+    container = containers[family]
+    found = vectors(container.stream({"input": list(TEXTS)}, "embeddings"))
+    assert_equal(found, plain[family])
+    assert (found[0] == found[4]) == (family == "bert")  # which reads small letters alone
+    assert_equal(vectors(container.stream({"input": TEXTS[1]}, "embeddings")), plain[family][1:2])
+    special = ((), (256,)) if family == "qwen3" else ((258,), (259,))
+    ids = [*special[0], *TEXTS[2].encode(), *special[1]]
+    messages = container.stream({"input": ids}, "embeddings")
+    assert messages[-1]["prompt_tokens"] == len(ids)
+    # the alphabet's order is that of the bytes, so a byte is its token
+    assert_equal(vectors(messages), plain[family][2:3])
+    assert_equal(vectors(container.stream({"input": [ids, ids]}, "embeddings")), [plain[family][2]] * 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_thousand_texts_are_one_answer_in_their_order(family: str, containers: Any, plain: Any) -> None:
+    asked = [TEXTS[i % len(TEXTS)] for i in range(2048)]
+    found = vectors(containers[family].stream({"input": asked}, "embeddings"))
+    assert_equal(found, [plain[family][i % len(TEXTS)] for i in range(2048)])
+
+
+def test_shorter_vectors_are_those_of_the_model_that_has_them(containers: Any, plain: Any) -> None:
+    found = vectors(containers["qwen3"].stream({"input": TEXTS[0], "dimensions": SHORTER}, "embeddings"))
+    cut = plain["qwen3"][0][:SHORTER]
+    length = sum(x * x for x in cut) ** 0.5
+    assert_equal(found, [[x / length for x in cut]])
+    for family, dimensions, says in (
+        ("bert", SHORTER, f"this model has vectors of {HIDDEN} dimensions and no shorter ones: leave it out"),
+        ("qwen3", HIDDEN + 1, f"this model has vectors of 1 to {HIDDEN} dimensions, not of {HIDDEN + 1}"),
+    ):
+        status, reply = containers[family].run({"input": "a", "dimensions": dimensions}, "embeddings")
+        assert (status, reply["error"]) == (400, f"dimensions: {says}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_model_cannot_answer_is_refused_by_name(family: str, containers: Any) -> None:
+    container = containers[family]
+    for body, says in (
+        ({"input": ["a", "b" * 200]}, "input[1] has 20"),
+        ({"input": [[1], [9999]]}, "input[1]: token id 9999 is outside the vocabulary of 264"),
+        ({"input": [-1]}, "input: token id -1 is outside"),
+    ):
+        status, reply = container.run(body, "embeddings")
+        assert (status, says in reply["error"]) == (400, True), reply
+    status, reply = container.run({"prompt": "a"}, "completions")
+    assert (status, reply["error"]) == (
+        400,
+        "model: this model computes embeddings and generates no text: use /v1/embeddings",
+    )
+    assert len(vectors(container.stream({"input": "still there"}, "embeddings"))) == 1
