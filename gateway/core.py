@@ -11,9 +11,7 @@ from gateway import metrics
 from gateway.auth import Authenticator
 from gateway.front.memory import SharedMemory
 from gateway.serving.actions.action_cache import Actions
-from gateway.serving.actions.package_locks import PackageLocks
 from gateway.serving.actions.packages import Packages
-from gateway.serving.actions.pinned_images import PinnedImages
 from gateway.serving.actions.quotas import QuotaBook
 from gateway.serving.answers.event_ids import EventIds
 from gateway.serving.answers.kept import Bounds
@@ -21,6 +19,9 @@ from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
 from gateway.serving.cold_starts import ColdStarts
+from gateway.serving.deploying.package_locks import PackageLocks
+from gateway.serving.deploying.pinned_images import PinnedImages
+from gateway.serving.deploying.preflight import Preflight
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.execute import Steps, to_end
 from gateway.serving.held.following import Followers
@@ -28,7 +29,6 @@ from gateway.serving.held.standings import StandingsOf
 from gateway.serving.held.until_news import Held
 from gateway.serving.held.work import WorkBook
 from gateway.serving.moving.host_drains import HostDrains
-from gateway.serving.preflight import Preflight
 from gateway.serving.reconnect import Reconnects
 from gateway.serving.recorder import Recorder
 from gateway.serving.routing.cold_progress import ColdProgress

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from gateway.serving.preflight import Verdict, by_kind, merged
+from gateway.serving.deploying.preflight import Verdict, by_kind, merged
 from relay.protocol.data_port_messages import PreflightFound
 from tests.gateway.conftest import LLM_CONFIG, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker

@@ -33,7 +33,7 @@ from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.actions.action_cache import namespace_of
 from gateway.serving.actions.packages import with_inherited
-from gateway.serving.preflight import Verdict, unfit
+from gateway.serving.deploying.preflight import Verdict, unfit
 from gateway.settings import COPIES
 from relay.state.code import Upload
 from thaw.action import Action

@@ -1,6 +1,6 @@
 """A zip as an action's code: which packages it asks for and does not bring.
 
-They are installed when the action is deployed (gateway/serving/actions/package_locks.py), so a zip that asks for what
+They are installed when the action is deployed (gateway/serving/deploying/package_locks.py), so a zip that asks for what
 cannot be installed is refused then, and not at its first run.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.serving.actions.action_cache import simple_name
-from gateway.serving.preflight import Verdict
+from gateway.serving.deploying.preflight import Verdict
 from gateway.serving.routing.routes import Serving
 from thaw import wire
 from thaw.action import KIND_SEQUENCE, Action

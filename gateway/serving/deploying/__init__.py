@@ -1,0 +1,1 @@
+"""What is found out when a function is deployed: whether its model would start, its packages, its image."""
