@@ -16,6 +16,7 @@ from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import AccessRefused, ObjectInfo, Refused, Target, Throttle, not_a_uri
 from fetchd.sources.http_client import Connect, HttpClient, check_range, etag_of, passing
+from thaw.checkpoints import pooling
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, ThawError
 
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
@@ -102,7 +103,8 @@ class HttpConnection:
         self._client.close()
 
     def _url(self, name: str) -> str:
-        return f"{self._client.origin}{self._path}/{quote(name, safe='~-._')}"
+        safe = "/~-._" if name == pooling.POOLING_NAME else "~-._"  # no other file of a model is in a folder
+        return f"{self._client.origin}{self._path}/{quote(name, safe=safe)}"
 
     def _ask(self, method: str, name: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         url = self._url(name)

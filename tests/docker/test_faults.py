@@ -150,6 +150,7 @@ def test_two_invokers_on_one_engine_do_not_see_each_others_containers(
     assert post(mine, "/init", {"code": "def main(args): return {}"})[0] == 200
     other.close()
     (other_dir / "relays").rmdir()
+    (other_dir / "packages").rmdir()
     (other_dir / "c").rmdir()
     other_dir.rmdir()
 

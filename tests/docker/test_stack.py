@@ -61,7 +61,7 @@ def test_the_stack_runs_a_function_in_a_container_of_its_own(stack: Stack, tmp_p
     )
     stack.thaw("action", "create", "where", str(code))
     found = json.loads(stack.thaw("action", "invoke", "where", "--blocking", "--result"))
-    assert found["files"] == ["io"]
+    assert found["files"] == ["io", "packages"]
     assert found["uid"] in range(DEFAULT_RANGE.first, DEFAULT_RANGE.last + 1)
 
 

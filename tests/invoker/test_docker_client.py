@@ -7,7 +7,6 @@ import json
 import queue
 import socketserver
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 
 from invoker.drivers.base import Exit, Handle, Owned, Spec
 from invoker.drivers.confined import Limits
-from invoker.drivers.docker import driver as docker_driver
+from invoker.drivers.docker import images as docker_images
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen
 from invoker.drivers.docker.driver import DockerDriver
 from invoker.drivers.docker.images import Images
@@ -193,8 +192,8 @@ def test_a_container_whose_image_was_pulled_says_how_long_that_took(
     ends: queue.SimpleQueue[Exit] = queue.SimpleQueue()
     driver.on_exit(ends.put)
     clock = itertools.count(100.0, 7.5)
-    of_the_driver = SimpleNamespace(monotonic=lambda: next(clock), time=time.time)  # others have the process's own
-    monkeypatch.setattr(docker_driver, "time", of_the_driver)
+    of_the_images = SimpleNamespace(monotonic=lambda: next(clock))  # others have the process's own
+    monkeypatch.setattr(docker_images, "time", of_the_images)
     first, following = Spec("first", KIND_PYTHON), Spec("next", KIND_PYTHON)
     assert driver.start(driver.create(first), first).image_pull_s == 7.5
     assert driver.start(driver.create(following), following).image_pull_s == 0.0

@@ -350,7 +350,7 @@ def preflight(container: Container, **changes: Any) -> tuple[int, Any]:
 
 
 def test_a_preflight_answers_before_any_weight_has_come(container: Container) -> None:
-    assert preflight(container) == (200, {"engine": "toy 1.0", "max_model_len": 512, "notes": []})
+    assert preflight(container) == (200, {"engine": "toy 1.0", "max_model_len": 512, "notes": [], "embeds": False})
     assert container.init()[0] == 409, "the container was used up"
 
 

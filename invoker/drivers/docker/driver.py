@@ -306,11 +306,10 @@ class DockerDriver:
         """Returns the seconds that its image was pulled."""
         image = self._images.of_kind(spec.kind)
         volumes: Sequence[str] = ()
-        began = time.monotonic()
+        pulled_s = 0.0
         if spec.image:
-            seen = self._images.seen(spec.image)
+            seen, pulled_s = self._images.seen(spec.image)
             image, volumes = seen.id, seen.volumes
-        pulled_s = time.monotonic() - began
         mounts = Mounts(
             self._paths.there(str(io_directory.of(handle))),
             self._paths.there(spec.descriptor_socket) if spec.descriptor_socket else "",

@@ -42,13 +42,15 @@ class ImageStore:
         of_registry = (d for d in seen.digests if ImageName.parse(d).repository == name.repository)
         return next(of_registry, f"{name.repository}@{seen.id}")
 
-    def seen(self, image: str) -> ImageSeen:
-        """A pinned image, which is pulled if it is not here.  Raises InitFailed, Unavailable."""
+    def seen(self, image: str) -> tuple[ImageSeen, float]:
+        """A pinned image, which is pulled if it is not here, and the seconds of the pull.  Raises InitFailed,
+        Unavailable."""
         try:
-            return self._here(image)
+            return self._here(image), 0.0
         except NotFound:
+            began = time.monotonic()
             self._pull(image, self._images.pull_s)
-            return self._here(image)
+            return self._here(image), time.monotonic() - began
 
     def creating(self, image: str, create: Callable[[], None]) -> float:
         """Create a container with an image that is pulled if it is missing; return the seconds of the pull."""
