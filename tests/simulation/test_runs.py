@@ -67,7 +67,9 @@ def of_busy_hour() -> Callable[[str], tuple[Outcome, int]]:
     return made
 
 
-@pytest.mark.parametrize("system", ALL)
+@pytest.mark.parametrize(
+    "system", [s if s in ("thaw", "paraserve") else pytest.param(s, marks=pytest.mark.full) for s in ALL]
+)
 def test_the_same_seed_gives_the_same_log(system: str, hour: Workload) -> None:
     assert generate(8, 0.2, 3).requests == hour.requests
     one, again, other = (generate(8, 0.2, seed, seconds=900) for seed in (3, 3, 4))
