@@ -97,7 +97,7 @@ def write_pooling(model: Path) -> None:
 def main() -> int:
     options = _common.options(__doc__ or "", texts=(0, "of a round"))
     rounds = options.n or (1 if options.quick else 7)
-    n_texts = options.texts or (256 if options.quick else 2048)
+    n_texts = options.texts or (64 if options.quick else 2048)
     work = Path(tempfile.mkdtemp(prefix="bench-", dir="/dev/shm"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
