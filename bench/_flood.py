@@ -76,7 +76,7 @@ def n_answered(kind: str, told: str) -> int:
 
 
 def status_of(kind: str) -> int:
-    """Of an answer that is no refusal."""
+    """The status of an answer that is no refusal."""
     return 200 if kind == "slow_readers" else _floods()[kind].status
 
 

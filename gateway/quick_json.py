@@ -1,8 +1,7 @@
-"""JSON with long strings, made in a tenth of the time.
+"""JSON with long strings, made by msgspec.
 
-Python's encoder holds the interpreter for more than three milliseconds for a string of a megabyte, and no switch
-interval ends that: requests of everybody else, each of which needs the interpreter some ten times, waited for it each
-time (``bench/floods.py``, bodies).
+Python's encoder holds the interpreter until a string is whole, and no switch interval ends that: requests of everybody
+else, each of which needs the interpreter several times, waited for it each time (``bench/floods.py``, bodies).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ImageName:
         return cls(f"{head}/{rest}", tag or ("" if digest else "latest"), digest)
 
     def __str__(self) -> str:
-        """What is pulled: a digest says it all."""
+        """The name that is pulled.  A digest makes the tag superfluous."""
         return f"{self.repository}@{self.digest}" if self.digest else f"{self.repository}:{self.tag}"
 
     def check_allowed(self, prefixes: Sequence[str]) -> None:

@@ -13,9 +13,9 @@ from thaw.errors import BadRequest
 
 MOST_PACKAGES: Final = 200
 MOST_BYTES: Final = 128 * 1024
-"""Of the lines of one function, which are kept in its action.  A line with all hashes of a large package has 6 KiB."""
+"""The lines of one function take at most this much of its action.  One with all hashes of a large package has 6 KiB."""
 _MOST_CHARACTERS: Final = 1000
-"""Of a line without its hashes."""
+"""The longest line without its hashes."""
 _HASH: Final = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _EXTRAS: Final = re.compile(r"\[[A-Za-z0-9._, -]{0,200}\]")

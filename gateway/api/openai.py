@@ -145,8 +145,8 @@ def _answer(endpoint: str) -> Response:
 
 
 def _at_once(endpoint: str, check: Callable[[Mapping[str, Any]], None]) -> Response:
-    """What is no stream.  Also the tokenizer is in the model's container, so each is an activation, which may wait for
-    a start."""
+    """Answer a request that is no stream.  The tokenizer is in the model's container, too, so each such request is an
+    activation, which may wait for a start."""
     core, subject = gateway(), caller()
     body = json_object(body_bytes())
     check(body)

@@ -60,7 +60,7 @@ class Live:
 
     @property
     def cell_kind(self) -> str:
-        """Of the stem cells that it could be: an image of the user's own has none."""
+        """The kind of stem cell that it could be made from; there are none of users' own images."""
         return KIND_BLACKBOX if self.function is not None and self.function.exec.image else self.kind
 
     @property

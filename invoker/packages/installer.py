@@ -32,7 +32,7 @@ LAYER_BYTES: Final = 2 << 30
 """What one installation may have on the disk, the downloaded wheels included."""
 MOST_FILES: Final = 100_000
 UID: Final = 1_999_999_999
-"""Of the programs, where the invoker may change users: just below the uids of containers."""
+"""The programs' user, where the invoker may change users; just below the uids of containers."""
 PYTHON: Final = "3.11"
 """The version in the name of the kind python:3.11, and of the images' Python."""
 _LOOK_S: Final = 0.5
@@ -99,7 +99,7 @@ class Installer:
 
     @cached_property
     def _uid(self) -> int:
-        """Of the programs; 0: the invoker's own, because it cannot change users, or others cannot use its Python."""
+        """The programs' user; 0: the invoker's own, because it cannot change users, or others cannot use its Python."""
         if may_change_users() and others_can_run(sys.executable) and others_can_run(find_uv_bin()):
             return UID
         self._log.event("packages_without_own_user", uid=os.geteuid())

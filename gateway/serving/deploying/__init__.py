@@ -1,1 +1,1 @@
-"""What is found out when a function is deployed: whether its model would start, its packages, its image."""
+"""A deploy finds out whether the model would start, which packages are needed, and which image runs."""

@@ -13,7 +13,7 @@ from thaw.errors import InitFailed, NotFound, PlatformError, Unavailable
 from thaw.image_name import ImageName
 
 _NO_WAY: Final = re.compile(r"dial tcp|lookup |context deadline|i/o timeout|connection reset|x509")
-"""Of these errors the engine tells addresses of its network, which are not a tenant's business."""
+"""Errors in which the engine names addresses of its network, which are not a tenant's business."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ PACKAGES: Final = "/run/thaw/packages"
 PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
 _PORT_BYTES: Final = 256 * _MIB
-"""Of the container beside a user's image: each request that it passes on is whole in its memory."""
+"""The memory of the container beside a user's image, which holds each request that it passes on whole."""
 _OF_OWN: Final = {name: ENVIRONMENT[name] for name in ("HOME", "USER", "TMPDIR")}
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 """OpenWhisk's largest log of one activation is 10 MB; the engine keeps at most twice as much of a function's output."""

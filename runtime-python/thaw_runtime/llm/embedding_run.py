@@ -17,11 +17,11 @@ from thaw_runtime.llm.runs import RunMessage
 from thaw_runtime.process.start_trace import StartTrace
 
 _TOKENS_AT_ONCE: Final = 128 * 1024
-"""Of a message to the engine, which is bounded; a longer text goes alone."""
+"""A message to the engine is bounded, so it has at most this many tokens; a longer text goes alone."""
 _VECTORS_AT_ONCE: Final = 64
-"""Of a message to the gateway."""
+"""The most vectors in a message to the gateway."""
 _TEXTS_AT_ONCE: Final = 256
-"""That are tokenised by one call."""
+"""The most texts that one call tokenises."""
 
 
 class EmbeddingRun:

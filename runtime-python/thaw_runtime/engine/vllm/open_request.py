@@ -29,7 +29,7 @@ class OpenRequest:
     """
 
     def __init__(self, asked: EngineRequest | EmbedRequest, hops: Callable[[], tuple[HopPath, ...]] | None) -> None:
-        """Of an embedding model's request this has the name only (embeddings.py)."""
+        """An embedding model's request gives this its name only (embeddings.py)."""
         request = asked if isinstance(asked, EngineRequest) else EngineRequest(asked.request_id, (), Sampling(0), 0)
         self._request, self._hops = request, hops or tuple
         self.adapter = request.adapter
