@@ -60,9 +60,9 @@ def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_b
     assert "Paris" in text_of(response)
     plan, fetches = plan_of(fleet, response.headers["X-Openwhisk-Activation-Id"])
     explained = fleet.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout
-    assert len(plan.stages) == 4, explained
-    assert len({s.host for s in plan.stages}) == 4
-    assert {f.stage: f.host for f in fetches} == {s.stage: s.host for s in plan.stages}
+    # the group may have become one worker since, and its plan has one stage then: the trace says how it started
+    started_on = {f.stage: f.host for f in fetches}
+    assert len(fetches) == len(started_on) == len(set(started_on.values())) == 4, explained
     assert max(f.begin_s for f in fetches) < min(f.end_s for f in fetches)
     assert max(f.n_bytes or 0 for f in fetches) < plan.model.n_bytes * 0.45 if plan.model else False
     assert "4 stages" in explained

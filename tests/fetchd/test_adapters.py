@@ -107,15 +107,20 @@ def test_the_answer_for_one_rank_is_none_for_another() -> None:
     answers: list[object] = []
     with ExitStack() as stack:
         channels: list[Channel] = []
+        conversations: list[threading.Thread] = []
         for rank in (2, 16):
             ours, theirs = map(stack.enter_context, socket.socketpair())
-            threading.Thread(target=control.serve, args=(Channel(theirs),), daemon=True).start()
+            conversations.append(threading.Thread(target=control.serve, args=(Channel(theirs),), daemon=True))
+            conversations[-1].start()
             channels.append(Channel(ours))
             channels[-1].send(to_plain(Inspect("s3://m/a", ("guest",), True, "s3://m/base", rank)))
         for channel in channels:
             channel.set_timeout(20)
             answers.append(from_plain(channel.receive()[0]))
             channel.close()
+        for conversation in conversations:
+            conversation.join(20)  # a conversation ends when its peer has closed, and reads its socket until then
+            assert not conversation.is_alive()
     assert [type(answer) for answer in answers] == [Refused, Inspected], answers
 
 
