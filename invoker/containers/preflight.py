@@ -170,10 +170,12 @@ class Preflights:
         instance_id = InstanceId(taken.container_id if taken is not None else owner)
         forked: Handle | None = None
         try:
-            door = "" if taken is not None else fetch.open_descriptor_socket(instance_id, deadline_s=_left_s(ends_s))
+            descriptor_socket = (
+                "" if taken is not None else fetch.open_descriptor_socket(instance_id, deadline_s=_left_s(ends_s))
+            )
             started = fetch.start(self._request(group_id, facts), deadline_s=_left_s(ends_s))
             fetch.grant_segment(instance_id, started.segment_id, group_id, 0, deadline_s=_left_s(ends_s))
-            forked = None if taken is not None else self._fork(instance_id, door)
+            forked = None if taken is not None else self._fork(instance_id, descriptor_socket)
             handle = taken or forked
             assert handle is not None  # noqa: S101  one of the two
             handle = self._fleet.driver.connect(handle, deadline_s=_left_s(ends_s))
@@ -196,7 +198,7 @@ class Preflights:
             raise Unavailable(f"the model's small files have more than {MOST_FETCHED >> 20} MiB")
         return FetchStart(group_id, 0, self._fleet.epoch, model, ranges, spare=True)
 
-    def _fork(self, instance_id: InstanceId, door: str) -> Handle:
+    def _fork(self, instance_id: InstanceId, descriptor_socket: str) -> Handle:
         identity = {"THAW_INSTANCE_ID": instance_id, "THAW_HOST_ID": self._host_id}
         spec = Spec(
             instance_id,
@@ -206,7 +208,7 @@ class Preflights:
             SHARE,
             fork=True,
             memory_bytes=FORK_BYTES,
-            descriptor_socket=door,
+            descriptor_socket=descriptor_socket,
             device=self._device,
         )
         handle = self._fleet.driver.create(spec)

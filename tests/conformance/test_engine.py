@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from tests.conftest import ValkeyServer
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, real_model, write_tiny_model
 from tests.thaw_runtime.remote_engine import RemoteEngine
 from tests.toy_engine import ToyEngine
@@ -124,10 +124,10 @@ def bench(
         engines = [RemoteEngine(listener.emit, url, model, 2, directory)]
     else:
         engines = [ToyEngine(listener.emit) for _ in plans]
-    door = Doorway(model, directory / "door")
+    descriptor_socket = FakeDescriptorSocket(model, directory / "socket")
     clients = []
     for engine, stage_plan in zip(engines, plans, strict=True):
-        client, segment = read_segment(door)
+        client, segment = read_segment(descriptor_socket)
         clients.append(client)
         assert engine.start(stage_plan, segment).max_model_len == 512
     yield Bench(engines[0], listener)
@@ -138,7 +138,7 @@ def bench(
         assert engines[0].close() == 0
     for client in clients:
         client.close()
-    door.close()
+    descriptor_socket.close()
 
 
 def tokens(events: list[Event]) -> list[int]:

@@ -58,7 +58,7 @@ class Stack:
         properties = dict(line.split("=", 1) for line in Path(self.env["WSK_CONFIG_FILE"]).read_text().splitlines())
         uuid, _, key = properties["AUTH"].partition(":")
         self.auth = (uuid, key)
-        self.run_dirs: list[Path] = []  # the run directories of its hosts on this machine, with sockets and doors
+        self.run_dirs: list[Path] = []  # the run directories of its hosts on this machine, with their sockets
         self.owners: list[str] = []  # the labels of the hosts' function containers
 
     # commands ------------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ class Stack:
             pause.wait(0.2)
 
     def strays(self) -> list[str]:
-        """Things that its hosts hold without need: containers that no host reports, and doors and segments without a
-        container.
+        """Return what its hosts hold without need: containers that no host reports, and descriptor sockets and segments
+        without a container.
 
         Check until there are none, because a host that restarts first inspects what it finds.
         """
@@ -241,9 +241,9 @@ class Stack:
             serving = {json.loads(o["labels"]["record"])["instance_id"] for o in owned if "record" in o["labels"]}
             found += sorted(serving ^ set(reports[host]["instances"]))
             fetchd = FetchClient(str(run_dir / "fetchd.sock"))
-            doors = {f"door:{i}" for i in fetchd.descriptor_sockets()}
+            descriptor_sockets = {f"door:{i}" for i in fetchd.descriptor_sockets()}
             holders = {h for segment in fetchd.status().segments for h in segment.holders if h.startswith("door:")}
-            found += sorted((doors | holders) - {f"door:{i}" for i in ids})
+            found += sorted((descriptor_sockets | holders) - {f"door:{i}" for i in ids})
         return found
 
     def host_of(self, function: Container) -> str:

@@ -493,7 +493,7 @@ def test_a_segment_comes_through_its_socket_as_descriptors_that_can_only_be_read
     """The attacks of fetchd's own tests, carried out from inside a container."""
     with Fetchd(tmp_path) as fetchd:
         started = fetchd.start(fetchd.client.inspect(write_model(tmp_path / "m").as_uri()))
-        door, reader = fetchd.open(started.segment_id, "mine")
+        client, reader = fetchd.open(started.segment_id, "mine")
         reader.wait(reader.n_bytes, WAIT_S)
         before = bytes(reader.view(0, reader.n_bytes))
         theirs = fetchd.client.open_descriptor_socket(InstanceId("theirs"))
@@ -507,4 +507,4 @@ def test_a_segment_comes_through_its_socket_as_descriptors_that_can_only_be_read
         )
         assert others == ["FileNotFoundError No such file or directory"] * 2
         reader.close()
-        door.close()
+        client.close()

@@ -16,7 +16,7 @@ from invoker.drivers.cpu_shares import NoShares
 from invoker.drivers.process.driver import ProcessDriver
 from relay.clients.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import Container
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.test_vllm import Forked, Zygote
 from thaw.action import KIND_LLM
@@ -27,8 +27,8 @@ PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Doorway]:
-    made = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door")
+def descriptor_socket(tmp_path: Path) -> Iterator[FakeDescriptorSocket]:
+    made = FakeDescriptorSocket(write_tiny_model(tmp_path / "model"), tmp_path / "socket")
     yield made
     made.close()
 
@@ -48,10 +48,10 @@ def check(container: Container) -> None:
 
 @pytest.mark.parametrize("warm", ["", "on"], ids=["cold", "stem cell"])
 def test_a_container_serves_the_engine_that_its_environment_names(
-    door: Doorway, tmp_path: Path, installed: Path, warm: str
+    descriptor_socket: FakeDescriptorSocket, tmp_path: Path, installed: Path, warm: str
 ) -> None:
     command = with_echo(f"THAW_WARM={warm}", sys.executable, "-m", "thaw_runtime.llm.main")
-    container = Container(command, tmp_path, door)
+    container = Container(command, tmp_path, descriptor_socket)
     try:
         container.wait_listening()
         check(container)
@@ -60,12 +60,12 @@ def test_a_container_serves_the_engine_that_its_environment_names(
 
 
 def test_a_zygote_forks_containers_of_the_engine_that_its_environment_names(
-    door: Doorway, tmp_path: Path, installed: Path
+    descriptor_socket: FakeDescriptorSocket, tmp_path: Path, installed: Path
 ) -> None:
     zygote = Zygote(tmp_path, with_echo)
     try:
         (tmp_path / "c0").mkdir()
-        container = Forked(zygote, tmp_path / "c0", door)
+        container = Forked(zygote, tmp_path / "c0", descriptor_socket)
         container.wait_listening()
         check(container)
         os.kill(container.forked["pid"], 9)
@@ -76,14 +76,14 @@ def test_a_zygote_forks_containers_of_the_engine_that_its_environment_names(
 
 
 def test_a_host_without_containers_passes_the_engine_of_its_environment_on(
-    door: Doorway, tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+    descriptor_socket: FakeDescriptorSocket, tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THAW_LLM_ENGINE", "echo")
     environment = base_env(tmp_path)  # the environment of thaw dev's invoker
     assert environment["THAW_LLM_ENGINE"] == "echo"
     with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as run_dir:
         driver = ProcessDriver(Path(run_dir), NoShares(), 1, Log("test"))
-        spec = Spec("one", KIND_LLM, {"THAW_DOOR": door.path})
+        spec = Spec("one", KIND_LLM, {"THAW_DOOR": descriptor_socket.path})
         handle = driver.start(driver.create(spec), spec)
         container = Connected(handle.socket_path)
         try:

@@ -29,11 +29,11 @@ def test_fetchd_brings_a_model_from_a_source_that_a_package_has_added(archive: P
     with Fetchd(tmp_path, PYTHONPATH=os.environ["PYTHONPATH"]) as fetchd:
         facts = fetchd.client.inspect(f"zip://{archive}")
         started = fetchd.start(facts)
-        door, reader = fetchd.open(started.segment_id)
+        client, reader = fetchd.open(started.segment_id)
         assert reader.wait(reader.n_bytes, 20) == reader.n_bytes
         for name in facts.files:
             assert file_bytes(reader, facts, name) == (tmp_path / "model" / name).read_bytes()
-        door.close()
+        client.close()
         with pytest.raises(ModelNotFound) as caught:
             fetchd.client.inspect("zap:///m")
         assert caught.value.hint == "a uri begins with one of these schemes: file, hf, http, https, s3, zip"

@@ -162,7 +162,7 @@ def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
         descriptors.close()
 
 
-def test_the_control_socket_is_for_its_user_and_doors_cannot_be_listed(tmp_path: Path) -> None:
+def test_the_control_socket_is_for_its_user_and_descriptor_sockets_cannot_be_listed(tmp_path: Path) -> None:
     with Fetchd(tmp_path) as fetchd:
         assert os.stat(fetchd.socket).st_mode & 0o777 == 0o600
         descriptors = Path(fetchd.client.open_descriptor_socket(InstanceId("i1")))

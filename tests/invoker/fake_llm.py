@@ -1,9 +1,9 @@
 """A container of kind llm:vllm without an engine, for the invoker's side of the contract.
 
-``/init`` (and ``/preflight``) waits for the JSON object that a test writes to the FIFO ``<door>.init``: the reply, or the status to exit
-with.  ``/run`` sends a frame for each line that is written to the FIFO ``<door>.feed``.  ``/consolidate`` reads the
-FIFO ``<door>.consolidate``: the line ``switched`` (the engine is one worker, and the answer comes later), then the
-reply.
+``/init`` (and ``/preflight``) waits for the JSON object that a test writes to the FIFO ``<descriptor socket>.init``: the
+reply, or the status to exit with.  ``/run`` sends a frame for each line that is written to the FIFO
+``<descriptor socket>.feed``.  ``/consolidate`` reads the FIFO ``<descriptor socket>.consolidate``: the line ``switched``
+(the engine is one worker, and the answer comes later), then the reply.
 """
 
 from __future__ import annotations

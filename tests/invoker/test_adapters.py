@@ -28,7 +28,7 @@ from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER,
 from tests.fetchd.harness import Fetchd
 from tests.thaw_runtime.adapters import write_adapter
 from tests.thaw_runtime.conftest import START, Container, llm_init, run_body
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import ScalingConfig
@@ -138,12 +138,12 @@ class Instance:
 
 @pytest.fixture
 def container(run_dir: Path, tmp_path: Path) -> Iterator[Container]:
-    door = Doorway(write_tiny_model(tmp_path / "model"), run_dir / "door")
-    made = Container([sys.executable, "-c", START], run_dir, door)
+    descriptor_socket = FakeDescriptorSocket(write_tiny_model(tmp_path / "model"), run_dir / "door")
+    made = Container([sys.executable, "-c", START], run_dir, descriptor_socket)
     made.wait_listening()
     yield made
     made.close()
-    door.close()
+    descriptor_socket.close()
 
 
 @pytest.fixture

@@ -60,14 +60,14 @@ class Containers:
         self.zygote = zygote
         self.may_answer = threading.Event()
         self.may_answer.set()
-        self.doors: dict[str, str] = {}  # the doors of the containers that were made, by kind
+        self.descriptor_sockets: dict[str, str] = {}  # the descriptor sockets of the containers that were made, by kind
         self.made = {KIND_PYTHON: threading.Event(), KIND_LLM: threading.Event()}
 
     def on_exit(self, callback: Callable[[Exit], None]) -> None:
         self.ended = callback
 
     def create(self, spec: Spec) -> Handle:
-        self.doors[spec.kind] = spec.descriptor_socket
+        self.descriptor_sockets[spec.kind] = spec.descriptor_socket
         return Handle(spec.container_id, spec.kind, Path("/nowhere"))
 
     def start(self, handle: Handle, spec: Spec) -> Handle:
@@ -91,7 +91,7 @@ def answer(channel: Channel) -> None:
             message = from_plain(channel.receive()[0])
         except ChannelClosed:
             return
-        channel.send(to_plain(DoorOpened("/the/door") if isinstance(message, DoorOpen) else Done()))
+        channel.send(to_plain(DoorOpened("/the/socket") if isinstance(message, DoorOpen) else Done()))
 
 
 def cells_of(driver: Containers, run_dir: Path) -> StemCells:
@@ -105,10 +105,10 @@ def test_an_llm_cell_is_made_as_soon_as_fetchd_listens_and_holds_up_no_other(run
     driver = Containers()
     cells = cells_of(driver, run_dir)
     assert driver.made[KIND_PYTHON].wait(WAIT_S)
-    assert KIND_LLM not in driver.doors
+    assert KIND_LLM not in driver.descriptor_sockets
     fetchd = UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)
     assert driver.made[KIND_LLM].wait(WAIT_S)
-    assert driver.doors[KIND_LLM] == "/the/door"
+    assert driver.descriptor_sockets[KIND_LLM] == "/the/socket"
     cells.close()
     fetchd.close()
 
@@ -119,7 +119,7 @@ def test_a_host_that_ends_waits_for_no_fetchd(run_dir: Path) -> None:
     assert driver.made[KIND_PYTHON].wait(WAIT_S)
     cells.close()
     assert cells.view() == ()
-    assert KIND_LLM not in driver.doors
+    assert KIND_LLM not in driver.descriptor_sockets
 
 
 class Broken(Containers):

@@ -132,9 +132,9 @@ def test_without_a_stem_cell_or_memory_or_time_the_host_says_that_it_could_not_l
         assert host.preflight()[1]["unchecked"] == "the host has no memory to spare now"
     fork = preflight.Preflights._fork
 
-    def slow_fork(self: preflight.Preflights, instance_id: InstanceId, door: str) -> Handle:
+    def slow_fork(self: preflight.Preflights, instance_id: InstanceId, descriptor_socket: str) -> Handle:
         threading.Event().wait(1.1)
-        return fork(self, instance_id, door)
+        return fork(self, instance_id, descriptor_socket)
 
     with monkeypatch.context() as slow:
         slow.setattr(preflight.Preflights, "_fork", slow_fork)

@@ -98,12 +98,12 @@ def test_what_never_ran_is_removed_without_a_wait_for_its_node(
 
 
 def test_a_start_ends_with_its_fetchd(cluster: FakeCluster, driver: KubernetesDriver, run_dir: Path) -> None:
-    path, door = run_dir / "door", socket.socket(socket.AF_UNIX)
-    door.bind(str(path))
+    path, listener = run_dir / "door", socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
 
     def end(name: str) -> None:
         path.unlink()
-        door.close()
+        listener.close()
 
     cluster.kubelet.before_running = end
     wanted = replace(spec(), descriptor_socket=str(path))

@@ -172,10 +172,10 @@ def test_a_preflight_asks_a_stem_cell_that_no_other_invoker_can_take_meanwhile(
     cluster: FakeCluster, engine: Host, run_dir: Path
 ) -> None:
     (cell,) = engine.agent.cells.view()
-    (door,) = run_dir.glob("door-*.init")
+    (question,) = run_dir.glob("door-*.init")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(preflight, engine)
-        with door.open("w") as asked:  # opens when the container has the question
+        with question.open("w") as asked:  # opens when the container has the question
             pod = cluster.api.pods()[f"thaw-{cell.cell_id}"]
             asked.write('{"engine": "toy 1.0", "max_model_len": 512, "notes": []}')
         assert answer.result().engine == "toy 1.0"

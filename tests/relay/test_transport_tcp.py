@@ -80,7 +80,7 @@ HELLO = handshake.Hello(GROUP_BYTES, 0, 1, Priority.INFERENCE)
     ],
     ids=["secret", "no secret", "group", "receiver", "sender"],
 )
-def test_a_stranger_is_shown_the_door_without_an_answer(
+def test_a_stranger_gets_no_answer_and_its_connection_is_closed(
     ends: list[TcpTransport], says: handshake.Hello, secret: str
 ) -> None:
     sock, greeting = dial(ends[1])

@@ -1,4 +1,4 @@
-"""A container with the toy engine, the real proxy, the real wire, and a door with a tiny model."""
+"""A container with the toy engine, the real proxy, the real wire, and a descriptor socket with a tiny model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import LlmInit
 from tests.conftest import ValkeyServer
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.pipelines import Pipelines
 from thaw import wire
@@ -43,10 +43,10 @@ proxy.serve(os.environ["THAW_SOCKET"], os.environ["THAW_DOOR"], Channel(ours), e
 class Container:
     """A container process, with a keep-alive connection to it."""
 
-    def __init__(self, command: list[str], directory: Path, door: Doorway) -> None:
+    def __init__(self, command: list[str], directory: Path, descriptor_socket: FakeDescriptorSocket) -> None:
         self.socket = str(directory / "c.sock")
-        self.door = door
-        env = dict(os.environ, THAW_SOCKET=self.socket, THAW_DOOR=door.path)
+        self.descriptor_socket = descriptor_socket
+        env = dict(os.environ, THAW_SOCKET=self.socket, THAW_DOOR=descriptor_socket.path)
         env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'runtime-python'}"
         self.out, self.err = directory / "out", directory / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -132,15 +132,15 @@ def pipelines(_shared_relay: ValkeyServer) -> Iterator[Pipelines]:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Doorway]:
-    made = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door", arrived=False)
+def descriptor_socket(tmp_path: Path) -> Iterator[FakeDescriptorSocket]:
+    made = FakeDescriptorSocket(write_tiny_model(tmp_path / "model"), tmp_path / "socket", arrived=False)
     yield made
     made.close()
 
 
 @pytest.fixture
-def container(tmp_path: Path, door: Doorway) -> Iterator[Container]:
-    made = Container([sys.executable, "-c", START], tmp_path, door)
+def container(tmp_path: Path, descriptor_socket: FakeDescriptorSocket) -> Iterator[Container]:
+    made = Container([sys.executable, "-c", START], tmp_path, descriptor_socket)
     made.wait_listening()
     yield made
     made.close()
@@ -148,7 +148,7 @@ def container(tmp_path: Path, door: Doorway) -> Iterator[Container]:
 
 @pytest.fixture
 def ready(container: Container) -> Container:
-    container.door.arrive(container.door.n_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.n_bytes)
     status, reply = container.init()
     assert (status, reply["ok"]) == (200, True)
     return container

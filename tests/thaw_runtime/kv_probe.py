@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.thaw_runtime.conftest import llm_init
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, real_model
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.engine.protocol import EngineRequest, Event, Failed, Sampling, Token
@@ -145,8 +145,8 @@ class Probe:
         self._ended = threading.Semaphore(0)
         self._failed: list[Failed] = []
         engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
-        door = Doorway(model, directory / "door")
-        client, segment = read_segment(door)
+        descriptor_socket = FakeDescriptorSocket(model, directory / "socket")
+        client, segment = read_segment(descriptor_socket)
         tensors = sum(t.n_bytes for t in segment.offer.tensors)
         self.base = anonymous()
         init = llm_init(
@@ -156,7 +156,7 @@ class Probe:
             args={"max_num_seqs": SEQS, "max_num_batched_tokens": n_tokens},
         )
         engine.start(init, segment)
-        for closing in (segment, client, door):
+        for closing in (segment, client, descriptor_socket):
             closing.close()
         self.engine: Any = engine
         self.worker = self.engine._core.model_executor.driver_worker.worker

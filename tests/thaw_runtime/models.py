@@ -9,7 +9,7 @@ import platformdirs
 
 from relay.clients.fetch import DescriptorClient
 from relay.protocol.segment import SegmentReader
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from thaw.dev import smollm2
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -70,6 +70,6 @@ def write_tiny_model(directory: Path) -> Path:
     return directory
 
 
-def read_segment(door: Doorway) -> tuple[DescriptorClient, SegmentReader]:
-    client = DescriptorClient.connect(door.path)
+def read_segment(descriptor_socket: FakeDescriptorSocket) -> tuple[DescriptorClient, SegmentReader]:
+    client = DescriptorClient.connect(descriptor_socket.path)
     return client, client.segment(deadline_s=10)

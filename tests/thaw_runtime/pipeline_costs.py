@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.thaw_runtime.doorway import model_parts
+from tests.thaw_runtime.fake_descriptor_socket import model_parts
 from tests.thaw_runtime.models import real_model
 from thaw import partition
 from thaw.model import ModelParts

@@ -23,7 +23,7 @@ from typing import Any
 
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from relay.protocol.segment import HEARTBEAT_S
-from tests.thaw_runtime.doorway import WEIGHTS, Doorway, model_parts
+from tests.thaw_runtime.fake_descriptor_socket import WEIGHTS, FakeDescriptorSocket, model_parts
 from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
 from tests.thaw_runtime.models import read_segment
 from tests.thaw_runtime.pipeline_stand_ins import (
@@ -279,18 +279,18 @@ class Stage:
         self._loading = threading.Event()
         self._watch_loading()
         full = init.n_stages > 1 and init.role is StageRole.FULL
-        self._door = Doorway(
+        self._descriptor_socket = FakeDescriptorSocket(
             model,
-            directory / f"door{init.stage}-{init.group_id}",
+            directory / f"socket{init.stage}-{init.group_id}",
             arrived=not (trickle or full),
             layers=init.layers if init.n_stages > 1 else None,
             full=full,
         )
         self._rest_came = threading.Event()
         if full:
-            self._door.arrive(self._door.first_bytes)
+            self._descriptor_socket.arrive(self._descriptor_socket.first_bytes)
             threading.Thread(target=self._beat, daemon=True).start()
-        self._client, segment = read_segment(self._door)
+        self._client, segment = read_segment(self._descriptor_socket)
         self.engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
         if trickle:
             threading.Thread(target=self._arrive, daemon=True).start()
@@ -307,7 +307,7 @@ class Stage:
 
     def rest_arrives(self) -> None:
         self._rest_came.set()
-        self._door.arrive(self._door.n_bytes)
+        self._descriptor_socket.arrive(self._descriptor_socket.n_bytes)
 
     def _beat(self) -> None:
         """Send heartbeats as fetchd does while bytes are missing.
@@ -315,16 +315,19 @@ class Stage:
         A reader that waits for bytes would otherwise take fetchd for dead.
         """
         while not self._rest_came.wait(HEARTBEAT_S):
-            self._door.beat()
+            self._descriptor_socket.beat()
 
     def _arrive(self) -> None:
         """Let the weights arrive within three seconds once the engine waits for them, as over a slow link."""
-        door = self._door
-        door.arrive(door.sidecar_bytes)
+        descriptor_socket = self._descriptor_socket
+        descriptor_socket.arrive(descriptor_socket.sidecar_bytes)
         self._loading.wait(WAIT_S)
         bell = threading.Event()
         for i in range(1, 61):
-            door.arrive(door.sidecar_bytes + (door.n_bytes - door.sidecar_bytes) * i // 60)
+            descriptor_socket.arrive(
+                descriptor_socket.sidecar_bytes
+                + (descriptor_socket.n_bytes - descriptor_socket.sidecar_bytes) * i // 60
+            )
             bell.wait(0.05)
 
     def _watch_loading(self) -> None:

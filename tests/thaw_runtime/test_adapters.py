@@ -16,7 +16,7 @@ from relay.clients.http_unix import UnixConnection
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, REPLACES_HEADER
 from tests.thaw_runtime.adapters import LINEAR, merge, write_adapter, write_base
 from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.test_vllm import Forked, Zygote
 from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
@@ -37,7 +37,7 @@ class Adapted(Forked):
     def __init__(self, zygote: Zygote, model: Path, directory: Path, slots: int = 2) -> None:
         directory.mkdir()
         self.zygote = zygote
-        super().__init__(zygote, directory, Doorway(model, directory / "door"))
+        super().__init__(zygote, directory, FakeDescriptorSocket(model, directory / "socket"))
         self.wait_listening()
         init = llm_init(dtype="float32", args={"block_size": 32})
         engine = replace(init.config.engine, max_lora_rank=8)
@@ -85,7 +85,7 @@ def end(zygote: Zygote, container: Forked) -> None:
     os.kill(container.forked["pid"], 9)
     assert zygote.receive()["op"] == "exited"
     Container.close(container)
-    container.door.close()
+    container.descriptor_socket.close()
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,10 @@ def wanted(zygote: Zygote, base: Path, adapters: Mapping[str, Path], place: Path
     for name in ("", "a", "b", "c"):
         directory = place / f"plain-{name}"
         directory.mkdir()
-        door = Doorway(base if not name else merge(base, adapters[name], place / f"merged-{name}"), directory / "door")
-        container = Forked(zygote, directory, door)
+        descriptor_socket = FakeDescriptorSocket(
+            base if not name else merge(base, adapters[name], place / f"merged-{name}"), directory / "socket"
+        )
+        container = Forked(zygote, directory, descriptor_socket)
         container.wait_listening()
         status, reply = container.init(dtype="float32", args={"block_size": 32})
         assert status == 200, reply

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.thaw_runtime.conftest import ROOT, Container
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from tests.thaw_runtime.test_vllm import CAPITAL, Forked, Zygote, answer
 
@@ -75,8 +75,8 @@ def group(tmp_path: Path) -> Group:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Doorway]:
-    made = Doorway(real_model(), tmp_path / "door")
+def descriptor_socket(tmp_path: Path) -> Iterator[FakeDescriptorSocket]:
+    made = FakeDescriptorSocket(real_model(), tmp_path / "socket")
     yield made
     made.close()
 
@@ -111,10 +111,10 @@ def test_nothing_that_vllm_has_looked_up_about_its_surroundings_outlives_a_claim
 
 
 def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_claim(
-    group: Group, door: Doorway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: Group, descriptor_socket: FakeDescriptorSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THAW_WARM", "on")
-    cell = Container(group.runs(sys.executable, "-m", "thaw_runtime.llm.main"), tmp_path, door)
+    cell = Container(group.runs(sys.executable, "-m", "thaw_runtime.llm.main"), tmp_path, descriptor_socket)
     try:
         wait_ready(cell)
         group.limit(4 * GIB)
@@ -126,7 +126,7 @@ def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_cla
 
 
 def test_every_fork_of_a_zygote_starts_under_the_limits_of_its_own_claim(
-    group: Group, door: Doorway, tmp_path: Path
+    group: Group, descriptor_socket: FakeDescriptorSocket, tmp_path: Path
 ) -> None:
     """Two claims succeed, and between them is one whose host grants less memory than was promised.
 
@@ -138,7 +138,7 @@ def test_every_fork_of_a_zygote_starts_under_the_limits_of_its_own_claim(
             group.limit(limit)
             directory = tmp_path / name
             directory.mkdir()
-            container = Forked(zygote, directory, door)
+            container = Forked(zygote, directory, descriptor_socket)
             container.wait_listening()
             status, reply = container.init()
             assert status == outcome, reply

@@ -18,7 +18,7 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from tests.embedding_models import FAMILIES, HIDDEN, write_model
 from tests.thaw_runtime.conftest import ROOT, Container
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -60,8 +60,8 @@ def plain(directories: dict[str, Path]) -> dict[str, list[list[float]]]:
     return dict(map(json.loads, lines))
 
 
-def _container(directory: Path, door: Doorway) -> Container:
-    made = Container([sys.executable, "-m", "thaw_runtime.llm.main"], directory, door)
+def _container(directory: Path, descriptor_socket: FakeDescriptorSocket) -> Container:
+    made = Container([sys.executable, "-m", "thaw_runtime.llm.main"], directory, descriptor_socket)
     made.http = UnixConnection(made.socket, timeout=600)
     return made
 
@@ -74,9 +74,9 @@ def containers(
         made = {}
         for family, model in directories.items():
             own = tmp_path_factory.mktemp(family)
-            door = Doorway(model, own / "door")
-            stack.callback(door.close)
-            made[family] = _container(own, door)
+            descriptor_socket = FakeDescriptorSocket(model, own / "socket")
+            stack.callback(descriptor_socket.close)
+            made[family] = _container(own, descriptor_socket)
             stack.callback(made[family].close)
         for container in made.values():
             container.wait_listening()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.thaw_runtime.conftest import STREAM, Container, frames, run_body
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from tests.thaw_runtime.test_vllm import Forked, Zygote
 
@@ -34,21 +34,21 @@ SAMPLINGS = {
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Container]]:
     zygote = Zygote(tmp_path_factory.mktemp("zygote"))
-    made: list[tuple[Forked, Doorway]] = []
+    made: list[tuple[Forked, FakeDescriptorSocket]] = []
     for name in ("source", "destination"):
         directory = tmp_path_factory.mktemp(name)
-        door = Doorway(real_model(), directory / "door")
-        made.append((Forked(zygote, directory, door), door))
+        descriptor_socket = FakeDescriptorSocket(real_model(), directory / "socket")
+        made.append((Forked(zygote, directory, descriptor_socket), descriptor_socket))
         made[-1][0].wait_listening()
         status, reply = made[-1][0].init(dtype="float32", max_model_len=1024)
         assert status == 200, reply
     yield made[0][0], made[1][0]
-    for container, door in made:
+    for container, descriptor_socket in made:
         with contextlib.suppress(ProcessLookupError):
             os.kill(container.forked["pid"], 9)
         assert zygote.receive()["op"] == "exited"
         container.close()
-        door.close()
+        descriptor_socket.close()
     zygote.close()
 
 

@@ -22,7 +22,7 @@ from relay.clients.channel import Channel
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.test_engine_link import Played, ends, played
 from thaw import wire
@@ -60,17 +60,17 @@ def second() -> StageRole:
 @pytest.fixture
 def pipeline(tmp_path: Path, relay_url: str, fate: str, second: StageRole) -> Iterator[tuple[Container, Container]]:
     """Two containers that answer together."""
-    door = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door")
+    descriptor_socket = FakeDescriptorSocket(write_tiny_model(tmp_path / "model"), tmp_path / "socket")
     made: list[Container] = []
     for k, init in enumerate(stages(relay_url, fate, second)):
         (tmp_path / str(k)).mkdir()
-        made.append(Container([sys.executable, "-c", START], tmp_path / str(k), door))
+        made.append(Container([sys.executable, "-c", START], tmp_path / str(k), descriptor_socket))
         made[k].wait_listening()
         assert made[k].ask("POST", "/init", {"value": init})[0] == 200
     yield made[0], made[1]
     for container in made:
         container.close()
-    door.close()
+    descriptor_socket.close()
 
 
 def health(container: Container) -> tuple[int, bool]:

@@ -20,7 +20,7 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
 from thaw.errors import ErrorInfo
@@ -47,13 +47,13 @@ def test_init_waits_for_the_weights_but_not_with_the_tokenizer(container: Contai
     done: list[tuple[int, dict[str, object]]] = []
     thread = threading.Thread(target=lambda: done.append(container.init()))
     thread.start()
-    container.door.arrive(container.door.sidecar_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.sidecar_bytes)
     other = UnixConnection(container.socket, timeout=10)
     other.request("GET", "/health")
     assert json.loads(other.getresponse().read())["state"] in ("new", "starting")
     other.close()
     assert not done
-    container.door.arrive(container.door.n_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.n_bytes)
     thread.join(30)
     status, reply = done[0]
     assert status == 200
@@ -64,8 +64,8 @@ def test_init_waits_for_the_weights_but_not_with_the_tokenizer(container: Contai
 
 
 def test_a_failed_fetch_fails_the_init_with_its_own_error(container: Container) -> None:
-    container.door.arrive(container.door.sidecar_bytes)
-    container.door.fail(ErrorInfo("ModelCorrupt", "chunk 3 failed its checksum"))
+    container.descriptor_socket.arrive(container.descriptor_socket.sidecar_bytes)
+    container.descriptor_socket.fail(ErrorInfo("ModelCorrupt", "chunk 3 failed its checksum"))
     status, reply = container.init()
     assert (status, reply["info"]["code"], reply["error"]) == (502, "ModelCorrupt", "chunk 3 failed its checksum")
 
@@ -73,8 +73,8 @@ def test_a_failed_fetch_fails_the_init_with_its_own_error(container: Container) 
 def test_a_container_killed_in_the_middle_of_a_start_takes_its_engine_along(container: Container) -> None:
     engine = os.pidfd_open(int(container.out.read_text().split()[1]))
     container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
-    container.door.wait_served(2)  # the engine and the text side have the segment and wait for bytes now
-    container.door.beat()  # otherwise the engine would soon end by itself, because fetchd would look dead
+    container.descriptor_socket.wait_served(2)  # the engine and the text side have the segment and wait for bytes now
+    container.descriptor_socket.beat()  # otherwise the engine would soon end by itself, because fetchd would look dead
     container.process.kill()
     assert select.select([engine], [], [], 1.5)[0], "the engine is still there"
     os.close(engine)
@@ -85,10 +85,10 @@ def test_a_start_and_a_run_say_when_their_engine_was_stopped(container: Containe
     replies: list[dict[str, Any]] = []
     starting = threading.Thread(target=lambda: replies.append(container.init()[1]))
     starting.start()
-    container.door.arrive(container.door.sidecar_bytes)
-    container.door.wait_served(2)
+    container.descriptor_socket.arrive(container.descriptor_socket.sidecar_bytes)
+    container.descriptor_socket.wait_served(2)
     os.kill(engine, signal.SIGSTOP)
-    container.door.arrive(container.door.n_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.n_bytes)
     threading.Event().wait(1.0)  # the engine stays stopped for this long
     os.kill(engine, signal.SIGCONT)
     starting.join(30)
@@ -185,8 +185,8 @@ def test_a_failure_nobody_foresaw_is_a_whole_answer(ready: Container) -> None:
 def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name: str, content: bytes) -> None:
     model = write_tiny_model(tmp_path / "model")
     (model / name).write_bytes(content)
-    door = Doorway(model, tmp_path / "door")
-    container = Container([sys.executable, "-c", START], tmp_path, door)
+    descriptor_socket = FakeDescriptorSocket(model, tmp_path / "socket")
+    container = Container([sys.executable, "-c", START], tmp_path, descriptor_socket)
     try:
         container.wait_listening()
         status, reply = container.init()
@@ -194,7 +194,7 @@ def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name:
         assert container.ask("GET", "/health")[1]["state"] == "failed"
     finally:
         container.close()
-        door.close()
+        descriptor_socket.close()
 
 
 def test_a_request_beyond_the_context_is_refused_in_openais_words(ready: Container) -> None:
@@ -219,7 +219,7 @@ def test_tokens_that_the_model_does_not_have_are_no_beginning_of_an_answer(ready
 
 
 def test_an_answer_that_another_version_of_the_model_began_is_refused(container: Container) -> None:
-    container.door.arrive(container.door.n_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.n_bytes)
     assert container.init(model_version="a" * 64)[0] == 200
     status, reply = container.run(PROMPT, resume={"output_token_ids": [1], "model_version": "b" * 64})
     assert (status, reply["info"]["code"]) == (500, "ModelChanged")
@@ -273,11 +273,11 @@ def test_an_engine_killed_while_it_starts_is_a_lost_worker_and_no_fault_of_the_m
     container: Container, number: signal.Signals
 ) -> None:
     engine = int(container.out.read_text().split()[1])
-    container.door.arrive(container.door.sidecar_bytes)  # the engine waits for the rest
-    container.door.beat()  # making the container took a while, and a fetchd that was silent for so long looks dead
+    container.descriptor_socket.arrive(container.descriptor_socket.sidecar_bytes)  # the engine waits for the rest
+    container.descriptor_socket.beat()  # making the container took a while, and a fetchd that was silent for so long looks dead
     container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
-    container.door.wait_served(1)  # a client has used the door, so the start has begun
-    container.door.beat()
+    container.descriptor_socket.wait_served(1)  # a client has used the descriptor socket, so the start has begun
+    container.descriptor_socket.beat()
     os.kill(engine, number)
     reply = container.http.getresponse()
     said = json.loads(reply.read())
@@ -286,12 +286,14 @@ def test_an_engine_killed_while_it_starts_is_a_lost_worker_and_no_fault_of_the_m
     assert container.process.wait(10) == EXIT_KILLED + number
 
 
-def test_an_engine_whose_start_raises_ends_though_its_traceback_finds_no_room(tmp_path: Path, door: Doorway) -> None:
+def test_an_engine_whose_start_raises_ends_though_its_traceback_finds_no_room(
+    tmp_path: Path, descriptor_socket: FakeDescriptorSocket
+) -> None:
     (tmp_path / "err").symlink_to("/dev/full")
-    container = Container([sys.executable, "-c", START], tmp_path, door)
+    container = Container([sys.executable, "-c", START], tmp_path, descriptor_socket)
     try:
         container.wait_listening()
-        door.arrive(door.n_bytes)
+        descriptor_socket.arrive(descriptor_socket.n_bytes)
         status, reply = container.init(args={"raise": "yes"})
         assert (status, reply["error"]) == (502, "the engine process ended with status 70 while it started")
         assert container.process.wait(10) == EXIT_ENGINE_LOST
@@ -300,7 +302,7 @@ def test_an_engine_whose_start_raises_ends_though_its_traceback_finds_no_room(tm
 
 
 def test_an_engine_that_ends_by_itself_while_it_starts_would_do_so_again(container: Container) -> None:
-    container.door.arrive(container.door.n_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.n_bytes)
     status, reply = container.init(args={"exit": 3})
     assert (status, reply["info"]["code"]) == (502, "InitFailed")
     assert reply["error"] == "the engine process ended with status 3 while it started"
@@ -345,7 +347,7 @@ def test_a_containers_engine_waits_for_no_import_that_only_its_proxy_needs() -> 
 
 
 def preflight(container: Container, **changes: Any) -> tuple[int, Any]:
-    container.door.arrive(container.door.sidecar_bytes)
+    container.descriptor_socket.arrive(container.descriptor_socket.sidecar_bytes)
     return container.ask("POST", "/preflight", {"value": llm_init(**changes)})
 
 
@@ -431,14 +433,14 @@ def test_a_preflight_refuses_a_text_side_that_does_not_load(
 
 @contextmanager
 def container_of(model: Path, directory: Path) -> Iterator[Container]:
-    door = Doorway(model, directory / "own-door", arrived=False)
-    made = Container([sys.executable, "-c", START], directory, door)
+    descriptor_socket = FakeDescriptorSocket(model, directory / "own-socket", arrived=False)
+    made = Container([sys.executable, "-c", START], directory, descriptor_socket)
     try:
         made.wait_listening()
         yield made
     finally:
         made.close()
-        door.close()
+        descriptor_socket.close()
 
 
 def test_a_text_and_its_tokens_need_no_adapter(ready: Container) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from relay.protocol.messages import LlmRun
 from tests.thaw_runtime.conftest import ROOT
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw import wire
 from thaw.errors import BadParameter, BadRequest, from_info
@@ -29,14 +29,14 @@ Choose = Callable[..., Sampling]
 @pytest.fixture
 def choose(tmp_path: Path) -> Iterator[Choose]:
     """The sampling of a request to a model with this generation_config.json."""
-    doors: list[Doorway] = []
+    descriptor_sockets: list[FakeDescriptorSocket] = []
 
     def sampling(generation: Mapping[str, Any] | None, endpoint: str = "chat", **body: Any) -> Sampling:
-        model = write_tiny_model(tmp_path / str(len(doors)))
+        model = write_tiny_model(tmp_path / str(len(descriptor_sockets)))
         if generation is not None:
             (model / "generation_config.json").write_text(json.dumps(generation))
-        doors.append(Doorway(model, tmp_path / f"door{len(doors)}"))
-        client, segment = read_segment(doors[-1])
+        descriptor_sockets.append(FakeDescriptorSocket(model, tmp_path / f"socket{len(descriptor_sockets)}"))
+        client, segment = read_segment(descriptor_sockets[-1])
         text = load_model_text(segment)
         segment.close()
         client.close()
@@ -45,8 +45,8 @@ def choose(tmp_path: Path) -> Iterator[Choose]:
         return parse_run(run, "r", text, 512).engine.sampling
 
     yield sampling
-    for door in doors:
-        door.close()
+    for descriptor_socket in descriptor_sockets:
+        descriptor_socket.close()
 
 
 def test_without_any_word_openais_defaults_hold(choose: Choose) -> None:

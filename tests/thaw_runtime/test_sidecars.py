@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.thaw_runtime.conftest import ROOT
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw.errors import ModelCorrupt
 from thaw_runtime.weights.sidecars import materialised
 
 ENGINE = """
 import os, sys, tempfile
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from relay.clients.fetch import DescriptorClient
 from thaw_runtime.engine import main as engine_main
 from thaw_runtime.weights.sidecars import materialised
@@ -31,13 +31,15 @@ with materialised(client.segment(deadline_s=10)) as directory:
 """
 
 
-def test_what_a_killed_engine_leaves_lies_in_its_containers_directory(door: Doorway, tmp_path: Path) -> None:
+def test_what_a_killed_engine_leaves_lies_in_its_containers_directory(
+    descriptor_socket: FakeDescriptorSocket, tmp_path: Path
+) -> None:
     own = tmp_path / "container"
     own.mkdir()
-    door.arrive(door.n_bytes)
+    descriptor_socket.arrive(descriptor_socket.n_bytes)
     env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
     with subprocess.Popen(
-        [sys.executable, "-c", ENGINE, door.path, own],
+        [sys.executable, "-c", ENGINE, descriptor_socket.path, own],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=env,
@@ -51,9 +53,9 @@ def test_what_a_killed_engine_leaves_lies_in_its_containers_directory(door: Door
     assert (directory / "config.json").exists(), "nobody else removes it"
 
 
-def test_the_directory_is_gone_when_the_block_ends(door: Doorway) -> None:
-    door.arrive(door.n_bytes)
-    client, segment = read_segment(door)
+def test_the_directory_is_gone_when_the_block_ends(descriptor_socket: FakeDescriptorSocket) -> None:
+    descriptor_socket.arrive(descriptor_socket.n_bytes)
+    client, segment = read_segment(descriptor_socket)
     with materialised(segment) as directory:
         assert {p.name for p in directory.iterdir()} == {"config.json", "tokenizer.json", "tokenizer_config.json"}
         assert directory.stat().st_mode & 0o077 == 0, "a private one"
@@ -63,12 +65,12 @@ def test_the_directory_is_gone_when_the_block_ends(door: Doorway) -> None:
 
 
 def test_a_file_outside_the_checkpoint_is_refused(tmp_path: Path) -> None:
-    door = Doorway(write_tiny_model(tmp_path / "model"), tmp_path / "door")
-    client, segment = read_segment(door)
+    descriptor_socket = FakeDescriptorSocket(write_tiny_model(tmp_path / "model"), tmp_path / "socket")
+    client, segment = read_segment(descriptor_socket)
     for placed in segment.offer.layout:
         object.__setattr__(placed, "file", "../" + placed.file)
     with pytest.raises(ModelCorrupt, match="outside itself"), materialised(segment):
         raise AssertionError("written")
     segment.close()
     client.close()
-    door.close()
+    descriptor_socket.close()

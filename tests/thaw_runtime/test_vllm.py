@@ -25,7 +25,7 @@ from relay.clients.channel import Channel
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import GroupCredential, GroupLink, StageShape
 from tests.thaw_runtime.conftest import ROOT, STREAM, Container, frames, llm_init, run_body
-from tests.thaw_runtime.doorway import Doorway
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from thaw import wire
 from thaw.cli import explain
@@ -72,8 +72,12 @@ class Zygote:
         assert isinstance(plain, dict)
         return plain
 
-    def fork(self, instance_id: str, directory: Path, door: Doorway) -> dict[str, Any]:
-        env = {"THAW_SOCKET": str(directory / "c.sock"), "THAW_DOOR": door.path, "THAW_INSTANCE_ID": instance_id}
+    def fork(self, instance_id: str, directory: Path, descriptor_socket: FakeDescriptorSocket) -> dict[str, Any]:
+        env = {
+            "THAW_SOCKET": str(directory / "c.sock"),
+            "THAW_DOOR": descriptor_socket.path,
+            "THAW_INSTANCE_ID": instance_id,
+        }
         self.channel.send(
             {
                 "op": "fork",
@@ -118,9 +122,9 @@ class Forked(Container):
 
     rehearsal_s = 0.0
 
-    def __init__(self, zygote: Zygote, directory: Path, door: Doorway) -> None:
-        self.forked = zygote.fork(directory.name, directory, door)
-        self.socket, self.door = str(directory / "c.sock"), door
+    def __init__(self, zygote: Zygote, directory: Path, descriptor_socket: FakeDescriptorSocket) -> None:
+        self.forked = zygote.fork(directory.name, directory, descriptor_socket)
+        self.socket, self.descriptor_socket = str(directory / "c.sock"), descriptor_socket
         self.out, self.err = directory / "out", directory / "err"
         self.process = subprocess.Popen(["sleep", "infinity"])  # Container's methods use this process instead
         self.http = UnixConnection(self.socket, timeout=120)
@@ -128,24 +132,24 @@ class Forked(Container):
 
 @pytest.fixture
 def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Forked]]:
-    made: list[tuple[Forked, Doorway]] = []
+    made: list[tuple[Forked, FakeDescriptorSocket]] = []
 
     def build(model: Path, *, arrived: bool = True, layers: tuple[int, int] | None = None) -> Forked:
         directory = tmp_path / f"c{len(made)}"
         directory.mkdir()
-        door = Doorway(model, directory / "door", arrived=arrived, layers=layers)
-        container = Forked(zygote, directory, door)
+        descriptor_socket = FakeDescriptorSocket(model, directory / "socket", arrived=arrived, layers=layers)
+        container = Forked(zygote, directory, descriptor_socket)
         container.wait_listening()
-        made.append((container, door))
+        made.append((container, descriptor_socket))
         return container
 
     yield build
-    for container, door in made:
+    for container, descriptor_socket in made:
         with contextlib.suppress(ProcessLookupError):  # a failed start has ended the process already
             os.kill(container.forked["pid"], 9)
         assert zygote.receive()["op"] == "exited"
         container.close()
-        door.close()
+        descriptor_socket.close()
 
 
 def answer(container: Container, body: dict[str, Any], endpoint: str = "chat", **value: Any) -> str:
@@ -155,8 +159,8 @@ def answer(container: Container, body: dict[str, Any], endpoint: str = "chat", *
 
 
 def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_path: Path) -> None:
-    door = Doorway(model, tmp_path / "door")
-    container = Container([sys.executable, "-m", "thaw_runtime.llm.main"], tmp_path, door)
+    descriptor_socket = FakeDescriptorSocket(model, tmp_path / "socket")
+    container = Container([sys.executable, "-m", "thaw_runtime.llm.main"], tmp_path, descriptor_socket)
     container.wait_listening()
     try:
         status, reply = container.init()
@@ -170,7 +174,7 @@ def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_p
         assert answer(container, CAPITAL) == "The capital of France is Paris."
     finally:
         container.close()
-        door.close()
+        descriptor_socket.close()
 
 
 def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callable[..., Forked], model: Path) -> None:
@@ -223,8 +227,8 @@ def test_a_zygote_has_one_thread(zygote: Zygote) -> None:
 def test_a_killed_engine_is_reported_with_the_containers_exit_status(
     zygote: Zygote, model: Path, tmp_path: Path
 ) -> None:
-    door = Doorway(model, tmp_path / "door")
-    container = Forked(zygote, tmp_path, door)
+    descriptor_socket = FakeDescriptorSocket(model, tmp_path / "socket")
+    container = Forked(zygote, tmp_path, descriptor_socket)
     container.wait_listening()
     pid = container.forked["pid"]
     engine = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
@@ -232,7 +236,7 @@ def test_a_killed_engine_is_reported_with_the_containers_exit_status(
     exited = zygote.receive()
     assert (exited["op"], exited["pid"], exited["status"]) == ("exited", pid, 128 + 9)
     container.close()
-    door.close()
+    descriptor_socket.close()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,7 @@ def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXTS[:2]]
     slow = fork(model, arrived=False)
-    feeder = threading.Thread(target=trickle, args=(slow.door,))
+    feeder = threading.Thread(target=trickle, args=(slow.descriptor_socket,))
     feeder.start()
     tokens = ours(slow, prompts)
     feeder.join()
@@ -301,15 +305,15 @@ def test_two_seconds_of_a_stopped_engine_are_explained_in_exactly_the_phase_that
     fork: Callable[..., Forked], model: Path
 ) -> None:
     container = fork(model, arrived=False)
-    door, (engine,) = container.door, children(container.forked["pid"])
+    descriptor_socket, (engine,) = container.descriptor_socket, children(container.forked["pid"])
     replies: list[Any] = []
     starting = threading.Thread(target=lambda: replies.append(container.init()[1]))
     events = [event(Phase.RECEIVED), event(Phase.FETCH_BEGIN, group_id="f" * 32, host="h1")]
     starting.start()
-    trickle(door, until=0.9)  # the engine has built the model by then, and waits for more bytes
+    trickle(descriptor_socket, until=0.9)  # the engine has built the model by then, and waits for more bytes
     os.kill(engine, signal.SIGSTOP)
-    door.arrive(door.n_bytes)
-    events.append(event(Phase.FETCH_END, group_id="f" * 32, host="h1", n_bytes=door.n_bytes))
+    descriptor_socket.arrive(descriptor_socket.n_bytes)
+    events.append(event(Phase.FETCH_END, group_id="f" * 32, host="h1", n_bytes=descriptor_socket.n_bytes))
     threading.Event().wait(2.0)  # the engine stays stopped for this long
     os.kill(engine, signal.SIGCONT)
     starting.join()
@@ -355,16 +359,18 @@ def parent(pid: int) -> int:
         return 0
 
 
-def trickle(door: Doorway, until: float = 1.0) -> None:
+def trickle(descriptor_socket: FakeDescriptorSocket, until: float = 1.0) -> None:
     """Let the weights arrive as over a slow link, in four seconds from when both processes have the segment.
 
     Only the part ``until`` of them arrives.
     """
-    door.arrive(door.sidecar_bytes)
-    door.wait_served(2)
+    descriptor_socket.arrive(descriptor_socket.sidecar_bytes)
+    descriptor_socket.wait_served(2)
     bell = threading.Event()
     for i in range(1, round(80 * until) + 1):
-        door.arrive(door.sidecar_bytes + (door.n_bytes - door.sidecar_bytes) * i // 80)
+        descriptor_socket.arrive(
+            descriptor_socket.sidecar_bytes + (descriptor_socket.n_bytes - descriptor_socket.sidecar_bytes) * i // 80
+        )
         bell.wait(0.05)
 
 

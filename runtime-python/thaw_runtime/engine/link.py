@@ -103,8 +103,8 @@ class EngineLink:
         self.stops.begin()
         LastingThread(partial(self._read, on_lost), "engine-link").start()
 
-    def begin_start(self, init: LlmInit, door: str) -> None:
-        self._send(EngineStart(init, door))
+    def begin_start(self, init: LlmInit, descriptor_socket: str) -> None:
+        self._send(EngineStart(init, descriptor_socket))
 
     def wait_started(self) -> EngineStarted:
         """Wait until the engine has started.  Raises the error that kept it from starting.  There is no deadline, so
@@ -115,8 +115,8 @@ class EngineLink:
             raise outcome
         return outcome
 
-    def begin_check(self, init: LlmInit, door: str) -> None:
-        self._send(EngineCheck(init, door))
+    def begin_check(self, init: LlmInit, descriptor_socket: str) -> None:
+        self._send(EngineCheck(init, descriptor_socket))
 
     def wait_checked(self) -> Checked:
         """Wait for the engine's answer.  Raises the error with which the start would fail."""

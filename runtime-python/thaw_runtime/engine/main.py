@@ -188,7 +188,7 @@ class _Start:
     def _check(self, command: EngineCheck) -> None:
         try:
             engine = self._libraries.result(StartTrace())(lambda _: None)
-            segment = self._segment(command.door)
+            segment = self._segment(command.descriptor_socket)
             bound_memory(CHECK_BYTES + _MOST_GROWN * sum(s.weight_bytes for s in command.init.stages))
             checked = engine.check(command.init, segment)
         except ThawError as e:
@@ -200,10 +200,10 @@ class _Start:
         else:
             _tell(self._channel, EngineChecked(checked))
 
-    def _segment(self, door: str) -> Segment:
+    def _segment(self, descriptor_socket: str) -> Segment:
         # the connection stays open as long as the process maps the segment: until the process ends
-        self._door = DescriptorClient.connect(door)
-        return parameter_manager.open_segment(*self._door.granted(deadline_s=GRANT_DEADLINE_S))
+        self._descriptors = DescriptorClient.connect(descriptor_socket)
+        return parameter_manager.open_segment(*self._descriptors.granted(deadline_s=GRANT_DEADLINE_S))
 
     def _run(self, command: EngineStart) -> None:
         trace = StartTrace(group_id=command.init.group_id, stage=command.init.stage, host=command.init.host)
@@ -227,7 +227,7 @@ class _Start:
                 engine.abort(request_id)
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            segment = self._segment(command.door)
+            segment = self._segment(command.descriptor_socket)
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 

@@ -33,10 +33,10 @@ from thaw_runtime.engine.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """Proxy → engine, once.  ``door`` is the path of this container's descriptor socket."""
+    """Proxy → engine, once.  ``descriptor_socket`` is the path of this container's descriptor socket."""
 
     init: LlmInit
-    door: str
+    descriptor_socket: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EngineCheck:
     """Proxy → engine, instead of EngineStart: say whether that start would succeed."""
 
     init: LlmInit
-    door: str
+    descriptor_socket: str
 
 
 @dataclass(frozen=True, slots=True)

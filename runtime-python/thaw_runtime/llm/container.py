@@ -32,9 +32,9 @@ CHECK_BYTES: Final = 384 << 20
 
 
 class LlmContainer:
-    def __init__(self, link: EngineLink, door: str) -> None:
+    def __init__(self, link: EngineLink, descriptor_socket: str) -> None:
         self._link = link
-        self._door = door
+        self._descriptor_socket = descriptor_socket
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._state = "new"
@@ -50,11 +50,11 @@ class LlmContainer:
         """Say whether :meth:`init` would succeed, from the sidecars alone.  The container is of no further use.  Raises
         the error with which it would fail."""
         self._begin("checking")
-        self._link.begin_check(init, self._door)
+        self._link.begin_check(init, self._descriptor_socket)
         bound_memory(CHECK_BYTES)
         with (
-            closing(DescriptorClient.connect(self._door)) as door,
-            closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
+            closing(DescriptorClient.connect(self._descriptor_socket)) as client,
+            closing(client.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
             notes = notes_on(load_model_text(segment))
         checked = self._link.wait_checked()
@@ -85,7 +85,7 @@ class LlmContainer:
         return InitReply(True, trace.events, memory)
 
     def _start(self, init: LlmInit, trace: StartTrace) -> Mapping[str, int]:
-        self._link.begin_start(init, self._door)
+        self._link.begin_start(init, self._descriptor_socket)
         if init.stage == 0:  # other stages handle only hidden states
             self._load_text(trace)
         started = self._link.wait_started()
@@ -104,8 +104,8 @@ class LlmContainer:
     def _load_text(self, trace: StartTrace) -> None:
         with (
             trace.phase(Phase.TOKENIZER_BEGIN),
-            closing(DescriptorClient.connect(self._door)) as door,
-            closing(door.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
+            closing(DescriptorClient.connect(self._descriptor_socket)) as client,
+            closing(client.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
             tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
             self._text = load_model_text(segment, tool_parser)

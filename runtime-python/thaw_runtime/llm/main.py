@@ -22,7 +22,7 @@ from thaw_runtime.process.signals import exit_on_sigterm
 @dataclass(frozen=True, slots=True)
 class ContainerSettings:
     socket: str = setting("THAW_SOCKET", "the unix socket to listen on")
-    door: str = setting("THAW_DOOR", "fetchd's socket of this container")
+    descriptor_socket: str = setting("THAW_DOOR", "fetchd's socket of this container")
     warm: str = setting("THAW_WARM", "on: a stem cell, which imports what any start may need", "")
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     exit_on_sigterm()  # the engine ends by itself, because its socket closes
     from thaw_runtime.llm import proxy  # imported while the engine's process starts, which takes longer
 
-    proxy.serve(settings.socket, settings.door, channel, pid)
+    proxy.serve(settings.socket, settings.descriptor_socket, channel, pid)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def _unforeseen(error: Exception) -> PlatformError:
     return PlatformError(f"the container failed: {type(error).__name__}: {error}")
 
 
-def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> None:
+def serve(socket_path: str, descriptor_socket: str, channel: Channel, engine_pid: int) -> None:
     """Serve until the engine is lost, which ends this process: a container without an engine is of no use."""
 
     def lost(signal_number: int) -> None:
@@ -188,7 +188,7 @@ def serve(socket_path: str, door: str, channel: Channel, engine_pid: int) -> Non
     lasting.guard(log)
     server = _bind(socket_path)
     link = EngineLink(channel, engine_pid)
-    server.container = container = LlmContainer(link, door)
+    server.container = container = LlmContainer(link, descriptor_socket)
     server.hangups = HangupWatcher()
     server.hangups.start()
     link.listen(lost)

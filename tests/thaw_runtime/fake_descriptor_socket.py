@@ -1,5 +1,6 @@
-"""A door with a segment, without fetchd: it has real shared memory and a real control page, and bytes arrive when a
-test says so.
+"""A descriptor socket with a segment, without fetchd.
+
+It has real shared memory and a real control page, and bytes arrive when a test says so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SLAB_BYTES = 2 * 1024 * 1024
 WEIGHTS = "model.safetensors"
 
 
-class Doorway:
+class FakeDescriptorSocket:
     def __init__(
         self,
         model: Path,
@@ -62,7 +63,7 @@ class Doorway:
     def wait_served(self, n_clients: int) -> None:
         """Wait until ``n_clients`` more clients have got the segment."""
         for _ in range(n_clients):
-            assert self._served.acquire(timeout=20), "nobody came to the door"
+            assert self._served.acquire(timeout=20), "no client came"
 
     def fail(self, error: ErrorInfo) -> None:
         with self._lock:
@@ -136,7 +137,7 @@ class Doorway:
                 channel.send(to_plain(self.offer), tuple(self._fds))
                 self._served.release()
             except (ChannelClosed, OSError):
-                continue  # the container was killed while it used the door
+                continue  # the container was killed while it used the socket
 
 
 def model_parts(model: Path) -> ModelParts:
