@@ -24,7 +24,7 @@ from bench._explained import read_start
 from bench._links import Link, shaped, unlimited
 from bench._origin import Origin
 from bench._platform import BenchPlatform, llm_config
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 from thaw.tracing.timeline import Interval
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from bench._common import percentile
 from bench._platform import BenchPlatform
-from thaw.cli.client import action_path
-from thaw.cli.properties import read_properties
+from thaw.cli.platform_api.client import action_path
+from thaw.cli.platform_api.property_file import read_properties
 
 HELLO = "def main(args):\n    return {'greeting': 'Hello ' + args.get('name', 'stranger') + '!'}\n"
 _PATH = "/api/v1/namespaces/_/actions/hello?blocking=true&result=true"

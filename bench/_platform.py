@@ -12,8 +12,8 @@ from typing import Any
 from bench._common import cpu_seconds, say
 from bench._sse import Caller
 from thaw import wire
-from thaw.cli.client import Client, action_path
-from thaw.cli.properties import read_properties, resolve
+from thaw.cli.platform_api.client import Client, action_path
+from thaw.cli.platform_api.property_file import read_properties, resolve
 from thaw.dev import sweep, up
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.options import Options

@@ -34,7 +34,7 @@ from bench._platform import BenchPlatform, llm_config
 from bench._prewarmed_vllm import copy
 from bench._sse import Caller
 from bench._vllm import VllmServer
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 
 PROMPT = (

@@ -29,7 +29,7 @@ from bench._links import Link, shaped
 from bench._origin import Origin
 from bench._platform import BenchPlatform, llm_config
 from bench._sse import Streamed
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 from thaw.tracing.trace import TraceEvent
 

@@ -27,8 +27,8 @@ from bench._common import interleave, judge, median, say
 from bench._platform import BenchPlatform, llm_config
 from bench._vllm import VllmServer
 from thaw.checkpoints import pooling
-from thaw.cli.demo_model import cache_dir
-from thaw.cli.properties import read_properties
+from thaw.cli.model_stores.demo_model import cache_dir
+from thaw.cli.platform_api.property_file import read_properties
 from thaw.dev.smollm2 import obtain
 
 _ACTION: Final = "chat"  # as vLLM's server calls its model

@@ -25,8 +25,8 @@ from bench._common import PYTHON, figure, interleave, judge, median, python_env,
 from bench._flood import LONG_BYTES, code, n_answered, status_of, was_flooded
 from bench._honest import Answers, Honest
 from bench._platform import BenchPlatform
-from thaw.cli.client import Client, action_path
-from thaw.cli.properties import Target
+from thaw.cli.platform_api.client import Client, action_path
+from thaw.cli.platform_api.property_file import Target
 from thaw.process import descriptors
 
 _KINDS = ("requests", "accepted", "slow_readers", "bodies", "deploys", "connections")

@@ -26,7 +26,7 @@ from bench._common import Goal, interleave, judge, median, percentile, say
 from bench._pipelines import Pipelines
 from bench._platform import BenchPlatform
 from bench._relay_ends import Sample
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev import links
 from thaw.dev.smollm2 import obtain
 

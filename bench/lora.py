@@ -31,7 +31,7 @@ from bench import _common, _model
 from bench._common import PYTHON, Goal, figure, interleave, judge, median, say
 from bench._platform import BenchPlatform, llm_config
 from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 
 _SLOTS = 8

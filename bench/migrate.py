@@ -22,8 +22,8 @@ from bench import _common, _model
 from bench._common import Goal, figure, judge, median, say
 from bench._platform import BenchPlatform, llm_config
 from bench._sse import Streamed
-from thaw.cli.client import action_path
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
+from thaw.cli.platform_api.client import action_path
 from thaw.dev.smollm2 import obtain
 
 _ACTION: Final = "story"

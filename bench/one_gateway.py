@@ -23,9 +23,9 @@ from typing import Any
 from bench import _common, _model, _streams
 from bench._common import PYTHON, cpu_seconds, interleave, judge, median, python_env, say, start
 from bench._platform import BenchPlatform, llm_config
-from thaw.cli.client import action_path
-from thaw.cli.demo_model import cache_dir
-from thaw.cli.properties import read_properties
+from thaw.cli.model_stores.demo_model import cache_dir
+from thaw.cli.platform_api.client import action_path
+from thaw.cli.platform_api.property_file import read_properties
 from thaw.dev.ports import free_ports
 from thaw.dev.smollm2 import obtain
 

@@ -37,7 +37,7 @@ from bench._platform import BenchPlatform, llm_config
 from bench._sse import Streamed
 from bench.cold_start import PROMPT
 from thaw.checkpoints import checkpoint
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 from thaw.model import ModelIndex, ModelParts
 

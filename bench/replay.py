@@ -42,7 +42,7 @@ from bench.simulation.run import simulate
 from bench.simulation.specs import SYSTEMS, Objectives
 from bench.simulation.tracefile import read_workload
 from bench.simulation.workload import Request, Workload
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 from thaw.plan import Plan
 from thaw.tracing.hops import hops_of

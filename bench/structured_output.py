@@ -18,7 +18,7 @@ from bench import _common, _model
 from bench._common import interleave, judge, median, say
 from bench._platform import BenchPlatform, llm_config
 from bench._sse import Caller
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 
 _ACTION: Final = "numbers"

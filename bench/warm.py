@@ -33,7 +33,7 @@ from bench._vllm import VllmServer
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import LlmRun
 from thaw import wire
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.clock import wall_ms
 from thaw.dev.smollm2 import obtain
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake_gateway import FakeGateway
-from thaw.cli.answers import events
+from thaw.cli.platform_api.answers import events
 from thaw.errors import Unavailable
 
 CHAT = "POST /v1/chat/completions"

@@ -22,8 +22,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from tests.cli.conftest import Run
-from thaw.cli import conversion
-from thaw.cli.demo_model import cache_dir
+from thaw.cli.model_stores import conversion
+from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev import smollm2
 from thaw.errors import BadRequest, MemoryTooSmall, ModelUnsupported
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from thaw.cli.evidence_lines import evidence_lines
+from thaw.cli.explanation.evidence import evidence_lines
 from thaw.tracing.evidence import Account, Explanation, explain
 from thaw.tracing.timeline import Interval, Timeline, analyse
 from thaw.tracing.trace import Phase, TraceEvent

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.cli.test_timeline import COLD, Line, shifted, trace
 from thaw import wire
-from thaw.cli import foretold
+from thaw.cli.explanation import foretold
 from thaw.ids import ActionName, GroupId, PlanId
 from thaw.plan import Plan
 from thaw.tracing.bound import Part, Source, Term, least_s

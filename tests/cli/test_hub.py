@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.fetchd.harness import write_model
 from tests.hub import Answering, LoopbackHub, files_in
-from thaw.cli.hub import HubStore, copied
+from thaw.cli.model_stores.hub import HubStore, copied
 from thaw.errors import Conflict
 
 URI = "hf://org/base"

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
-from thaw.cli.properties import normal_apihost
+from thaw.cli.platform_api.property_file import normal_apihost
 
 HERE = "/api/v1/namespaces/_"
 ONE = {"name": "b", "namespace": "guest", "version": "0.0.1", "annotations": [], "limits": {}}

@@ -21,8 +21,9 @@ from tests.cli.fake_gateway import FakeGateway
 from tests.thaw_runtime.adapters import write_adapter
 from thaw import wire
 from thaw.checkpoints import checkpoint, model_json, versions
-from thaw.cli import checkpoints, models
-from thaw.cli.stores import DirectoryStore, open_store
+from thaw.cli.commands import models
+from thaw.cli.model_stores import checkpoints
+from thaw.cli.model_stores.stores import DirectoryStore, open_store
 from thaw.dev.layout import Platform
 from thaw.dev.processes import ProcessId
 from thaw.errors import DeveloperError, ModelCorrupt, ModelUnsupported

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import Clock
-from thaw.cli.progress import EVERY_S, Lines
+from thaw.cli.output.progress import EVERY_S, Lines
 
 MIB = 1 << 20
 

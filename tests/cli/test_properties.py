@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
-from thaw.cli.properties import normal_apihost, read_properties
+from thaw.cli.platform_api.property_file import normal_apihost, read_properties
 
 
 def test_set_writes_a_private_file_that_get_and_wsk_read(thaw: Run, home: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.fetchd.harness import write_model
 from thaw.checkpoints import versions
-from thaw.cli import checkpoints, guards
-from thaw.cli.stores import Store, open_store
+from thaw.cli.model_stores import checkpoints, guards
+from thaw.cli.model_stores.stores import Store, open_store
 from thaw.errors import Conflict
 from thaw.model import INDEX_NAME, ModelIndex
 

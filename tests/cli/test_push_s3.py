@@ -12,8 +12,8 @@ import pytest
 
 from tests.seaweed import KEY, SECRET, seaweed
 from thaw.checkpoints import versions
-from thaw.cli import checkpoints, s3
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores import checkpoints, s3
+from thaw.cli.model_stores.stores import open_store
 from thaw.errors import ModelCorrupt
 from thaw.model import CHUNK_BYTES
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
-from thaw.cli import pauses
-from thaw.cli.client import ApiError
-from thaw.cli.following import ended
-from thaw.cli.top import _Screen
+from thaw.cli.commands.top import _Screen
+from thaw.cli.platform_api import pauses
+from thaw.cli.platform_api.client import ApiError
+from thaw.cli.platform_api.following import ended
 
 HERE = "/api/v1/namespaces/_"
 READY = {"action": "guest/x", "state": "ready", "expected_s": 0.0, "hosts": ["h0"]}
@@ -219,7 +219,7 @@ def test_top_on_a_terminal_asks_again_only_with_what_it_shows(gateway: FakeGatew
 
 def test_times_on_the_screen_go_on_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("thaw.cli.top.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("thaw.cli.commands.top.time.monotonic", lambda: now_s[0])
     worker = {"action": "guest/f", "version": "0.0.1", "host": "h0", "device": "cpu", "slots": 1}
     workers = [{**worker, "state": "ready", "idle_since_ms": 7_000}]
     shown = _Screen({"mark": "m", "now_ms": 10_000, "workers": workers, "waiting": []})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thaw.cli.tables import bit_rate, show, table
+from thaw.cli.output.tables import bit_rate, show, table
 
 
 @pytest.fixture(autouse=True)

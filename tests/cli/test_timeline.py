@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from thaw import wire
-from thaw.cli import explain
+from thaw.cli.explanation import explain
 from thaw.errors import NotFound
 from thaw.ids import ActionName, GroupId, HostId, PlanId
 from thaw.model import FileRange

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from thaw import wire
-from thaw.cli import explain
+from thaw.cli.explanation import explain
 from thaw.tracing.trace import Phase, TraceEvent
 
 SIZES = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fetchd.harness import Fetchd, write_model
-from thaw.cli.properties import read_properties, write_properties
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores.stores import open_store
+from thaw.cli.platform_api.property_file import read_properties, write_properties
 from thaw.dev import components, up
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.options import Options, parse_rate

@@ -17,7 +17,7 @@ import requests
 from tests.conftest import free_port
 from tests.e2e import bad_models
 from tests.e2e.bad_models import WEIGHTS, Shop
-from thaw.cli import s3
+from thaw.cli.model_stores import s3
 from thaw.model import INDEX_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

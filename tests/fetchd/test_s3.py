@@ -26,8 +26,8 @@ from tests.aws_roles import Roles, serve_roles
 from tests.conftest import free_port
 from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
 from tests.seaweed import KEY, ROLE, SECRET, seaweed, session_credentials
-from thaw.cli import s3 as cli_s3
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores import s3 as cli_s3
+from thaw.cli.model_stores.stores import open_store
 from thaw.errors import ModelNotFound, PlatformError, StoreUnavailable, ThawError
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind

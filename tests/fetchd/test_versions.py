@@ -12,8 +12,8 @@ import pytest
 
 from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
 from thaw.checkpoints import versions
-from thaw.cli import checkpoints
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores import checkpoints
+from thaw.cli.model_stores.stores import open_store
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.ids import GroupId
 from thaw.model import INDEX_NAME, ModelFacts

@@ -20,9 +20,9 @@ from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.relay.samples import record
 from thaw.activation import Activation
-from thaw.cli.client import Client
-from thaw.cli.following import ended
-from thaw.cli.properties import Target
+from thaw.cli.platform_api.client import Client
+from thaw.cli.platform_api.following import ended
+from thaw.cli.platform_api.property_file import Target
 from thaw.ids import ActionName
 from thaw.quotas import Quotas
 

@@ -23,8 +23,8 @@ from tests.scheduler.conftest import Platform
 from tests.seaweed import KEY, SECRET, seaweed
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.checkpoints import versions
-from thaw.cli import checkpoints
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores import checkpoints
+from thaw.cli.model_stores.stores import open_store
 from thaw.config import parse_llm_config
 from thaw.ids import ActionName, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState

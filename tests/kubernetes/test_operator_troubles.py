@@ -18,7 +18,7 @@ from tests.gateway.fake_invoker import FakeInvoker
 from tests.kubernetes.api_server import Refusal, Request
 from tests.kubernetes.custom_resources import CustomResources
 from tests.kubernetes.operating import ACTION, Between, action, cluster, operating, operator, scale, wait_models
-from thaw.cli.client import ApiError
+from thaw.cli.platform_api.client import ApiError
 from thaw.kubernetes.decide import Put, Remove, Scale
 from thaw.kubernetes.operator import Operator, _is_final
 from thaw.kubernetes.refusals import Refusals

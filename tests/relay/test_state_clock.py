@@ -16,7 +16,7 @@ from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
 from thaw import wire
-from thaw.cli import explain
+from thaw.cli.explanation import explain
 from thaw.host import Device, HostReport
 from thaw.ids import GatewayId, HostId
 from thaw.tracing.timeline import analyse

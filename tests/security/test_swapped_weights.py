@@ -12,8 +12,8 @@ import pytest
 
 from tests.fetchd.harness import ROOT, Fetchd, Store, digest, file_bytes, write_index, write_model
 from thaw.checkpoints import checkpoint, versions
-from thaw.cli import checkpoints
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores import checkpoints
+from thaw.cli.model_stores.stores import open_store
 from thaw.errors import ModelCorrupt
 from thaw.ids import GroupId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange

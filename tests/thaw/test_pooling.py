@@ -10,8 +10,8 @@ import pytest
 
 from tests.embedding_models import write_model
 from thaw.checkpoints import checkpoint, pooling
-from thaw.cli import checkpoints, removal
-from thaw.cli.stores import open_store
+from thaw.cli.model_stores import checkpoints, removal
+from thaw.cli.model_stores.stores import open_store
 from thaw.errors import ModelCorrupt, ModelUnsupported
 
 ST = "sentence_transformers.models."

@@ -28,7 +28,7 @@ from tests.thaw_runtime.conftest import ROOT, STREAM, Container, frames, llm_ini
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from thaw import wire
-from thaw.cli import explain
+from thaw.cli.explanation import explain
 from thaw.plan import TransportKind
 from thaw.tracing.evidence import explain as explained
 from thaw.tracing.timeline import analyse

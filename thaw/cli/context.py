@@ -10,7 +10,7 @@ from thaw.cli.params import PAIRED, WITH_PARAMETERS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from thaw.cli.client import Client
+    from thaw.cli.platform_api.client import Client
 
 
 @dataclass(slots=True)
@@ -83,14 +83,14 @@ def _switches(word: str, own: frozenset[str]) -> tuple[str, ...]:
 
 
 def client() -> Client:
-    from thaw.cli.client import Client
-    from thaw.cli.properties import resolve
+    from thaw.cli.platform_api.client import Client
+    from thaw.cli.platform_api.property_file import resolve
 
     given = globals_
     target = resolve(given.apihost, given.auth, given.cert, given.key)
     if not (given.verbose or given.debug):
         return Client(target, insecure=given.insecure)
-    from thaw.cli.exchanges import tell
+    from thaw.cli.platform_api.exchanges import tell
 
     return Client(target, insecure=given.insecure, tell=tell)
 

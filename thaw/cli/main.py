@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 
 from thaw import __version__
-from thaw.cli import (
+from thaw.cli import completion
+from thaw.cli.commands import (
     actions,
     activations,
     chat,
-    completion,
     dev,
     hosts,
     keys,
     models,
     namespaces,
     packages,
-    properties_cli,
+    properties,
     rules,
     scaling,
     top,
@@ -28,8 +28,8 @@ from thaw.cli import (
 )
 from thaw.cli.context import err, globals_, take_global_options
 from thaw.cli.params import join_pairs
+from thaw.cli.platform_api.unreachable import Unreachable
 from thaw.cli.unknown import Group, UnknownCommand
-from thaw.cli.unreachable import Unreachable
 from thaw.errors import ThawError
 
 app = typer.Typer(
@@ -56,7 +56,7 @@ app.add_typer(hosts.app, name="host", cls=Group)
 app.add_typer(namespaces.app, name="namespace", cls=Group)
 app.command("list")(namespaces.get)
 app.add_typer(keys.app, name="key", cls=Group)
-app.add_typer(properties_cli.app, name="property", cls=Group)
+app.add_typer(properties.app, name="property", cls=Group)
 app.command("completion")(completion.completion)
 
 

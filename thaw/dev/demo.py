@@ -18,14 +18,15 @@ from pathlib import Path
 from rich.console import Console
 
 from thaw import wire
-from thaw.cli import checkpoints, explain
-from thaw.cli.answers import Answer, ask
-from thaw.cli.client import Client, action_path
-from thaw.cli.demo_model import cache_dir, obtain_quietly
 from thaw.cli.deploy import Deployment, action_body
-from thaw.cli.properties import resolve
-from thaw.cli.stores import open_store
-from thaw.cli.tables import duration, size
+from thaw.cli.explanation import explain
+from thaw.cli.model_stores import checkpoints
+from thaw.cli.model_stores.demo_model import cache_dir, obtain_quietly
+from thaw.cli.model_stores.stores import open_store
+from thaw.cli.output.tables import duration, size
+from thaw.cli.platform_api.answers import Answer, ask
+from thaw.cli.platform_api.client import Client, action_path
+from thaw.cli.platform_api.property_file import resolve
 from thaw.dev import leftovers, sweep, up
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.options import Options

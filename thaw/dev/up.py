@@ -149,7 +149,7 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
     supervisor.start([c for c in hosts if c not in fetchds])
     supervisor.wait_ready([*servers, *control, *common, *hosts])
     if not platform.store_dir:
-        from thaw.cli.s3 import make_bucket
+        from thaw.cli.model_stores.s3 import make_bucket
 
         make_bucket(platform.store_env(), "models")
 
@@ -157,7 +157,7 @@ def _start(supervisor: Supervisor, layout: Layout, platform: Platform, options: 
 def _first_key(layout: Layout, apihost: str) -> str:
     """The operator's key of the namespace ``guest``, generated once and kept in a file of its own: the wskprops file,
     from which the commands take a key, may get another one (``thaw property set --auth``)."""
-    from thaw.cli.properties import read_properties
+    from thaw.cli.platform_api.property_file import read_properties
 
     chosen = read_properties(layout.wskprops).get("AUTH")
     if layout.first_key.exists():

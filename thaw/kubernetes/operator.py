@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from thaw import wire
-from thaw.cli.client import ApiError, Client, action_path, entity_path
-from thaw.cli.properties import Target, normal_apihost
+from thaw.cli.platform_api.client import ApiError, Client, action_path, entity_path
+from thaw.cli.platform_api.property_file import Target, normal_apihost
 from thaw.errors import ErrorInfo, PlatformError, ThawError, Unavailable
 from thaw.kubernetes import decide
 from thaw.kubernetes.api import MERGE, Collection, Event

@@ -1,0 +1,1 @@
+"""The groups of commands, one module for each word after ``thaw``."""

@@ -1,0 +1,1 @@
+"""What ``thaw activation explain`` prints: the drawn timeline, and the lines below it."""

@@ -1,0 +1,1 @@
+"""Models in stores: push, copy, verify, list and remove them."""

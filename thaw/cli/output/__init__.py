@@ -1,0 +1,1 @@
+"""What commands print: tables, entities, progress and saved files."""
