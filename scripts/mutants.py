@@ -53,6 +53,10 @@ noticed by the deadline.
 """
 
 SCHEDULER: Final = "tests/scheduler"
+POLICY: Final = tuple(
+    f"{SCHEDULER}/test_policy{part}.py"
+    for part in ("", "_versions", "_failures", "_hosts", "_successor", "_properties")
+)
 PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/backoff.py": ("tests/fetchd/test_parts.py",),
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
@@ -60,13 +64,13 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/view/shortest_times.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
     "gateway/scheduler/view/bounds.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "gateway/scheduler/policy/draining.py": (f"{SCHEDULER}/test_draining.py",),
-    "gateway/scheduler/policy/evictions.py": (f"{SCHEDULER}/test_evictions.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/scheduler/policy/evictions.py": (f"{SCHEDULER}/test_evictions.py", *POLICY),
     "gateway/scheduler/view/history.py": (
         f"{SCHEDULER}/test_predict.py",
         f"{SCHEDULER}/test_cells.py",
         f"{SCHEDULER}/test_kinds.py",
         f"{SCHEDULER}/test_effects.py",
-        f"{SCHEDULER}/test_policy.py",
+        *POLICY,
     ),
     "gateway/scheduler/view/host_index.py": (
         f"{SCHEDULER}/test_ambiguities.py",
@@ -83,7 +87,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_kinds.py",
         f"{SCHEDULER}/test_resident.py",
         f"{SCHEDULER}/test_pools.py",
-        f"{SCHEDULER}/test_policy.py",
+        *POLICY,
     ),
     "gateway/scheduler/placement/pool_account.py": (
         f"{SCHEDULER}/test_pool_account.py",
@@ -104,7 +108,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_resident.py",
     ),
     "gateway/scheduler/policy/starts.py": (
-        f"{SCHEDULER}/test_policy.py",
+        *POLICY,
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_reasons.py",
@@ -115,7 +119,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",
     ),
-    "gateway/scheduler/view/waiting_line.py": (f"{SCHEDULER}/test_turns.py", f"{SCHEDULER}/test_policy.py"),
+    "gateway/scheduler/view/waiting_line.py": (f"{SCHEDULER}/test_turns.py", *POLICY),
     "gateway/serving/routing/throttle.py": (
         "tests/gateway/test_throttle.py",
         "tests/gateway/test_queue_caps.py::test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full",

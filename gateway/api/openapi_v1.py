@@ -58,8 +58,16 @@ def _one_of(*schemas: Json) -> Json:
     return {"anyOf": list(schemas)}
 
 
-_CONTENT: Final = _one_of(_TEXT, _list({"type": "object", "required": ["type", "text"], "properties": {
-    "type": {"type": "string", "enum": ["text"]}, "text": _TEXT}}))  # fmt: skip
+_CONTENT: Final = _one_of(
+    _TEXT,
+    _list(
+        {
+            "type": "object",
+            "required": ["type", "text"],
+            "properties": {"type": {"type": "string", "enum": ["text"]}, "text": _TEXT},
+        }
+    ),
+)
 _CALL: Final = {
     "type": "object",
     "required": ["function"],
@@ -142,10 +150,12 @@ _GRAMMARS: Final = {
     "guided_grammar": _TEXT,
 }
 _WITHOUT_EFFECT: Final = {
-    name: {**(_FLAG if name == "store" else _OBJECT if name in ("metadata", "prediction") else _TEXT),
-           "description": "changes no answer"}
+    name: {
+        **(_FLAG if name == "store" else _OBJECT if name in ("metadata", "prediction") else _TEXT),
+        "description": "changes no answer",
+    }
     for name in NO_EFFECT
-}  # fmt: skip
+}
 _SAMPLING: Final = {
     "temperature": _number(0, 2),
     "top_p": _number(0, 1, exclusiveMinimum=True),

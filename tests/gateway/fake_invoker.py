@@ -118,9 +118,18 @@ class FakeInvoker:
         """The record of an instance that the invoker is starting.  ``ready`` of the same instance ends the start."""
         starts = InstanceState.STARTING
         record = InstanceRecord(
-            InstanceId(instance), self.host, ActionName(action), "0.0.1", GroupId(group), starts, self.address, 0, 0,
-            "cpu", StartMode.COLD,
-        )  # fmt: skip
+            InstanceId(instance),
+            self.host,
+            ActionName(action),
+            "0.0.1",
+            GroupId(group),
+            starts,
+            self.address,
+            0,
+            0,
+            "cpu",
+            StartMode.COLD,
+        )
         self.registry.put_instance(record)
         return record
 

@@ -12,8 +12,7 @@ from gateway.scheduler.decisions import ReleaseInstance, StartGroup, UndrainInst
 from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
 from relay.protocol.messages import InstanceChanged
 from relay.state.registry import Registry
-from tests.scheduler.test_policy import HELLO, hello, of, report, world
-from tests.scheduler.world import CHAT, chat, group_world
+from tests.scheduler.world import CHAT, HELLO, chat, group_world, hello, of, report, world
 from thaw.errors import NotFound
 from thaw.ids import HostId
 from thaw.instance import InstanceState

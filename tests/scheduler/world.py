@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gateway.scheduler.decisions import Decision, InspectModelOn, StartGroup, Wake
-from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Timer
+from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Rebuilt, Timer
 from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView
@@ -22,9 +22,10 @@ from relay.protocol.messages import (
 )
 from thaw.errors import ErrorInfo
 from thaw.host import Device, HeldSegment, HostReport, PoolReport
-from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, HostId, Namespace
+from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.model import FileRange, ModelFacts, ModelParts
+from thaw.plan import Plan
 
 MIB = 1024 * 1024
 D = TypeVar("D")
@@ -211,3 +212,21 @@ def group_world(n_hosts: int = 4, facts: ActionFacts | None = None, model: Model
     """Hosts on links of 200 Mbit/s, and a relay."""
     hosts = [report(f"h{i}", **{"network_bytes_per_s": 25e6, **host}) for i in range(n_hosts)]
     return llm_world(*hosts, facts=facts, model=model, relay_url="redis://user:secret@relay:6379/0")
+
+
+def rebuilt(**fields: Any) -> Rebuilt:
+    plain: dict[str, Any] = {
+        "wall_ms": 10_000,
+        "hosts": (report(),),
+        "instances": (),
+        "demand": (),
+        "plans": (),
+        "models": (),
+        "actions": (hello(),),
+    }
+    return Rebuilt(**{**plain, **fields})
+
+
+def plan_of(group: str) -> Plan:
+    (start,) = of(world().ask(), StartGroup)
+    return replace(start.plan, group_id=GroupId(group))

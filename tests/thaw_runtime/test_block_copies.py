@@ -62,11 +62,16 @@ class Source:
 
     def held(self) -> list[HeldBlock]:
         return [
-            HeldBlock(block, (r.name, r.n_lost, i), min(SIZE, r.n_computed - i * SIZE), (i + 1) * SIZE <= r.n_computed,
-                      self.cached.get(block))
+            HeldBlock(
+                block,
+                (r.name, r.n_lost, i),
+                min(SIZE, r.n_computed - i * SIZE),
+                (i + 1) * SIZE <= r.n_computed,
+                self.cached.get(block),
+            )
             for r in self.running.values()
             for i, block in enumerate(r.blocks[: -(-r.n_computed // SIZE)])
-        ]  # fmt: skip
+        ]
 
     def _digest(self, request: Request, i: int) -> bytes:
         return repr(request.tokens[: (i + 1) * SIZE]).encode()
