@@ -21,8 +21,8 @@ from typing import Final, TypeVar
 
 from fetchd.backoff import pause_s
 from fetchd.deadline import CallLater, Deadline
-from fetchd.description import Description, LargeTexts, combined_etag
 from fetchd.lanes import Lanes
+from fetchd.model_files import Description, LargeTexts, combined_etag
 from fetchd.sources.base import (
     AccessRefused,
     Connection,

@@ -62,7 +62,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "fetchd/chunks.py": ("tests/fetchd/test_parts.py",),
     "fetchd/meter.py": ("tests/fetchd/test_meter.py",),
     "gateway/scheduler/view/shortest_times.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_effects.py"),
-    "gateway/scheduler/view/bounds.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
+    "gateway/scheduler/view/bound_terms.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "gateway/scheduler/policy/draining.py": (f"{SCHEDULER}/test_draining.py",),
     "gateway/scheduler/policy/evictions.py": (f"{SCHEDULER}/test_evictions.py", *POLICY),
     "gateway/scheduler/view/history.py": (
@@ -100,7 +100,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/placement/schemes.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/placement/search.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
     "gateway/scheduler/placement/select.py": (f"{SCHEDULER}/test_select.py", f"{SCHEDULER}/test_ambiguities.py"),
-    "gateway/scheduler/placement/stages.py": (
+    "gateway/scheduler/placement/stage_bytes.py": (
         f"{SCHEDULER}/test_stages.py",
         f"{SCHEDULER}/test_groups.py",
         f"{SCHEDULER}/test_pools.py",

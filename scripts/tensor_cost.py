@@ -22,7 +22,7 @@ from relay.protocol.segment import ControlPage, SegmentReader, lay_out, segment_
 from thaw.model import FileRange, TensorInfo
 from thaw_runtime.weights.arriving import arriving
 from thaw_runtime.weights.parameter_manager import NativeSegment, start
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 SLAB_BYTES = 2 * 1024 * 1024
 FILE = "model.safetensors"

@@ -43,7 +43,7 @@ from thaw_runtime.pipeline.link import PATIENCE, StageLink, open_transport
 from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Batch, NewSequence, Parted, Sampled, Step
 from thaw_runtime.process.start_trace import StartTrace
-from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
+from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
 VOCAB = 256
 STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))

@@ -9,17 +9,17 @@ from typing import Final
 
 from invoker import metrics
 from invoker.containers.instance import Effect, Event, State
+from invoker.containers.killed_or_failed import hint, how, start_error
 from invoker.containers.last_output import LastOutput, printed_by
 from invoker.containers.live import Live
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
 from invoker.containers.publish import Publisher
-from invoker.drivers.activation_logs import A_TRACEBACK, LogCollector, last_lines
+from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Driver, Exit, Handle
 from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import (
-    InitFailed,
     InstanceBusy,
     InstanceGone,
     PlatformError,
@@ -245,9 +245,9 @@ class Fleet:
         with live.lock:
             state = live.state
             if state in (State.STARTING, State.INITIALISING):
-                live.blame(_start_error(live, end))
+                live.blame(start_error(live, end))
             elif state in (State.IDLE, State.BUSY, State.DRAINING):
-                live.blame(WorkerLost(f"the container ended ({_how(end)})", hint=_hint(live)))
+                live.blame(WorkerLost(f"the container ended ({how(end)})", hint=hint(live)))
             live.out_of_memory = end.out_of_memory
             effect = live.apply(Event.EXITED)
         live.note_exit()
@@ -302,25 +302,3 @@ class Fleet:
 
     def _in_background(self, run: Callable[[], None]) -> None:
         threading.Thread(target=run, name="ending", daemon=True).start()
-
-
-def _start_error(live: Live, end: Exit) -> ThawError:
-    """A start that was killed from outside may be tried again elsewhere; one that gave up would give up again."""
-    error: ThawError
-    if end.status is None or end.status < 0:
-        error = WorkerLost(f"the container was killed while it started ({_how(end)})", hint=_hint(live))
-    else:
-        said = last_lines(live.handle) if live.handle is not None else ""
-        text = f"the container ended while it started ({_how(end)}): {said}".rstrip(": ")
-        error = InitFailed(text, hint="see the end of its stderr")
-    error.printed = last_lines(live.handle, *A_TRACEBACK) if live.handle is not None else ""
-    return error
-
-
-def _how(end: Exit) -> str:
-    return f"status {end.status}" + (f"; {end.reason}" if end.reason else "")
-
-
-def _hint(live: Live) -> str:
-    said = last_lines(live.handle) if live.handle is not None else ""
-    return f"its last words: {said}" if said else "out of memory, or killed from outside"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from relay.state.counting import CODE_BYTES, COUNTING, N_ACTIONS
 from relay.state.retention import GIVE_WAY
+from relay.state.usage_counting import CODE_BYTES, COUNTING, N_ACTIONS
 
 _RELEASE: Final = """
 local function release(code, released, seconds, most)

@@ -18,12 +18,12 @@ import redis
 from relay.state import endings, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
-from relay.state.counting import RECORD_TTL_S
 from relay.state.quota_errors import not_accepted, too_many_actions
 from relay.state.record_lists import RecordLists, names_of
 from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
 from relay.state.retention import forget, limits
 from relay.state.storage import SHORT_BYTES, Storage
+from relay.state.usage_counting import RECORD_TTL_S
 from thaw import pools, wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus

@@ -22,7 +22,7 @@ from typing import Any, Final
 import redis
 
 from relay.state import keys, redis_link
-from relay.state.counting import COUNTING, RECORD_TTL_S
+from relay.state.usage_counting import COUNTING, RECORD_TTL_S
 from thaw.ids import Namespace
 from thaw.quotas import RECORDS, Quotas
 

@@ -36,8 +36,8 @@ from typing import Any, Final
 import redis
 
 from relay.state import keys, redis_link
-from relay.state.counting import CODE_BYTES, COUNTING, N_ACTIONS, OVERHEAD
 from relay.state.retention import make_room
+from relay.state.usage_counting import CODE_BYTES, COUNTING, N_ACTIONS, OVERHEAD
 from thaw.errors import StorageFull, ThawError, TooLarge
 from thaw.ids import Namespace
 from thaw.quotas import Quotas, who_raises

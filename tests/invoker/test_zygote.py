@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from invoker.drivers import process_ids
-from invoker.drivers.exits import ExitWatch
+from invoker.drivers.exit_watch import ExitWatch
 from invoker.drivers.ownership import find_by_socket
 from invoker.drivers.process import zygote
 from invoker.drivers.process.zygote import Zygote

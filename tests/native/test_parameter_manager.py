@@ -25,7 +25,7 @@ from thaw_runtime.weights import native_library, parameter_manager
 from thaw_runtime.weights.arriving import arriving
 from thaw_runtime.weights.native_library import KvPlane, Library
 from thaw_runtime.weights.parameter_manager import KvBlocks, NativeSegment, ParameterManager
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 ROOT = Path(__file__).parents[2]
 OpenReader = Callable[[SegmentOffer, list[int]], Segment]

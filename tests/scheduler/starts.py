@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gateway.scheduler.view.bounds import StageFacts
+from gateway.scheduler.view.bound_terms import StageFacts
 from thaw.instance import StartMode
 from thaw.tracing.start_times import start_took
 from thaw.tracing.trace import Phase, TraceEvent

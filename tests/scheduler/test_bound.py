@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduler.view.bounds import StageFacts, bound_terms
+from gateway.scheduler.view.bound_terms import StageFacts, bound_terms
 from gateway.scheduler.view.shortest_times import Best, Key, Least
 from tests.scheduler.starts import Recorded, starts
 from thaw import partition, wire

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fetchd.segments import SegmentKey
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from relay.protocol.pool import n_slabs
 from tests.scheduler.world import FACTS, MIB, SMOLLM2
 from thaw import partition

@@ -23,7 +23,7 @@ from tests.thaw_runtime.conftest import ROOT
 from thaw.errors import ModelUnsupported
 from thaw_runtime.engine.protocol import ConsolidationEnded, Emit, EngineRequest, EngineStarted, Event
 from thaw_runtime.engine.wire import Events, Submit, decode, encode
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 CALL_S = 120.0
 

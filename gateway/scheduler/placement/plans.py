@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.scheduler.events import ActionFacts
-from gateway.scheduler.placement.stages import StageBytes, Stages
+from gateway.scheduler.placement.stage_bytes import StageBytes, Stages
 from thaw.ids import GroupId, HostId, InstanceId, PlanId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.plan import PLAN_VERSION, Plan, PlanModel, PlanStage, PlanTransport, StageRole

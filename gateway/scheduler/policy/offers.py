@@ -21,8 +21,8 @@ from gateway.scheduler.placement.schemes import (
     Size,
     Variant,
 )
-from gateway.scheduler.placement.stages import Stages
-from gateway.scheduler.view.bounds import StageFacts, bound_terms
+from gateway.scheduler.placement.stage_bytes import Stages
+from gateway.scheduler.view.bound_terms import StageFacts, bound_terms
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.host_index import Wanted
 from gateway.scheduler.view.hosts import HostView, Room

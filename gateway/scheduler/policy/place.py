@@ -13,7 +13,7 @@ from gateway.scheduler.placement.schemes import (
     sizes,
 )
 from gateway.scheduler.placement.select import Weighing, best_of, in_order, select, spread, weigh
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from gateway.scheduler.policy import pools
 from gateway.scheduler.policy.offers import EXPLAINED_HOSTS, Offers, variant
 from gateway.scheduler.policy.transports import has_transport

@@ -18,7 +18,7 @@ from dataclasses import replace
 from gateway.scheduler.decisions import StageStart
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.pool_account import PoolAccount, claim_of
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.hosts import HostView

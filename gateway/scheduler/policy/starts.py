@@ -16,7 +16,7 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.plans import Choice, Names, fetch_key, group_plan, low_reserve, slots, starting_record
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from gateway.scheduler.placement.window import Lacking, new_workers
 from gateway.scheduler.policy import pools
 from gateway.scheduler.policy.evictions import evictions

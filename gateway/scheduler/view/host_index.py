@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from gateway.scheduler.placement.link_ledger import LinkLedger
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from gateway.scheduler.view.hosts import HostView
 from gateway.scheduler.view.links import Block, Key, Links
 from gateway.scheduler.view.model_places import ModelPlaces

@@ -16,7 +16,7 @@ from gateway.scheduler.placement.link_ledger import Discipline, LinkLedger
 from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.placement.pool_account import UNLIMITED, PoolAccount
 from gateway.scheduler.placement.schemes import DeviceFits, Gpu
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from thaw.host import Device, FetchReport, HostReport
 from thaw.hub.models import is_same_content
 from thaw.ids import HostId, InstanceId

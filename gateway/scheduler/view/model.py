@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.scheduler.placement.stages import Stages
+from gateway.scheduler.placement.stage_bytes import Stages
 from thaw.checkpoints import versions
 from thaw.ids import ActionName, CommandId, HostId
 from thaw.model import ModelFacts

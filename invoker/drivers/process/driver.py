@@ -19,7 +19,7 @@ from typing import Final, Self
 from invoker.drivers import log_files, process_ids
 from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, no_images, status_of
 from invoker.drivers.cpu_shares import Shares, find_shares
-from invoker.drivers.exits import ExitWatch
+from invoker.drivers.exit_watch import ExitWatch
 from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.process.zygote import Zygote

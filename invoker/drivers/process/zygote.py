@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from invoker.drivers import process_ids
-from invoker.drivers.exits import ExitWatch
+from invoker.drivers.exit_watch import ExitWatch
 from invoker.drivers.socket_wait import wait_socket, wait_socket_until
 from relay.clients.channel import Channel
 from thaw.errors import PlatformError, ProtocolError

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +13,6 @@ from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
 from thaw.errors import (
     ErrorInfo,
-    InitFailed,
     InstanceGone,
     PlatformError,
     ProtocolError,
@@ -26,6 +23,7 @@ from thaw.errors import (
 )
 from thaw.logs import Log
 from thaw.process.lasting import LastingThread
+from thaw_runtime.engine.killed_or_failed import reap, start_error
 from thaw_runtime.engine.protocol import (
     Checked,
     Consolidated,
@@ -56,7 +54,6 @@ from thaw_runtime.engine.wire import (
     decode,
     encode,
 )
-from thaw_runtime.process.signals import signal_name
 from thaw_runtime.process.stops import StopWatch
 
 log = Log("runtime-proxy")
@@ -242,7 +239,7 @@ class EngineLink:
 
     def _lose(self) -> int:
         """Fail every request of the engine.  Returns the signal that killed it, or 0 if it ended by itself."""
-        signal_number, how = _end_of(self._pid)
+        signal_number, how = reap(self._pid)
         error = ErrorInfo(WorkerLost.__name__, f"the engine process {how}")
         log.event("engine_lost", pid=self._pid, reason=error.message)
         with self._lock:
@@ -250,32 +247,9 @@ class EngineLink:
             answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.events.put(Failed(error))
-        self._outcome.put(_start_error(how, signal_number))
-        self._checked.put(_start_error(how, signal_number))
+        self._outcome.put(start_error(how, signal_number))
+        self._checked.put(start_error(how, signal_number))
         self._end_consolidation(error)
         for number in list(self._loads):
             self._end_load(number, error)
         return signal_number
-
-
-def _start_error(how: str, signal_number: int) -> ThawError:
-    """A start that was killed may be tried again elsewhere; an engine that gave up by itself would do so again."""
-    said = f"the engine process {how} while it started"
-    if signal_number:
-        return WorkerLost(said, hint="out of memory, or killed from outside")
-    return InitFailed(said, hint="see the container's log")
-
-
-def _end_of(pid: int) -> tuple[int, str]:
-    """Reap the engine.  Returns the signal that killed it, or 0, and how it ended in words.
-
-    Its socket is closed, so it has ended or is ending.  An engine that sent a damaged message is killed here.
-    """
-    try:
-        os.kill(pid, signal.SIGKILL)  # changes nothing for a process that is ending
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except (ChildProcessError, ProcessLookupError):
-        return 0, "has gone"
-    if code < 0:
-        return -code, f"was killed by {signal_name(-code)}"
-    return 0, f"ended with status {code}"

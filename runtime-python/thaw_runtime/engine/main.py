@@ -57,7 +57,7 @@ from thaw_runtime.engine.wire import (
 from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights import parameter_manager
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 log = Log("runtime-engine")
 

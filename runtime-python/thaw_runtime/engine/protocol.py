@@ -21,7 +21,7 @@ from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo
 from thaw.tracing.hops import HopPath
 from thaw.tracing.trace import TraceEvent
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 
 class GrammarKind(StrEnum):

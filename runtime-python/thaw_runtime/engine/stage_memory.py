@@ -17,7 +17,7 @@ from thaw_runtime.engine.kv_memory import (
     held_bytes,
     layer_count,
 )
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config
 
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

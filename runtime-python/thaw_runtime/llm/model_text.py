@@ -16,7 +16,7 @@ from thaw_runtime.llm.chat_template import ChatTemplate
 from thaw_runtime.llm.text import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.shown import shown
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 
 DEFAULT_SAMPLING_KEYS = (

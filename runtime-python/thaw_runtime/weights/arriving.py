@@ -14,7 +14,7 @@ import torch
 from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw.model import TensorInfo
 from thaw_runtime.weights.parameter_manager import NativeSegment
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,

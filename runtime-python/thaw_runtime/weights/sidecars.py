@@ -17,7 +17,7 @@ from typing import Any
 
 from relay.protocol.messages import PlacedRange
 from thaw.errors import ModelCorrupt, ModelUnsupported
-from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
+from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
 WEIGHT_SUFFIXES = (".safetensors",)
 MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have about 30 MB; a larger file is no sidecar

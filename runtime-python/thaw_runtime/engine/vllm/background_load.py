@@ -13,7 +13,7 @@ from thaw.logs import Log
 from thaw.model import TensorInfo
 from thaw_runtime.engine.vllm.packing import DeferredModules, pack
 from thaw_runtime.engine.vllm.weights import arriving_tensors
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 _log = Log("engine")
 _LOWEST_PRIORITY: Final = 19

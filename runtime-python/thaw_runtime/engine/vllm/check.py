@@ -35,7 +35,7 @@ from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.world_of_one import world_of_one
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.shown import shown
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import materialised, model_config
 
 _MOST_TRIED: Final = 128 << 20

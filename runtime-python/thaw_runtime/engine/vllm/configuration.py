@@ -26,7 +26,7 @@ from thaw_runtime.engine.vllm.scheduler import StageScheduler
 from thaw_runtime.engine.vllm.window import PARTITION
 from thaw_runtime.engine.vllm.worker import CPU_WORKER, GPU_WORKER
 from thaw_runtime.pipeline.stage_parts import StagePart
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config
 
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU

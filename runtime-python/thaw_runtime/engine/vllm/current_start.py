@@ -21,7 +21,7 @@ from thaw_runtime.engine.vllm.weights import arriving_tensors
 from thaw_runtime.pipeline.link import StageLink
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.process.start_trace import PhaseNotes, StartTrace
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 
 @dataclass(slots=True)

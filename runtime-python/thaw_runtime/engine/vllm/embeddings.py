@@ -23,7 +23,7 @@ from thaw.checkpoints import pooling
 from thaw.errors import BadRequest, DeveloperError, ErrorInfo, ModelUnsupported, WorkerLost
 from thaw_runtime.engine.protocol import Embedded, EmbedRequest, Embeds, Event, Failed, Finished, Usage
 from thaw_runtime.shown import shown
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_sidecar
 
 TASK: Final = "embed"

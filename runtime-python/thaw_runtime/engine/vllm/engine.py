@@ -71,7 +71,7 @@ from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import materialised, read_sidecar
 
 _log = Log("engine")

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from thaw_runtime.process.thread_accounts import OtherThreads
-from thaw_runtime.weights.segment import Segment
+from thaw_runtime.weights.readable_segment import Segment
 
 _LAYER = re.compile(r"\A(.*?\.\d+)\.")
 

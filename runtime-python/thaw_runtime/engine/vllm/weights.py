@@ -11,7 +11,7 @@ from relay.thread_account import BlockedTime
 from thaw.model import TensorInfo
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.weights.arriving import arriving
-from thaw_runtime.weights.segment import ARRIVAL_DEADLINE_S, Segment
+from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
 
 def arriving_tensors(

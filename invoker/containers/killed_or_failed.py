@@ -1,0 +1,34 @@
+"""Tells a container that was killed from one that failed by itself, and says how it ended."""
+
+from __future__ import annotations
+
+from invoker.containers.live import Live
+from invoker.drivers.activation_logs import A_TRACEBACK, last_lines
+from invoker.drivers.base import Exit
+from thaw.errors import InitFailed, ThawError, WorkerLost
+
+
+def start_error(live: Live, end: Exit) -> ThawError:
+    """Return WorkerLost for a start that was killed from outside, which may be tried again elsewhere.  Return
+    InitFailed for one that gave up by itself, because it would give up again.
+    """
+    error: ThawError
+    if end.status is None or end.status < 0:
+        error = WorkerLost(f"the container was killed while it started ({how(end)})", hint=hint(live))
+    else:
+        said = last_lines(live.handle) if live.handle is not None else ""
+        text = f"the container ended while it started ({how(end)}): {said}".rstrip(": ")
+        error = InitFailed(text, hint="see the end of its stderr")
+    error.printed = last_lines(live.handle, *A_TRACEBACK) if live.handle is not None else ""
+    return error
+
+
+def how(end: Exit) -> str:
+    """Return the status with which a container ended, and the driver's reason if there is one."""
+    return f"status {end.status}" + (f"; {end.reason}" if end.reason else "")
+
+
+def hint(live: Live) -> str:
+    """Return the last lines that a container printed, or the likely causes if it printed none."""
+    said = last_lines(live.handle) if live.handle is not None else ""
+    return f"its last words: {said}" if said else "out of memory, or killed from outside"
