@@ -110,7 +110,6 @@ class HostReport:
     seen_wall_ms: int
     stem_cells: int = 0
     stem_kinds: tuple[str, ...] = ()  # the kinds of which a stem cell is waiting
-    stem_cell_bytes: int = 0
     draining: bool = False
     instances: tuple[InstanceId, ...] = ()
     fetches: tuple[FetchReport, ...] = ()

@@ -195,10 +195,6 @@ class Storage:
         """The bytes that do not give way to others."""
         return self._accepted.get(namespace, 0) + self._expected.get(namespace, 0)
 
-    def code_limit(self, namespace: Namespace) -> int:
-        """The bytes of actions with their code that a namespace may have, if they are to become more."""
-        return self.quotas_of(namespace).code_bytes
-
     def code_share(self) -> tuple[int, int]:
         """Return what a namespace may have now of code and records together, and what is free for all."""
         return self._share(), self._free
