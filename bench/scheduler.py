@@ -218,9 +218,7 @@ class Cluster:
             int(self.now * 1000),
             N_DEVICES,
             (KIND_LLM,),
-            0,
-            False,
-            tuple(InstanceId(k) for k in self._on[i]),
+            instances=tuple(InstanceId(k) for k in self._on[i]),
         )
 
     def _after(self, delay: float, call: Any) -> None:

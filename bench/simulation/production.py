@@ -153,9 +153,7 @@ class Production(System):
             now_ms,
             self._stem_cells[server.index],
             kinds,
-            0,
-            False,
-            mine,
+            instances=mine,
             resident=tuple(Resident(uri(f), n) for f, n in server.cache.models()),
         )
 
