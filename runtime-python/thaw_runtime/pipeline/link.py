@@ -56,7 +56,7 @@ class Patience:
     """Four beats: a busy host may delay a thread for a second, and an object store may delay an answer for several."""
     first_word_s: float = 3600.0
     """The limit before a neighbour's first message: until then it may still be fetching (see ARRIVAL_DEADLINE_S in
-    weights/segment.py).
+    weights/readable_segment.py).
     """
     send_s: float = 30.0
     """A receiver's thread always reads, so a window that stays full for this long means that the receiver is lost."""
