@@ -1,4 +1,4 @@
-"""Which part of a model a stage has: its tensors among those of its segment, its modules among those of the skeleton.
+"""The part of a model that a stage has: its tensors in its segment, and its modules in the skeleton.
 
 A segment may hold more than the stage computes with: a full worker's later part lies behind the stage's own part.  A
 model family's skeleton may have modules in every stage that only the first or the last stage calls.
