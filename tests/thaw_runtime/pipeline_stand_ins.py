@@ -1,4 +1,4 @@
-"""What pipeline_probe.py changes in a stage's process before the engine starts: gates, faults and planted errors."""
+"""pipeline_probe.py's changes to a stage's process before the engine starts: gates, faults and planted errors."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def misbehave(fault: str, in_round: int | str) -> None:
 
 
 def plant(error: str, stage: int) -> None:
-    """Plant an error into what stage 1 sends, or into what stage 0 loads and keeps.
+    """Plant an error into the data that stage 1 sends, or into the data that stage 0 loads and keeps.
 
     The checks would notice it; with ", unchecked" they are switched off, so that the tokens must show it.  With ", once"
     stage 1 sends it in the first attempt only.
