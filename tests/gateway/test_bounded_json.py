@@ -72,7 +72,7 @@ def test_a_number_that_json_cannot_hold_is_refused(text: str) -> None:
 
 
 def test_48_mb_of_empty_lists_are_refused_within_256_mib() -> None:
-    """In a process of its own, which gets no more."""
+    """The parser runs in a process of its own, which gets no more memory than that."""
     code = (
         "import resource; from gateway.api import bounded_json; from thaw.errors import TooLarge\n"
         "data = b'[' + b'[],' * (16 * 1024 * 1024) + b'0]'\n"

@@ -36,7 +36,7 @@ class Looked:
 
 
 class Rung(Looked):
-    """Something changes during each look, after what it looks at was read."""
+    """Something changes during each look, after the look has read the state."""
 
     def __init__(self, bell: Bell, n_blank: float = float("inf")) -> None:
         super().__init__(n_blank)

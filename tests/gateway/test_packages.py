@@ -1,4 +1,4 @@
-"""Packages and bindings over a real socket: who may see them, and which parameters an action inherits."""
+"""Packages and bindings over a real socket: the rights to see them, and the parameters that an action inherits."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_change_that_comes_while_all_quotas_are_read_is_not_lost() -> None:
     class Stored:
         def all(self) -> dict[Namespace, OwnQuotas]:
             found = {guest: OwnQuotas(held=1)}
-            changing.start()  # with what was read on its way
+            changing.start()  # the values that were read are on their way
             changing.join(0.2)
             return found
 

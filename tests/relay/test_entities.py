@@ -1,4 +1,4 @@
-"""What a namespace's packages, triggers and rules take: counted at each write, and bounded."""
+"""The storage of a namespace's packages, triggers and rules: it is counted at each write, and bounded."""
 
 from __future__ import annotations
 

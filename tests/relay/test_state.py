@@ -151,7 +151,7 @@ def test_code_stays_while_an_action_names_it(client: redis.Redis) -> None:
 
 
 def test_a_namespace_has_few_codes_that_no_action_names(client: redis.Redis) -> None:
-    """Else a tenant who updates, or deletes and creates, all the time would fill the state server."""
+    """Otherwise a tenant that updates, or deletes and creates, all the time would fill the state server."""
     records = Records(client)
     old, versions = None, [f"0.0.{i}" for i in range(1, 8)]
     for last, version in zip(["", *versions], versions, strict=False):

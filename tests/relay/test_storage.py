@@ -1,4 +1,4 @@
-"""What a namespace has in a real state server, and what it may have."""
+"""The storage that a namespace uses in a real state server, and its limit."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_end_of_a_202_that_a_version_without_quotas_accepted_is_not_subtract
 
 
 def at_once(n: int, do: Callable[[int], object], refused: type[Exception]) -> tuple[int, list[str]]:
-    """Return how many of ``n`` calls at once went well, and what the others were told."""
+    """Make ``n`` calls at once. Return how many succeeded, and the messages of the others."""
     start = threading.Barrier(n)
 
     def one(i: int) -> str | None:
