@@ -1,4 +1,4 @@
-"""Faults of a cluster: what runs goes on, what starts waits or says why it cannot, and each end is reported once."""
+"""Faults of a cluster: running instances go on, starts wait or give a reason, and each end is reported once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_start_ends_with_its_fetchd(cluster: FakeCluster, driver: KubernetesDr
 
     starting = threading.Thread(target=start, daemon=True)
     starting.start()
-    starting.join(WAIT_S / 2)  # half of what a start may take here
+    starting.join(WAIT_S / 2)  # half of the time limit of a start here
     assert [str(e) for e in failed] == ["fetchd ended while the container was being made"]
 
 

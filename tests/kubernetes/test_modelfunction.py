@@ -1,4 +1,4 @@
-"""The definition of ModelFunction is what Kubernetes takes, and takes what the config's schema takes."""
+"""Kubernetes accepts the definition of ModelFunction, which accepts the same configs as the config's schema."""
 
 from __future__ import annotations
 

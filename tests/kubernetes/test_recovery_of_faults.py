@@ -1,4 +1,4 @@
-"""What the cluster refuses for a while is done later; nothing of it is lost, and nothing of it is an error of the tenant."""
+"""A request that the cluster refuses for a while is repeated: nothing is lost, and the tenant gets no error."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_list_that_could_not_be_followed_up_is_read_again(cluster: FakeCluster
 
 
 def test_a_version_that_the_cluster_refuses_is_given_up(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    """As one that is larger than any that a restored cluster knows: it would be refused for ever."""
+    """An example is a version that is larger than any of a restored cluster: it would be refused for ever."""
     ends = Ends(driver)
     up(driver, spec())
     listed = threading.Event()

@@ -12,7 +12,7 @@ import requests
 from thaw.action import KIND_PYTHON
 
 START_S = 300.0
-"""For a start of the model on a busy machine."""
+"""The time limit for a start of the model on a busy machine."""
 
 
 class Platform:
@@ -57,7 +57,7 @@ class Stream:
 
     def __init__(self, platform: Platform, n_tokens: int) -> None:
         self.n_pieces = 0
-        self.end = ""  # "[DONE]", or what broke it off
+        self.end = ""  # "[DONE]", or the error that broke the stream
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, args=(platform, n_tokens))
         self._thread.start()
