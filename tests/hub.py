@@ -70,7 +70,7 @@ class LoopbackHub:
         self.asked: list[Asked] = []
         self.fault: Callable[[Answering], bool] = lambda answering: False
         self.page_size = page_size
-        self.generation = 0  # of the signatures that the store takes
+        self.generation = 0  # the signatures that the store accepts
         self.sent_bytes = 0
         self.weak = ""  # the file whose etag is marked as weak
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Models on a hub: which commit a name means, who may read it, redirects to signed URLs, and bytes held once."""
+"""Models on a hub: commits of a name, rights to read, redirects to signed URLs, and bytes held once."""
 
 from __future__ import annotations
 

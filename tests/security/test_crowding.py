@@ -1,4 +1,4 @@
-"""Where something of a gateway's front is full, those give way who have filled it."""
+"""When a resource of a gateway's front is full, the clients that have filled it give way."""
 
 from __future__ import annotations
 

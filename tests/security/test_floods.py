@@ -1,4 +1,4 @@
-"""What one namespace asks for in thousands delays and crowds out nobody else."""
+"""Thousands of requests of one namespace neither delay nor crowd out another namespace."""
 
 from __future__ import annotations
 

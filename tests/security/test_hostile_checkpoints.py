@@ -367,7 +367,7 @@ def test_an_inspection_has_one_deadline_whatever_a_store_sends_now_and_then(tmp_
 def test_a_look_at_a_known_model_has_one_deadline_too_and_leaves_no_large_text_behind(
     tmp_path: Path, honest: Path, begin: bytes
 ) -> None:
-    """The store trickles until the deadline, so that whatever is read next would have to end by itself."""
+    """The store sends bytes slowly until the deadline, so the next read would have to end by itself."""
     over = threading.Event()
     is_hostile = threading.Event()
 
@@ -485,7 +485,8 @@ def test_a_large_text_that_trickles_delays_no_small_one(tmp_path: Path, honest: 
 
 
 def test_a_namespace_has_so_many_fetches_at_once(tmp_path: Path, honest: Path) -> None:
-    """Each holds a conversation.  Those of others begin, and the namespace's own when some have ended."""
+    """Each fetch holds a conversation.  Fetches of other namespaces begin at once; the namespace's own begin when some
+    have ended."""
     stuck = threading.Event()
 
     def fault(request: Request) -> bool:

@@ -213,7 +213,8 @@ def test_a_directory_without_an_index_is_said_to_be_unbound(tmp_path: Path, fetc
 @pytest.mark.full
 @pytest.mark.vllm
 def test_what_vllms_own_preload_takes_for_the_same_weights_is_another_version(tmp_path: Path) -> None:
-    """`vllm preload` serves weights to whoever has the same fingerprint, and that covers headers only."""
+    """`vllm preload` serves weights to every process with the same fingerprint, and the fingerprint covers only
+    headers."""
     a, b = (write_model(tmp_path / name) for name in "ab")
     swap(b / WEIGHTS, (b / WEIGHTS).stat().st_size - 1)
     script = (
