@@ -98,7 +98,8 @@ def cpu_s(run: Any) -> float:
 def test_one_long_text_is_parsed_at_a_time_and_a_short_one_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each thread that parses a long one comes between any two steps of everybody's requests."""
+    """A thread that parses a long text runs between any two steps of all requests, so several of them would delay
+    all."""
     begun, go_on = Queue[int](), threading.Event()
 
     def strict(text: str) -> Any:

@@ -171,7 +171,7 @@ def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
 
 
 def trouble(gateway: GatewayProcess) -> str | None:
-    """Its code, with all that was reported before."""
+    """Return the code of the model's trouble, or None, after all earlier reports."""
     told = chat(gateway)["trouble"]
     return None if told is None else str(told["code"])
 
@@ -199,7 +199,7 @@ def test_what_a_ready_instance_reports_says_nothing_of_another_start(
 
 
 def test_an_end_that_is_said_twice_is_no_failed_start(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    """The answer to the first time was lost."""
+    """The first report was received, but its answer was lost."""
     gateway.put_llm()
     record = invoker.ready("guest/chat")
     for _ in range(2):

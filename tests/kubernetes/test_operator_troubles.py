@@ -49,7 +49,7 @@ def test_a_copy_of_an_action_is_nobodys(cluster: CustomResources, gateway: Gatew
 def test_the_operator_of_another_cluster_leaves_alone_what_is_not_its_own(
     cluster: CustomResources, gateway: GatewayProcess, operator: Operator, tmp_path: Path
 ) -> None:
-    """It has the same key, and its cluster's namespace has the same name."""
+    """The other operator has the same key, and its cluster's namespace has the same name."""
     cluster.apply("chat", LLM_CONFIG)
     cluster.wait_condition("chat", "Deployed", "True", "Deployed")
     (tmp_path / "other").mkdir()
@@ -63,7 +63,7 @@ def test_the_operator_of_another_cluster_leaves_alone_what_is_not_its_own(
 
 @contextmanager
 def noise(gateway: GatewayProcess, invoker: FakeInvoker) -> Iterator[None]:
-    """Something happens in the namespace all the time."""
+    """Let something happen in the namespace all the time."""
     over = threading.Event()
 
     def make() -> None:

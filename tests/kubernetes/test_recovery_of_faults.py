@@ -24,7 +24,7 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_first(cluster: FakeCluster, method: str, times: int, refusal: Refusal) -> list[Request]:
-    """Refuse the first requests of this method; the requests that were refused."""
+    """Refuse the first requests of this method. Return the list of refused requests, which grows."""
     refused: list[Request] = []
 
     def refuse(request: Request) -> None:
@@ -131,7 +131,7 @@ def test_a_stop_ends_at_its_deadline_when_the_cluster_does_not_answer(
 
 
 def test_a_list_that_could_not_be_followed_up_is_read_again(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    """The watch's version is forgotten, and the question after a pod that the list lacks is refused."""
+    """The server has forgotten the watch's version, and refuses the request for a pod that the list lacks."""
     ends = Ends(driver)
     up(driver, spec())
     vanished, refused = threading.Event(), threading.Event()

@@ -34,7 +34,7 @@ AWAY_S = 60.0
 
 @pytest.fixture(scope="module")
 def overlay(own_cluster: OwnCluster | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The manifests for this cluster; afterwards there is nothing of a platform."""
+    """The manifests for this cluster.  At the end, everything of the platform is removed."""
     del own_cluster
     if NAMESPACE in names("namespaces"):
         pytest.fail(f"the cluster has a namespace {NAMESPACE} already, which this test would delete")

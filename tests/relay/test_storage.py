@@ -243,7 +243,7 @@ def test_logs_go_before_a_result_does(client: redis.Redis) -> None:
 
 
 def of_a_server(storage: Storage, free: int) -> None:
-    """Nine tenths of its memory are 900 MiB."""
+    """Let the state server have ``free`` bytes left of its bound, which is 900 MiB: nine tenths of its memory."""
     storage.learn_memory({"maxmemory": 1_000 * MIB, "used_memory": 900 * MIB - free})
 
 

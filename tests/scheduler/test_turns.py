@@ -78,7 +78,8 @@ def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
 def test_turns_are_a_list_in_order_in_which_each_action_stands_once(
     changes: list[tuple[str, tuple[float, int] | None]],
 ) -> None:
-    """None means that the action no longer waits.  An action that is put again has its new place and its new need."""
+    """In ``changes``, None means that the action no longer waits.  An action that is put again has its new place and
+    need."""
     turns, held = Turns(), dict[str, Turn]()
     assert turns.first is None
     for name, wanted in changes:

@@ -52,7 +52,7 @@ def trap() -> Iterator[Trap]:
 
 @pytest.fixture(scope="module")
 def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fetchd]:
-    """A fetchd as it is without a word of the operator."""
+    """A fetchd for which the operator has allowed no addresses."""
     with Fetchd(tmp_path_factory.mktemp("f"), THAW_FETCHD_ALLOW="", THAW_FETCHD_RETRIES=1) as running:
         yield running
 
@@ -64,7 +64,7 @@ def refusal(fetchd: Fetchd, uri: str) -> ThawError:
 
 
 def own_addresses() -> list[str]:
-    """Addresses of this machine's interfaces beyond loopback."""
+    """Return addresses of this machine's interfaces other than loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("198.51.100.1", 9))  # sends nothing
@@ -407,7 +407,7 @@ def _serve_one(listener: socket.socket) -> None:
 
 
 def test_the_platforms_own_store_needs_no_leave(tmp_path: Path) -> None:
-    """An operator has named it, and it is on loopback on one machine."""
+    """An operator has configured the store, and on a single machine it is on loopback."""
     write_model(tmp_path / "models" / "m")
     environ = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
     with (

@@ -219,7 +219,7 @@ def check_nothing() -> None:
 
 
 def plant_in_blocks(error: str, *, attempts: int) -> None:
-    """``attempts``: the error is in so many attempts."""
+    """Plant the error in the blocks of the first ``attempts`` attempts."""
     from thaw_runtime.engine.vllm import kv_sender
     from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
     from thaw_runtime.engine.vllm.kv_sender import KvSender
@@ -258,7 +258,7 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
 
 
 def plant_in_weights(layer: int = 7) -> None:
-    """A layer's weights, by default those of the last one, come 5 % too large into a full worker, behind its own part."""
+    """Let a full worker get a layer's weights 5 % too large, after its own part.  By default, it is the last layer."""
     from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 
     run = BackgroundLoad._run
