@@ -59,7 +59,7 @@ class App:
     name: str
     ttft: tuple[float, float]  # objective of 7B, 13B (P Table 2)
     tpot: tuple[float, float]
-    share: float  # of the requests (A's shares at CV 8, RPS 0.6)
+    share: float  # share of the requests (A's shares at CV 8, RPS 0.6)
     system_prompt: int
     prompt: tuple[float, float, float]  # tokens: median, 95th percentile, largest
     output: tuple[float, float, float]
