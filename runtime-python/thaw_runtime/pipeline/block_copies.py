@@ -33,7 +33,7 @@ class BlockCopies:
     def __init__(self) -> None:
         self._copied: dict[int, HeldBlock] = {}
         self._asked: dict[int, HeldBlock] = {}
-        self._last_round: Set[int] = frozenset()  # the blocks that came in it
+        self._last_round: Set[int] = frozenset()  # the blocks that came in the last round
 
     def missing(self, held: Iterable[HeldBlock]) -> list[HeldBlock]:
         """The blocks without a right copy, each once, in order.  A block that is not full is always missing."""

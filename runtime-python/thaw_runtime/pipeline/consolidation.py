@@ -127,16 +127,16 @@ class Consolidation:
         self._stage, self._attempt, self._changed, self._ended = stage, attempt, changed, ended
         self._copies = [BlockCopies() for _ in range(n_groups)]
         self._left: dict[int, set[str]] = {}  # the layers of each stage that the round still lacks
-        self._wanted: KvWanted | None = None  # of the round
+        self._wanted: KvWanted | None = None  # the blocks that the round has requested
         self._added: Sequence[Mapping[int, int]] = ()
         self._generators: dict[str, bytes] = {}
         self._failure: ErrorInfo | None = None
-        self._check: Checking | None = None  # the one that is going on
+        self._check: Checking | None = None  # the check that is in progress
         self._began_s = self._round_began_s = monotonic()
         self._deadline_s, self._is_verified = math.inf, False
         self._wait_s, self._n_rounds, self._n_steps = 0.0, 0, 0
         self._n_bytes, self._round_bytes, self._rounds_s = 0, 0, 0.0
-        self._missing_bytes, self._is_cut = 0, False  # when the round began; it asks for a part of them only
+        self._missing_bytes, self._is_cut = 0, False  # at the round's beginning; whether it asks for a part only
         self._is_engines = False  # an error comes from the engine's steps or from the switch, not from this attempt
 
     # ── the engine thread ──

@@ -208,7 +208,7 @@ class Bounds:
 
     n_blocks: int
     block_size: int
-    max_tokens: int  # of a batch
+    max_tokens: int  # the most tokens of a batch
     max_requests: int
     max_model_len: int
     vocab_size: int

@@ -98,9 +98,9 @@ class VllmEngine:
         self._memory: MemoryPlan | None = None
         self._background: BackgroundLoad | None = None
         self._consolidation: Consolidation | None = None
-        self._first_stage: VllmFirstStage | None = None  # of the consolidation
+        self._first_stage: VllmFirstStage | None = None  # set during a consolidation
         self._n_attempts = 0
-        self._staying = Staying(self._changed, None)  # of a later stage
+        self._staying = Staying(self._changed, None)  # used by a later stage only
         self._whole = False  # one worker computes everything, from the start or since its group was consolidated
 
     # ── the protocol ──

@@ -74,7 +74,7 @@ def _sentence(error: Exception) -> str:
         words = str(found[0].get("msg", "")).removeprefix("Value error, ")
         text = f"{where}: {words}" if where else words
     else:
-        cause = error.__cause__  # of Transformers' validation: what it found
+        cause = error.__cause__  # Transformers' validation puts the fault here
         if type(error).__name__.startswith("StrictDataclass"):
             text = f"config.json cannot be used: {cause or error}"
         else:

@@ -85,7 +85,7 @@ class LayerPacker:
             self._packed.append((module, method))
 
     def restore(self) -> None:
-        """Give the modules their methods back, after vLLM's own pass."""
+        """Give the modules back their quant_method, after vLLM's own pass."""
         for module, method in (*self._packed, *self._spared):
             module.quant_method = method
 
