@@ -1,4 +1,4 @@
-"""Functions with adapters of one base model on a whole platform: they share its instances, and nobody else does."""
+"""Functions with adapters of one base model on a whole platform: only they share its instances."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def call(gateway: GatewayProcess, name: str = "hello") -> str:
 
 
 def held(pool: ThreadPoolExecutor, state_url: str, ask: Callable[[], Any]) -> Future[Any]:
-    """Send a request, and return when somebody listens for records."""
+    """Send a request, and return when it listens for records."""
     with redis.Redis.from_url(state_url) as client:
         asked, tick = pool.submit(ask), threading.Event()
         while not asked.done() and client.pubsub_numsub("thaw:ended:guest")[0][1] == 0:

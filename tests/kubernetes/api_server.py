@@ -94,7 +94,7 @@ class ApiServer:
             return copy.deepcopy(self._pods)
 
     def left(self) -> set[str]:
-        """The names of the functions' pods that nobody has deleted."""
+        """Return the names of the functions' pods that were not deleted."""
         pods = self.pods().items()
         return {name for name, p in pods if "labels" in p["metadata"] and "deletionTimestamp" not in p["metadata"]}
 

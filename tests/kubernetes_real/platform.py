@@ -29,11 +29,11 @@ class Platform:
         return self.call("POST", f"/actions/{action}?blocking=true", json=arguments)
 
     def begin(self, action: str, **arguments: Any) -> str:
-        """The id of an activation that nobody waits for."""
+        """Start an activation without waiting for it, and return its id."""
         return str(self.call("POST", f"/actions/{action}", 202, json=arguments)["activationId"])
 
     def record(self, activation_id: str) -> dict[str, Any]:
-        """Waits for the activation's end."""
+        """Wait for the activation's end."""
         for _ in range(int(START_S / 30)):
             answer = self.ask("GET", f"/activations/{activation_id}?wait_s=30")
             if answer.status_code == 200:

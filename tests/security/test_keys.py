@@ -42,7 +42,7 @@ WHO_MAY = {
     "GET /openapi.json": ANYBODY,
     "GET /health": ANYBODY,
     "GET /live": ANYBODY,
-    "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
+    "GET /metrics": ANYBODY,  # only on loopback without THAW_METRICS_TOKEN; see the tests below
     "GET /api/v1/namespaces": KEY_HOLDER,
     "GET /api/v1/namespaces/<ns>/limits": OWN,
     "GET /api/v1/namespaces/<ns>/standings": OWN,
