@@ -168,7 +168,7 @@ class Child:
             self._epoll.unregister(fd)
 
     def _answered(self, answer: Message) -> None:
-        if answer.run_id != INIT:  # what was printed before an init's answer has been copied: its event came no later
+        if answer.run_id != INIT:  # output before an init's answer has been copied: its event came no later
             for drain in self._drains.values():
                 drain.end_run()
         with self._lock:

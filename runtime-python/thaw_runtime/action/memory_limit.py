@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process of this container because the container used more memory than its limit."""
+"""Finds out whether the kernel killed a process of this container for exceeding the container's memory limit."""
 
 from __future__ import annotations
 

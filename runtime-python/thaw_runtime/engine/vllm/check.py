@@ -1,4 +1,4 @@
-"""Whether a start would succeed, found out without weights: the configuration is made and the model is built, empty.
+"""Checks without weights whether a start would succeed: it makes the configuration and builds the model, empty.
 
 On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  Then the
 smallest quantised layer of each kind is filled with zeros, prepared and computed, because only this shows whether this
