@@ -87,7 +87,8 @@ class Bare:
             client.sock.close()
 
     def _send(self, client: _Client) -> None:
-        """What the kernel does not take at once is left out: such a client does not read."""
+        """Send the answer.  The rest that the kernel does not take at once is dropped, because such a client does not
+        read."""
         try:
             client.sock.send(self._answer)
         except OSError:

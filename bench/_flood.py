@@ -30,7 +30,7 @@ ACTION: Final = "/api/v1/namespaces/_/actions/flooded"
 LONG: Final = "/api/v1/namespaces/_/actions/long"
 LONG_BYTES: Final = 2_000_000
 _BODY_BYTES: Final = 1_000_000
-"""Just below what a function's argument may have."""
+"""The size of a large argument, just below the limit for a function's arguments."""
 _DEPLOYED_BYTES: Final = 200_000
 _READERS: Final = 200
 
@@ -46,7 +46,7 @@ class Flood:
     method: str
     path: Callable[[int], str]
     body: bytes
-    status: int = 200  # of an answer that is no refusal
+    status: int = 200  # the status of an answer that is not a refusal
 
 
 def _floods() -> Mapping[str, Flood]:
@@ -61,7 +61,8 @@ def _floods() -> Mapping[str, Flood]:
 
 
 def was_flooded(kind: str, told: str) -> bool:
-    """Whether the flood was one, by its last line: each connection had an answer that was no refusal, on average."""
+    """Return whether, by its last line, the flood was one: on average, each connection had an answer that was not a
+    refusal."""
     n: dict[str, int] = json.loads(told)
     if kind == "slow_readers":
         return n.get("there", 0) >= _READERS // 2
@@ -70,13 +71,13 @@ def was_flooded(kind: str, told: str) -> bool:
 
 
 def n_answered(kind: str, told: str) -> int:
-    """How many answers there were, by its last line.  A reader that reads nothing has one as long as it is there."""
+    """Return the number of the flood's answers, by its last line.  It is 0 for slow readers, which read none."""
     n: dict[str, int] = json.loads(told)
     return 0 if kind == "slow_readers" else sum(n.values())
 
 
 def status_of(kind: str) -> int:
-    """The status of an answer that is no refusal."""
+    """Return the status of an answer that is not a refusal."""
     return 200 if kind == "slow_readers" else _floods()[kind].status
 
 
@@ -143,7 +144,7 @@ class NotReading:
         sock = socket.create_connection(("127.0.0.1", self._port), 60)
         sock.sendall(self._request)
         self._socks[sock.fileno()] = sock
-        self._poll.register(sock, select.POLLRDHUP)  # a reset or an end, and not what there is to read
+        self._poll.register(sock, select.POLLRDHUP)  # reports a reset or an end, but not incoming data
 
 
 def main(port: int, kind: str) -> None:

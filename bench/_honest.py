@@ -37,8 +37,8 @@ class Honest:
         platform.api.put(action_path("hello"), code, overwrite=True)
 
     def ask(self, seconds: float, *, lists: bool = False) -> Answers:
-        """Ends the program when an answer is not the function's or does not come: an honest tenant is never refused,
-        and a connection that breaks would leave slow answers out."""
+        """Ask for so many seconds, and return the answers. A wrong or missing answer ends the program: an honest tenant
+        is never refused, and a broken connection would hide slow answers."""
         what = ("GET", _LIST, b"") if lists else ("POST", _PATH, b'{"name": "you"}')
         found: list[float] = []
         refused: list[str] = []

@@ -41,7 +41,7 @@ class Figure:
     load_1m: tuple[float | None, float | None]  # at the program's beginning and end; None: it was not recorded
     cores: int
     machine: str
-    path: str  # of the messages between the stages of its pipelines; "" where there is no path, or several
+    path: str  # the path of messages between its pipelines' stages; "" where there is none, or several
 
     @property
     def is_indicative(self) -> bool:

@@ -28,12 +28,12 @@ _GROWN_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """The answers to requests that came together.  ``grown``: the ends of the consolidations, by their traces."""
+    """The answers to requests that came together.  ``grown`` are the ends of the consolidations, by their traces."""
 
     answers: tuple[Streamed, ...]
     grown: tuple[TraceEvent, ...] = ()
-    switched_s: float | None = None  # from the burst to stage 0's
-    grown_s: float | None = None  # from the burst to the last
+    switched_s: float | None = None  # time from the burst to the switch of stage 0
+    grown_s: float | None = None  # time from the burst to the last end
 
     @property
     def ttft_s(self) -> float:
@@ -68,7 +68,7 @@ class Bursts:
         self._n = 0
 
     def run(self, platform: BenchPlatform, url: str, *, stages: int, keep: int) -> Burst:
-        """``stages`` of each group, of which ``keep`` become workers."""
+        """Each group has ``stages`` stages, and ``keep`` of them become workers."""
         self._n += 1
         action = f"burst-{self._n}"
         address = self._work / "models" / action  # no host has seen this address
@@ -126,7 +126,8 @@ def _grown(platform: BenchPlatform, answers: Sequence[Streamed], n: int) -> tupl
 
 
 def goals(single: Sequence[Burst], one: Sequence[Burst], several: Sequence[Burst], link: Link) -> list[Goal]:
-    """``single``: workers that started alone; ``one``: of a group one stays; ``several``: all of its stages stay."""
+    """``single`` are workers that started alone.  In ``one``, one worker stays of a group; in ``several``, all stages
+    stay."""
     ttft = [median([b.ttft_s for b in runs]) for runs in (single, several)]
     tpot = [median([b.tpot_s for b in runs]) for runs in (single, several)]
     total = [median([b.total_s for b in runs]) for runs in (one, several)]

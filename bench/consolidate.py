@@ -46,13 +46,13 @@ class Run:
     """One answer.  ``switched_s`` is None for a group that stayed a pipeline."""
 
     answer: Streamed
-    switched_s: float | None  # since the request came
-    switch: dict[str, Any]  # what the trace says of it
-    held_bytes: int  # of device memory, at the end of the answer
+    switched_s: float | None  # seconds since the request came
+    switch: dict[str, Any]  # the attributes of the switch in the trace
+    held_bytes: int  # device memory at the end of the answer
 
     @property
     def gaps_s(self) -> list[tuple[float, float]]:
-        """When a token came, and the time since the one before."""
+        """For each token, its arrival and the time since the previous one."""
         return [(b, b - a) for a, b in pairwise(self.answer.arrivals_s)]
 
     @property
@@ -125,7 +125,7 @@ def _since_request(events: Sequence[TraceEvent], event: TraceEvent) -> float:
 
 
 def goals(one: Sequence[Run], several: Sequence[Run], link: Link) -> list[Goal]:
-    """``one``: the runs whose group became one worker; ``several``: the others."""
+    """``one`` are the runs whose group became one worker, and ``several`` the others."""
     texts = {r.answer.text for r in (*one, *several)}
     totals = [median([r.total_s for r in runs]) for runs in (several, one)]
     steps = [_stall_steps(r) for r in one]

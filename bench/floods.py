@@ -39,7 +39,7 @@ class Floods:
     def __init__(self, work: Path, platform: BenchPlatform, seconds: float) -> None:
         self.work, self.platform, self.seconds = work, platform, seconds
         self.tenant = Honest(platform)
-        self._rates: dict[str, float] = {}  # at which the platform answered each flood, a second
+        self._rates: dict[str, float] = {}  # the platform's answers to each flood, per second
         self.key = platform.api.post("/api/v1/thaw/keys", {"namespace": _NAMESPACE})["key"]
         other = Client(Target(platform.platform.apihost, self.key, "the benchmark"))
         for name, n_bytes in (("flooded", 0), ("long", LONG_BYTES)):
@@ -58,7 +58,7 @@ class Floods:
         return answers
 
     def beside_a_bare_server(self, kind: str) -> Answers:
-        """As often a second as the platform has answered this flood before."""
+        """Measure beside a bare server, which answers the flood at the same rate as the platform did before."""
         n_bytes = LONG_BYTES if kind == "slow_readers" else 2
         status = 200 if kind == "connections" else status_of(kind)
         command = [PYTHON, "-m", "bench._bare", str(self._rates.get(kind, 0)), str(status), str(n_bytes)]
@@ -86,7 +86,7 @@ class Floods:
         return answers, told
 
     def _drain(self) -> None:
-        """Wait until the flood's 202s have ended: what is measured next is not beside them."""
+        """Wait until the flood's 202s have ended, so that they do not disturb the next measurement."""
         end = time.monotonic() + _DRAINED_S
         while self.platform.api.get(f"/api/v1/thaw/namespaces/{_NAMESPACE}/quotas")["used"]["accepted"]:
             if time.monotonic() > end:

@@ -98,7 +98,8 @@ class Lora:
             caller.close()
 
     def waits_s(self, first: int) -> list[float]:
-        """For each adapter from ``first`` on: TTFT of its next request, less that of a warm one right after it."""
+        """Return for each adapter from ``first`` on the TTFT of its next request, less that of a warm one right after
+        it."""
         return [self.ttft_s(f"adapter-{i}") - self.ttft_s(f"adapter-{i}") for i in range(first, self.n_adapters)]
 
     def tokens_per_s(self, names: list[str]) -> float:
@@ -156,7 +157,7 @@ def main() -> int:
         works = {"adapters": lambda: bench.tokens_per_s(many), "base": lambda: bench.tokens_per_s(base)}
         found = interleave(works, rounds)
         n_instances = platform.n_instances()
-    read_s = sizes[0] / (1 << 30)  # of a store that gives a GiB a second, as this one in memory does at least
+    read_s = sizes[0] / (1 << 30)  # at a GiB a second, which this store in memory reaches at least
     speeds = {name: round(median(values), 2) for name, values in found.items()}
     return _common.report(
         "lora",

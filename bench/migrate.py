@@ -30,13 +30,13 @@ _ACTION: Final = "story"
 _PROMPT: Final = "Write a long story about a traveller who carries a lantern through a valley at night. " * 8
 _DRAIN_AFTER_S: Final = 1.0
 _NEAR: Final = 30
-"""Tokens before and after the switch that stand for the paces of the two workers."""
+"""The number of tokens before and after the switch that stand for the paces of the two workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     answer: Streamed
-    moved: dict[str, Any]  # what the trace says of the move
+    moved: dict[str, Any]  # the attributes of the move in the trace
 
     @property
     def gaps_s(self) -> list[float]:

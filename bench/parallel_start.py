@@ -78,7 +78,7 @@ class ParallelRun:
     ttft_s: float
     start: Start
     warm_ttft_s: float
-    path: str = ""  # of the messages between its stages; "" for one stage
+    path: str = ""  # the path of messages between its stages; "" for one stage
 
     @property
     def tail_s(self) -> float:

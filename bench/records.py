@@ -40,10 +40,10 @@ from thaw.tracing.trace import Phase, event
 _GUEST = Namespace("guest")
 _ACTIONS = 100
 _RARE = 10_000
-"""Every so-many-th record is of the rare action."""
+"""One record in this many belongs to the rare action."""
 _TOGETHER = 512
 _SPACING_MS = 600
-"""A million records are then a week's."""
+"""The time between two records: a million of them are a week."""
 _PAGE = 30
 _PHASES = (Phase.RECEIVED, Phase.DISPATCHED, Phase.RUN_BEGIN, Phase.RUN_END, Phase.FINISHED)
 

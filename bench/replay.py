@@ -82,8 +82,8 @@ class Row:
     predicted: float | None
     simulated: float
     real: float
-    why: str = ""  # what the scheduler found for each number of stages of the start
-    path: str = ""  # of the messages between its stages; "" for one stage
+    why: str = ""  # the scheduler's finding for each number of stages
+    path: str = ""  # the path of messages between its stages; "" for one stage
 
 
 def make_trace(n_requests: int, seconds: float, n_functions: int, seed: int) -> Workload:

@@ -81,7 +81,7 @@ def valkey() -> None:
 
 
 def put_valkey(directory: Path) -> None:
-    """Copy the server's program into ``directory``, and what of valkey-cli is used here."""
+    """Copy the server's program into ``directory``, and write a valkey-cli with the functions that are used here."""
     shutil.copy(_valkey_server(), directory)
     cli = directory / "valkey-cli"
     cli.write_text(_CLI)

@@ -35,14 +35,15 @@ class Example:
         return url.removeprefix("$API").partition("?")[0]
 
     def calls(self, method: str, template: str) -> bool:
-        """Whether it is an example of this operation.  A path that is written out goes before one with a name."""
+        """Return whether it is an example of this operation.  A literal path takes precedence over one with a
+        placeholder."""
         wanted = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template))
         is_other = self.path.endswith("/packages/refresh") and "{" in template.rpartition("/")[2]
         return self.method == method.upper() and re.fullmatch(wanted, self.path) is not None and not is_other
 
 
 def examples() -> list[Example]:
-    """In the page's order, which is that of a user's day."""
+    """Return the examples in the page's order, which follows a user's day."""
     section = PAGE.read_text().split("## Every call, once\n")[1]
     found = []
     for block in _BLOCK.findall(section):

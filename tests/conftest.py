@@ -20,7 +20,7 @@ __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 
 def free_port() -> int:
-    """A port that the kernel gives to no client, so nobody's connection has it before the server listens."""
+    """Return a port that the kernel gives to no client, so no connection takes it before the server listens."""
     return free_ports(1)[0]
 
 

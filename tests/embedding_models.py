@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def write_model(directory: Path, family: str, *, seed: int = 0) -> Path:
-    """``seed``: of the weights."""
+    """Write a model of this family.  ``seed`` is the seed of its weights."""
     directory.mkdir(parents=True, exist_ok=True)
     config, shapes, pooling = _QWEN3 if family == "qwen3" else _BERT
     _write(directory / "config.json", config)

@@ -1,4 +1,5 @@
-"""A function that reports what it may import.  It gives the same answer with every driver (docs/functions.md)."""
+"""A function that reports which modules it can import.  It gives the same answer with every driver
+(docs/functions.md)."""
 
 from __future__ import annotations
 

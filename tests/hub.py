@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Repository:
-    """``opens``: the tokens that may read it; None: everybody."""
+    """A repository of the hub.  ``opens`` are the tokens that may read it; None means everybody."""
 
     commits: dict[str, Files] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class LoopbackHub:
         self.asked: list[Asked] = []
         self.fault: Callable[[Answering], bool] = lambda answering: False
         self.page_size = page_size
-        self.generation = 0  # of the signatures that the store takes
+        self.generation = 0  # the signatures that the store accepts
         self.sent_bytes = 0
         self.weak = ""  # the file whose etag is marked as weak
         self.lock = threading.Lock()
@@ -187,7 +187,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests read ``asked``."""
+        """Log nothing: tests read ``asked``."""
 
 
 class _Hub(Answering):

@@ -72,7 +72,7 @@ def beginners_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def is_last_module(request: pytest.FixtureRequest, fixture: str) -> bool:
-    """Whether no test of a later module uses this fixture."""
+    """Return True if no test of a later module uses this fixture."""
     items = request.session.items
     last = max(n for n, item in enumerate(items) if item.path == request.node.path)
     return not any(fixture in getattr(item, "fixturenames", ()) for item in items[last + 1 :])

@@ -1,4 +1,4 @@
-"""docs/compatibility.md says of every endpoint and of the command line's verbs what differs from OpenWhisk and OpenAI."""
+"""docs/compatibility.md says how every endpoint and every verb of the CLI differs from OpenWhisk and OpenAI."""
 
 from __future__ import annotations
 

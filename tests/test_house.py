@@ -45,7 +45,7 @@ def test_every_link_in_the_pages_leads_somewhere() -> None:
 FILES_OF_OTHERS = {
     "__main__.py",  # a file in a function's zip
     "FILE.py",  # a placeholder in the help of the command line
-    "setup.py",  # of packages, which nothing here runs
+    "setup.py",  # a file of packages, which nothing here runs
     "version.py",  # a file of PyTorch
     "hello_app.py",  # bench/one_gateway.py writes it
 }

@@ -74,7 +74,7 @@ class ToyEngine:
         self._link: StageLink | None = None
         self._answers: queue.SimpleQueue[Sampled | ErrorInfo] = queue.SimpleQueue()
         self._steps = 0
-        self._refuses = ""  # what becomes of a consolidation: "raises", "never ends", or the reason of a refusal
+        self._refuses = ""  # the outcome of a consolidation: "raises", "never ends", or the reason of a refusal
         self._becoming: Callable[[ConsolidationEnded], None] | None = None  # asked, and done at the next step
 
     def start(self, stage_plan: LlmInit, segment: Segment) -> EngineStarted:
@@ -190,7 +190,7 @@ class ToyEngine:
                 return
 
     def _switch(self) -> None:
-        """Between two steps: from now on no other stage is asked or missed."""
+        """Switch between two steps: from now on this stage does not need the others."""
         if self._becoming is not None:
             if self._link is not None:
                 self._link.send_parted(Parted((), ()))

@@ -11,7 +11,7 @@ from pathlib import Path
 def add_wheel(
     index: Path, name: str, version: str, files: Mapping[str, bytes | str], requires: Sequence[str] = ()
 ) -> Path:
-    """``files``: what the wheel holds beside its own metadata."""
+    """``files`` are the files of the wheel besides its own metadata."""
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"

@@ -115,7 +115,7 @@ class EndToEnd:
         return [*self._levels(), *self._ratios(), *self._apps(), *self._looser(), *self._tight(), *self._tokens()]
 
     def _late(self, systems: Iterable[str], points: Iterable[Point], scale: float = 1.0, app: str | None = None) -> str:
-        """Say in words what the late requests of these systems waited for."""
+        """Say in words why the late requests of these systems waited."""
         among, whose = list(points), "" if app is None else f", {app}"
         return " ".join(
             why.late_sentence(SYSTEMS[s].label + whose, why.late(self.runs(s, among, scale), app=app)) for s in systems

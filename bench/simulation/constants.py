@@ -20,7 +20,7 @@ class Model:
     n_bytes: int
     t_p: float  # prefill of 1024 tokens in a batch of 8, on a whole device (P Table 1; assume: bytes ratio elsewhere)
     t_d: float  # one token at batch 8
-    kv_bytes: float  # of one token
+    kv_bytes: float  # for one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class App:
     name: str
     ttft: tuple[float, float]  # objective of 7B, 13B (P Table 2)
     tpot: tuple[float, float]
-    share: float  # of the requests (A's shares at CV 8, RPS 0.6)
+    share: float  # share of the requests (A's shares at CV 8, RPS 0.6)
     system_prompt: int
     prompt: tuple[float, float, float]  # tokens: median, 95th percentile, largest
     output: tuple[float, float, float]
@@ -113,20 +113,20 @@ POPULARITY_SIGMA: Final = 3.27  # log of a function's count over 14 days, fitted
 WINDOW_S: Final = 600 / 336  # a window of the 14-day trace after its compression into one hour
 WINDOW_CV: Final = 3.0  # between windows (assume)
 
-KV_RESERVE: Final = 5 * 10**9  # of a full worker (A)
+KV_RESERVE: Final = 5 * 10**9  # for a full worker (A)
 SLOTS: Final = 8  # requests at once on a worker (P 8.4, A)
 KEEP_ALIVE_S: Final = 30.0  # A
 SCALING_WINDOW_S: Final = 1.0  # A
 LARGEST_GROUP: Final = 4  # P
 HOP_S: Final = 0.001  # A
-HOP_BYTES: Final = 8e3  # of a token's hidden states (7B; H)
+HOP_BYTES: Final = 8e3  # a token's hidden states (7B; H)
 PREFILL_BASE_S: Final = 0.02  # assume
-A_TAIL_S: Final = 2.0  # what A's scheduler subtracts from every deadline
+A_TAIL_S: Final = 2.0  # A's scheduler subtracts this from every deadline
 STEM_FORK_S: Final = (
     0.2  # a start from a stem cell (what gateway/scheduler/view/history.py supposes before it has seen one)
 )
 SWITCH_STEPS: Final = 4  # decode steps without a token at a group's switch (bench/consolidate.py: stall_decode_steps)
-BUILD_ENGINE_S: Final = 0.3  # of a later stage that becomes a worker (docs/decisions/0031)
+BUILD_ENGINE_S: Final = 0.3  # for a later stage that becomes a worker (docs/decisions/0031)
 HEARTBEAT_S: Final = 1.0  # the scheduler's default
 
 HASH: Final = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()

@@ -60,7 +60,7 @@ class Groups(System):
         return True
 
     def _room(self, function: Function) -> bool:
-        """Whether any device has room for a full worker.
+        """Return whether any device has room for a full worker.
 
         Every scheme has a full worker, also the fallback.  Without room for one, Algorithm 1 finds nothing.
         """

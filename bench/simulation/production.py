@@ -175,7 +175,7 @@ class Production(System):
         )
 
     def _learn(self, decision: LearnFrom) -> None:
-        """Add to the history what the trace of that start would have said."""
+        """Add to the history the facts that the trace of that start would have."""
         head = self._by_group[decision.group_id][0]
         worker, prewarmed = head.worker, decision.mode is StartMode.PREWARMED
         kind, model = worker.server.kind, head.unit.function.model

@@ -150,7 +150,7 @@ def _endpoint(stage: Stage) -> Endpoint:
 
 
 def _as_worker(record: InstanceRecord) -> InstanceRecord:
-    """As the invoker writes it (invoker/containers/consolidate.py)."""
+    """Return the record as the invoker writes it (invoker/containers/consolidate.py)."""
     return replace(
         record,
         group_id=own_group(record.group_id, record.stage),

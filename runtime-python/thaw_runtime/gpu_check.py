@@ -318,7 +318,7 @@ def kv(manager: ParameterManager, driver: Driver, n_blocks: int, block: int) -> 
 
 
 def shared_context(manager: ParameterManager) -> bool | str:
-    """Whether torch works in the context that the manager made, or a sentence that says why this was not tried."""
+    """Return whether torch works in the context that the manager made, or why this was not tried."""
     try:
         import torch
     except ImportError as e:

@@ -15,7 +15,7 @@ file_systems() {
     mount --make-rprivate /
     rm -rf "$home/run"     # sockets and pids of a node that was powered off
     mkdir -p "$home"/{run,lib,log,cgroup,settings}
-    # sysfs shows the network of whoever mounts it
+    # sysfs shows the network of the process that mounts it
     mount --rbind /sys/fs/cgroup "$home/cgroup"
     mount -t sysfs sysfs /sys
     mount --rbind "$home/cgroup" /sys/fs/cgroup

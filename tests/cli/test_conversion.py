@@ -1,4 +1,4 @@
-"""What a push converts: GGUF files and slow tokenizers, by transformers in a process of its own."""
+"""A push converts GGUF files and slow tokenizers, with transformers in a process of its own."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def write_gguf(path: Path, tokenizer: Tokenizer, tensors: dict[str, np.ndarray[A
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where conversions lie while they are needed."""
+    """The directory of conversions, which exist while they are needed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "thaw" / "models"
 
@@ -220,7 +220,7 @@ Ended = Callable[[str], None]
 
 @pytest.fixture
 def instead(monkeypatch: pytest.MonkeyPatch) -> Ended:
-    """Have the conversion be another program."""
+    """Replace the conversion by another program."""
     real = subprocess.Popen
 
     def replace(program: str) -> None:

@@ -1,4 +1,4 @@
-"""``thaw key``, and what a tenant's ``thaw`` does without an operator's rights."""
+"""``thaw key``, and the commands of a tenant without an operator's rights."""
 
 from __future__ import annotations
 

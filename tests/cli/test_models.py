@@ -167,7 +167,7 @@ class Cut(Exception):
 
 
 class Observed(DirectoryStore):
-    """Records what is written, and ends the push before a name is."""
+    """Records the written files, and ends the push before a file of a given name."""
 
     def __init__(self, uri: str, directory: Path, *, written: list[str], cut_at: str = "") -> None:
         super().__init__(uri, directory)

@@ -1,4 +1,4 @@
-"""Pushes to a real S3 server: what an earlier push has sent, or another version has, is not sent again."""
+"""Pushes to a real S3 server do not send bytes again that an earlier push has sent or that another version has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody needs of a model is removed, on real stores: never what is used, the newest, or being pushed."""
+"""Unneeded versions of a model are removed from real stores, but never one that is used, newest, or being pushed."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_a_model_goes_with_all_of_its_versions(uri: str, pushed: Callable[[str],
 
 @pytest.mark.parametrize("uri", ["s3"], indirect=True)
 def test_on_s3_versions_go_and_then_the_model(uri: str, pushed: Callable[[str], str]) -> None:
-    """The short form of what the other tests do on both kinds of stores."""
+    """A short form of the tests that run on both kinds of stores."""
     one, two = pushed("one"), pushed("two")
     assert collect(uri, Uses(frozenset({("guest/a", one)}), frozenset())) == {one: "guest/a uses it"}
     assert collect(uri) == {one: ""}

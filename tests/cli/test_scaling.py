@@ -1,4 +1,4 @@
-"""``thaw action warm`` and ``scale``, ``thaw top``, and what follows calls."""
+"""``thaw action warm`` and ``scale``, ``thaw top``, and the commands that follow calls."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_poll_takes_days_by_one_letter_as_wsk_does(at: Run, gateway: FakeGateway
 
 
 class Platform:
-    """Tells what ended as a gateway does: ``told`` are the answers to those who follow, one after the other."""
+    """Reports ended calls as a gateway does: ``told`` holds the answers to followers, one after the other."""
 
     def __init__(self, *told: Any, listed: Sequence[dict[str, Any]] = ()) -> None:
         self.told, self.listed, self.asked = list(told), listed, 0

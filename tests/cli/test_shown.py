@@ -1,4 +1,4 @@
-"""What ``get`` prints of an entity: its code in a file, a summary, a field; and an activation's logs."""
+"""``get`` prints an entity, a summary or a field of it, or an activation's logs, and saves code to a file."""
 
 from __future__ import annotations
 

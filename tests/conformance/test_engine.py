@@ -337,7 +337,7 @@ def test_a_request_that_is_aborted_while_its_grammar_is_compiled_ends_in_abort(b
 def test_the_logprobs_of_a_prompt_come_with_its_first_token_or_are_refused(bench: Bench) -> None:
     name = bench.submit(Sampling(2, temperature=0, logprobs=1, prompt_logprobs=1))
     events = bench.listener.wait(name)
-    if isinstance(events[0], Failed):  # of a pipeline
+    if isinstance(events[0], Failed):  # in a pipeline
         assert events[0].error.code == BadParameter.__name__
         assert events[0].error.message.startswith("echo: a model in several stages has no logprobs of the prompt")
         return

@@ -37,7 +37,7 @@ def group(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("THAW_S3_ENDPOINT", request.getfixturevalue("s3_endpoint"))
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        uri = "s3://relay/groups&more"  # which XML writes otherwise
+        uri = "s3://relay/groups&more"  # XML escapes the &
     with group_in_store(request.param, uri) as made:
         yield made
 

@@ -68,7 +68,7 @@ def test_stages_reach_one_another_only_if_that_was_asked_for(
 
 
 def test_the_store_may_lie_in_a_directory_of_any_name(tmp_path: Path) -> None:
-    """What ``thaw model push`` writes, gateways allow and fetchd reads is one directory."""
+    """``thaw model push`` writes to the directory that gateways allow and fetchd reads."""
     store_dir = tmp_path / "a b#c?d%2f:e,é"
     platform = platform_with(str(store_dir), tmp_path)
     uri = platform.model_uri("m")

@@ -1,4 +1,4 @@
-"""Run Python inside a function's container, in the same way as an action, and return what it found."""
+"""Run Python inside a function's container, in the same way as an action, and return its result."""
 
 from __future__ import annotations
 

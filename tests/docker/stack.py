@@ -1,4 +1,4 @@
-"""A stack of the compose file on the tests' engine: its commands, its API, its containers, and what it leaves."""
+"""A stack of the compose file on the tests' engine: its commands, its API, its containers, and its leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A platform that is started as users start it, and a list of what it left behind."""
+"""A platform that is started as users start it, and a list of its leftovers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Machine:
         return found
 
     def is_ours(self, pid: int) -> bool:
-        """Whether a process belongs to this platform, by its environment or its working directory.
+        """Return whether a process belongs to this platform, by its environment or its working directory.
 
         Some servers overwrite their environment, and some change their working directory.
         """

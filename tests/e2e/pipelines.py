@@ -118,7 +118,7 @@ class Pipelines:
         return left + [f"descriptor socket {d}" for d in self._strange_sockets()]
 
     def credentials(self, groups: Iterable[GroupId]) -> list[str]:
-        """What lets the stages of these groups into the relay server."""
+        """Return the users and keys that let the stages of these groups into the relay server."""
         found = [f"user {u}" for u in self._users() if u.removeprefix(_USER) in groups]
         keys = self._state.keys("thaw:group-credential:*")
         return found + [f"key {k!r}" for k in keys if _text(k).split(":")[-1] in groups]

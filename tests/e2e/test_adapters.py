@@ -1,4 +1,4 @@
-"""Functions with adapters of one base model on a whole platform: they share its instances, and nobody else does."""
+"""Functions with adapters of one base model on a whole platform: only they share its instances."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ask(machine: Machine, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def fetched_before(machine: Machine, name: str) -> list[bool]:
-    """For each fetch of an adapter, in order: whether its bytes were in the host's memory already."""
+    """Return for each fetch of an adapter, in order, whether its bytes were already in the host's memory."""
     lines = (machine.state_dir / "logs" / "host-0-fetchd.log").read_text().splitlines()
     events = [json.loads(line) for line in lines if '"fetch_begin"' in line]
     return [e["resident"] for e in events if e["uri"].startswith(f"s3://models/{name}@")]

@@ -79,8 +79,8 @@ def test_a_held_request_survives_a_kill_during_its_cold_start(
 
 
 def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(besieged: Machine, tmp_path: Path) -> None:
-    """In float32: in bfloat16, a prompt that ends with generated tokens may decide a tie between two tokens otherwise
-    than the steps that generated them did."""
+    """The test uses float32.  In bfloat16, a prompt that ends with generated tokens may decide a tie between two tokens
+    differently from the steps that generated them."""
     config = json.loads(Path("examples/chat/chat.json").read_text())
     config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
     (tmp_path / "exact.json").write_text(json.dumps(config))
@@ -161,7 +161,7 @@ class Gateway:
 
 
 def seen(client: Client) -> list[tuple[str, str]]:
-    """The events as the client has them, without what differs between two activations."""
+    """Return the client's events without the parts that differ between two activations."""
     assert client.events[-1].data == "[DONE]"
     return [(e.id.rpartition(":")[2], e.text) for e in client.events]
 

@@ -132,7 +132,7 @@ def test_a_schema_that_cannot_be_followed_is_a_bad_request_with_its_parameter(cl
 
 
 def test_a_completion_that_echoes_its_prompt_has_the_prompts_logprobs(client: openai.OpenAI) -> None:
-    """As evaluation harnesses ask for it: how likely is this text?"""
+    """An evaluation harness asks in this way how likely a text is."""
     more: Any = {"model": "chat", "temperature": 0, "logprobs": 2}
     plain = client.completions.create(prompt="The capital of France is", max_tokens=2, **more)
     whole = f"The capital of France is{plain.choices[0].text}"
@@ -248,8 +248,8 @@ def test_openais_npm_client_works_unmodified(platform: Machine) -> None:
 
 
 def test_several_choices_and_prompts_are_answered(client: openai.OpenAI) -> None:
-    """That a seed repeats an answer is the engine's promise where it computes alone: in bfloat16 the others of a batch
-    change the last bits of a logit.  tests/conformance/test_engine.py holds it.
+    """The engine promises that a seed repeats an answer only when the request is alone in its batch: in bfloat16, other
+    requests change the last bits of a logit. tests/conformance/test_engine.py checks this promise.
     """
     texts = client.completions.create(model="chat", prompt=["One two", "A b"], n=2, seed=1, max_tokens=4)
     assert [c.index for c in texts.choices] == [0, 1, 2, 3]

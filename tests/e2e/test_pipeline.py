@@ -184,7 +184,7 @@ def test_a_burst_on_a_group_ends_with_two_workers_that_both_answer(fleet: Fleet,
     assert both == {c.record.host_id for c in workers}
     assert "2 × one worker" in fleet.thaw("action", "get", "grows").stderr
     explained = [fleet.thaw("activation", "explain", activation_id).stdout for activation_id, _ in first]
-    assert any("stage 1 was a worker of its own" in said for said in explained), explained  # of those that were cold
+    assert any("stage 1 was a worker of its own" in said for said in explained), explained  # by a cold one
     wait_gone(lambda: fleet.pipelines.credentials([c.record.group_id for c in workers]))
     fleet.remove("grows")
 

@@ -36,7 +36,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 MOST_TOKENS = 96
 N_CLIENTS = 3
 EVERY_S = 7.0
-"""Between two faults."""
+"""The time between two faults."""
 FAULTS = ("stage", "stage", "stopped stage", "drain", "drain", "scheduler", "invoker", "fetchd", "relay")
 
 
@@ -101,7 +101,7 @@ def reference(fleet: Fleet) -> Tokens:
 
 
 class Faults:
-    """What happens to the platform.  Every drained host and every stopped process goes on before the next fault."""
+    """Causes faults of the platform.  Every drained host and every stopped process goes on before the next fault."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet, self._choice = fleet, random.Random(seed)

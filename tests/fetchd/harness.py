@@ -165,7 +165,7 @@ class Fetchd:
         return descriptors, descriptors.segment(deadline_s=10)
 
     def reason(self, told: ThawError) -> dict[str, Any]:
-        """What the log says of an error of which a tenant gets only the id."""
+        """Return the logged event of an error.  A tenant gets only the error's id."""
         found = re.search(r"\(error id (\w{8})\)$", told.message)
         assert found, told.message
         logged: list[dict[str, Any]] = []
@@ -265,7 +265,7 @@ class Store:
 
     def _answer(self, sock: socket.socket, stream: Any) -> bool:
         words = stream.readline().split()
-        if len(words) != 3 or not words[2].startswith(b"HTTP/"):  # what begins TLS may have three words, too
+        if len(words) != 3 or not words[2].startswith(b"HTTP/"):  # TLS may begin with three words, too
             return False
         headers = b"".join(itertools.takewhile(lambda line: line != b"\r\n", stream))
         name = words[1].decode().rpartition("/")[2]

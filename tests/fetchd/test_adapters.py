@@ -1,4 +1,4 @@
-"""What the catalogue says of adapters: two files that fit a base model, with and without an index."""
+"""The catalogue describes adapters: two files that fit a base model, with and without an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalogue remembers of models, and for how long."""
+"""The catalogue remembers facts about models, for a limited time."""
 
 from __future__ import annotations
 

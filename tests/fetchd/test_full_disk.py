@@ -1,4 +1,4 @@
-"""A fetchd that cannot write its log goes on fetching, and releases what it fetched."""
+"""A fetchd that cannot write its log goes on fetching, and releases the segments that it fetched."""
 
 from __future__ import annotations
 

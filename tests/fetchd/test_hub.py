@@ -1,4 +1,4 @@
-"""Models on a hub: which commit a name means, who may read it, redirects to signed URLs, and bytes held once."""
+"""Models on a hub: commits of a name, rights to read, redirects to signed URLs, and bytes held once."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_file_of_one_chunk_must_have_the_hash_that_the_hub_lists(
 
 
 def test_an_index_of_ours_in_a_repository_is_not_believed(fetchd: Fetchd, hub: LoopbackHub, tmp_path: Path) -> None:
-    """It could claim the checksums of somebody else's files, whose bytes this host may hold."""
+    """The index could claim the checksums of another tenant's files, whose bytes this host may hold."""
     claims = write_model(tmp_path / "claims", layer_bytes=1000)
     write_index(claims)
     (claims / POINTER_NAME).write_text("{")

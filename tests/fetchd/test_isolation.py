@@ -1,4 +1,4 @@
-"""Things that a container may not do with fetchd's memory, and what remains when a process dies."""
+"""Things that a container may not do with fetchd's memory, and the state after a process has died."""
 
 from __future__ import annotations
 

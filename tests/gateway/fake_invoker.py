@@ -50,21 +50,21 @@ class FakeInvoker:
         self.prefill_pace: threading.Semaphore | None = None  # each run that only computes its prompt needs one
         self.prompt_tokens = 3
         self.version = 1.0  # stands in each vector
-        self.prompt: RunPrompt | None = None  # what is told of each prompt
-        self.adapter = ""  # that its runs report
+        self.prompt: RunPrompt | None = None  # sent for each prompt
+        self.adapter = ""  # the adapter that its runs report
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
         self.log_lines: list[str] = []
         self.may_tell_logs = threading.Event()
         self.may_tell_logs.set()
-        self.outputs: list[dict[str, Any]] = []  # of its containers that ended
+        self.outputs: list[dict[str, Any]] = []  # the last output of its ended containers
         self.preflights: list[dict[str, Any]] = []  # the bodies that it got
         self.preflight: Callable[[], tuple[int, Any]] = lambda: (404, {"error": "no /preflight"})
         self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
         self.entered = threading.Semaphore(0)  # released once for each run that arrived
         self.running = 0
         self.frees_late = False  # a run that ended keeps its slot until a request was refused for that
-        self._slots: dict[str, int] = {}  # of its instances
+        self._slots: dict[str, int] = {}  # the slots of each of its instances
         self._taken: Counter[str] = Counter()
         self._late: Counter[str] = Counter()
         self._token = ""

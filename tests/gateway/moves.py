@@ -39,7 +39,7 @@ WAIT_S = 20.0
 
 
 class NotedDemand:
-    """What the registry would be told, by the waiting room's word."""
+    """Records the demand that the waiting room would write to the registry."""
 
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
@@ -82,7 +82,7 @@ class Gateway:
         self.demand = NotedDemand(self.room)
         self.pool = InvokerPool(self.source.token)
         log = Log("gateway")
-        self.version = "0.0.1"  # of the action, as it is deployed; empty: it was deleted
+        self.version = "0.0.1"  # the deployed version of the action; empty: it was deleted
         versions = Versions(self.action)
         self.dispatcher = Dispatcher(self.room, cast(Demand, self.demand), self.pool, versions, log)
         self.migrations = Watched(self.room, self.demand, self.pool, versions, log, limits)

@@ -209,7 +209,7 @@ def test_the_demand_of_a_202_ends_whatever_its_action_has_become(
         runner = runner_of(client, valkey_url, execute, registry, PendingClaims(client, OURS))
         runner.start()
         try:
-            for name in ("1", "2", "3"):  # of which two run, and the last one waits
+            for name in ("1", "2", "3"):  # two of them run, and the last one waits
                 records.accept(Pending(ActivationId(name), before.namespace, "x", before.name, "0.0.1", {}, 0, 0))
             for _ in range(2):
                 assert entered.acquire(timeout=10)

@@ -93,7 +93,7 @@ def test_a_key_that_was_revoked_while_it_was_read_is_not_remembered(client: redi
 
 @pytest.mark.parametrize("with_key", [True, False])
 def test_a_runs_key_ends_with_the_key_that_called_it(client: redis.Redis, with_key: bool) -> None:
-    """A web request was called with none: then with the last one of the namespace."""
+    """A web request has no key, so its run's key ends with the last key of the namespace."""
     run_keys, api_keys = RunKeys("token"), ApiKeys(client)
     authenticator = Authenticator(api_keys, Clock(), run_keys)
     api_keys.put("elsewhere", replace(ROW, namespace=Namespace("other")))

@@ -63,7 +63,7 @@ def test_the_owner_of_an_entry_has_a_lease_though_none_outlived_the_state_server
 
 
 def test_a_run_that_outlasts_its_request_gives_the_place_of_its_thread_to_another_one(valkey_url: str) -> None:
-    """It is one of its namespace's invocations to its end."""
+    """The run counts as one of its namespace's invocations until it ends."""
     guest, other, ends = Namespace("guest"), Namespace("other"), threading.Event()
 
     def steps(_: Call) -> Steps:

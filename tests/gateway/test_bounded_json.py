@@ -72,7 +72,7 @@ def test_a_number_that_json_cannot_hold_is_refused(text: str) -> None:
 
 
 def test_48_mb_of_empty_lists_are_refused_within_256_mib() -> None:
-    """In a process of its own, which gets no more."""
+    """The parser runs in a process of its own, which gets no more memory than that."""
     code = (
         "import resource; from gateway.api import bounded_json; from thaw.errors import TooLarge\n"
         "data = b'[' + b'[],' * (16 * 1024 * 1024) + b'0]'\n"
@@ -98,7 +98,8 @@ def cpu_s(run: Any) -> float:
 def test_one_long_text_is_parsed_at_a_time_and_a_short_one_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each thread that parses a long one comes between any two steps of everybody's requests."""
+    """A thread that parses a long text runs between any two steps of all requests, so several of them would delay
+    all."""
     begun, go_on = Queue[int](), threading.Event()
 
     def strict(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""The events of a stream: what a client has before an interruption and after it is what it has without one."""
+"""The events of a stream: a client gets the same events with and without an interruption."""
 
 from __future__ import annotations
 

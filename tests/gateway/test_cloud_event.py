@@ -1,4 +1,4 @@
-"""CloudEvents: what is an event, what a function gets of it, and which answer is one."""
+"""CloudEvents: the requests that are events, the function's arguments for them, and the answers that are events."""
 
 from __future__ import annotations
 

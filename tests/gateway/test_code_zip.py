@@ -67,7 +67,8 @@ def test_a_zip_that_needs_nothing_or_brings_it_is_taken(files: dict[str, str]) -
 
 
 def many_files(n_files: int, comment: bytes, is_64: bool) -> bytes:
-    """A zip whose list says ``n_files`` times "a" and once that it asks for packages.  It has no such files."""
+    """Return a zip whose directory lists "a" ``n_files`` times, and requirements.txt once.  The zip has none of these
+    files."""
 
     def entry(name: bytes) -> bytes:
         numbers = (20, 0, 20, 0, 0, 0, 0, 0x21, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0)

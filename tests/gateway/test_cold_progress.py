@@ -1,4 +1,4 @@
-"""What a client is told of a start, from the reports of the hosts."""
+"""The progress of a start that a client gets, computed from the hosts' reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conductors over a real socket: what their results start, what they are told, and where a composition ends."""
+"""Conductors over a real socket: the actions that they start, their arguments, and the end of a composition."""
 
 from __future__ import annotations
 

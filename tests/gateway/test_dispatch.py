@@ -109,7 +109,7 @@ def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
         )
         room.instance_changed(record)
         call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-        call.received_s -= 110  # of two minutes, so that the test ends soon if the call waits in vain
+        call.received_s -= 110  # two minutes, so that the test ends soon if the call waits in vain
         reached = dispatcher.reach(call)
         assert next(reached) == "queued"
         invoker.listen()

@@ -1,4 +1,4 @@
-"""/v1/embeddings with a real gateway: what it takes, what it answers, and what becomes of a lost worker's vectors."""
+"""/v1/embeddings with a real gateway: valid requests, answers, and the vectors of a lost worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids of events: who may use one, and what a client that has one still lacks."""
+"""Ids of events: the clients that may use an id, and the events that such a client still lacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_no_id_is_not_found(text: str) -> None:
 
 @given(st.integers(0, len(SENT) - 1), st.characters(codec="latin-1"))
 def test_an_id_with_one_other_character_is_another_events_or_none(at: int, character: str) -> None:
-    """Index and checksum are not signed: with them a client can only say falsely what it has itself."""
+    """Index and checksum are not signed: a client that changes them can lie only about the events that it has."""
     changed = SENT[:at] + character + SENT[at + 1 :]
     signed = len(SENT.partition(":")[0])
     if changed.strip() == SENT or at > signed:

@@ -75,7 +75,7 @@ def test_a_function_that_answers_with_fields_alone_answers_as_ever(
     whole = send(gateway, invoker, INVOKE.partition("&")[0], b"", BINARY)
     assert whole.json()["response"]["result"] == {"__ce": ATTRIBUTES}
     plain = send(gateway, invoker, INVOKE, b'{"__ce": {"type": "t"}}', {"Content-Type": "application/json"})
-    assert plain.json() == {"__ce": {"type": "t"}}  # who sent no event gets the result
+    assert plain.json() == {"__ce": {"type": "t"}}  # a client that sent no event gets the result
 
 
 def test_an_event_that_is_only_accepted_reaches_the_record(

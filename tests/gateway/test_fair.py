@@ -12,7 +12,7 @@ from gateway.fair import FairQueue, VirtualTime, may_have_more
 
 OWNERS = "abcde"
 steps = st.lists(st.none() | st.sampled_from(OWNERS), max_size=80)
-"""None takes an item, and an owner puts one."""
+"""The steps of a history: None takes an item, and the name of an owner puts one."""
 
 
 def played(steps: list[str | None], weight: dict[str, float]) -> FairQueue[str, tuple[str, int]]:
@@ -27,7 +27,7 @@ def played(steps: list[str | None], weight: dict[str, float]) -> FairQueue[str, 
 
 @given(steps=steps, weights=st.lists(st.sampled_from([0.5, 1.0, 3.0, 100.0]), min_size=5, max_size=5))
 def test_who_has_one_item_waits_for_at_most_one_of_each_other(steps: list[str | None], weights: list[float]) -> None:
-    """Whatever the others have, and have had before."""
+    """This holds for any items that the others have or had before."""
     queue = played(steps, dict(zip(OWNERS, weights, strict=True)))
     others = sum(queue.n_of(owner) > 0 for owner in OWNERS)
     queue.put("honest", ("honest", 0))

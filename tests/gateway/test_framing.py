@@ -1,4 +1,4 @@
-"""What the chunks and the head of a request may carry."""
+"""The data that the chunks and the head of a request may carry."""
 
 from __future__ import annotations
 

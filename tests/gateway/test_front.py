@@ -1,4 +1,4 @@
-"""The parts of gateway/front/ that are pure: where a request ends, who gets memory, who is due."""
+"""The pure parts of gateway/front/: the end of a request, the shares of memory, the order of turns."""
 
 from __future__ import annotations
 

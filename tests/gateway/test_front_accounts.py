@@ -1,4 +1,4 @@
-"""Who gives way and who is next where something of gateway/front/ is full."""
+"""When a resource of gateway/front/ is full: which connection gives way, and which one is next."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_owner_of_most_gives_way_and_with_its_oldest(make: Make) -> None:
         holdings.set(connection)
     assert list(holdings.heaviest()) == tenants
     holdings.drop(tenants[0])
-    assert list(holdings.heaviest()) == strangers  # of equals, those without a key
+    assert list(holdings.heaviest()) == strangers  # among equals, those without a key give way
     holdings.set(tenants[2], 10)
     holdings.set(tenants[2], 20)
     assert holdings.total == 24
@@ -125,7 +125,7 @@ def test_who_waits_for_a_thread_waits_for_one_request_of_each_other_namespace(ma
     strangers, honest = [make() for _ in range(20)], make(B)
     for connection in (*strangers, honest):
         turns.join(connection, connection.namespace)
-    first_request = make()  # of a connection whose key is B's
+    first_request = make()  # its connection has B's key
     turns.join(first_request, B)
     turns.leave(honest)
     turns.join(honest, B)

@@ -25,7 +25,7 @@ GUEST = Namespace("guest")
 
 
 class Looked:
-    """Counts the looks.  It finds news once ``n_blank`` looks were in vain."""
+    """Counts the looks.  After ``n_blank`` looks without a result it finds news."""
 
     def __init__(self, n_blank: float = float("inf")) -> None:
         self.n, self.n_blank = 0, n_blank
@@ -36,7 +36,7 @@ class Looked:
 
 
 class Rung(Looked):
-    """Something changes during each look, after what it looks at was read."""
+    """Something changes during each look, after the look has read the state."""
 
     def __init__(self, bell: Bell, n_blank: float = float("inf")) -> None:
         super().__init__(n_blank)
@@ -54,7 +54,7 @@ def wait(held: Held, bell: Bell, look: Looked, wait_s: float = 60.0, hangup: Han
 
 @contextmanager
 def ringing(*bells: Bell) -> Iterator[None]:
-    """Others change something all the time."""
+    """Ring the bells all the time, as changes by others do."""
     over = threading.Event()
 
     def ring() -> None:

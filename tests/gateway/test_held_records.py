@@ -1,4 +1,4 @@
-"""Requests that are held until a record is written: whoever follows a namespace's calls asks for no list in vain."""
+"""Requests that are held until a record is written, so that followers of a namespace's calls get no empty lists."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def call(gateway: GatewayProcess, name: str = "hello") -> str:
 
 
 def held(pool: ThreadPoolExecutor, state_url: str, ask: Callable[[], Any]) -> Future[Any]:
-    """Send a request, and return when somebody listens for records."""
+    """Send a request, and return when it listens for records."""
     with redis.Redis.from_url(state_url) as client:
         asked, tick = pool.submit(ask), threading.Event()
         while not asked.done() and client.pubsub_numsub("thaw:ended:guest")[0][1] == 0:
@@ -66,7 +66,7 @@ def ids(reply: dict[str, Any]) -> list[str]:
 
 def settled(gateway: GatewayProcess) -> str:
     """The cursor of now, after the records of all calls so far."""
-    gateway.call("GET", LIST)  # which waits for them
+    gateway.call("GET", LIST)  # this request waits for the records
     return str(endings(gateway)["cursor"])
 
 
@@ -202,7 +202,7 @@ def test_calls_whose_records_gave_way_are_passed_over(start_gateway: Start, valk
     with redis_link.connect(valkey_url) as client:
         own = Quotas(10, 10**9, 10**9, 10, 10, 10, records=2)
         records = Records(client, storage=Storage(client, lambda _: own))
-        for n in range(1, 7):  # of one transaction all stay
+        for n in range(1, 7):  # the records of one transaction all stay
             records.end_all([Ended(replaced(n, n))])
     reply = endings(gateway, after=start)
     assert (ids(reply), reply["passed_over"]) == ([f"{n:032x}" for n in (5, 6)], 4)

@@ -1,4 +1,4 @@
-"""What is left on a host that is being emptied: the API's answer, and how it is waited for."""
+"""The work that is left on a host that is being emptied: the API's answer, and a request that waits for it."""
 
 from __future__ import annotations
 

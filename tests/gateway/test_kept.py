@@ -1,4 +1,4 @@
-"""What is kept of streams whose clients have gone, after any sequence of events."""
+"""The events that are kept of streams whose clients have gone, after any sequence of events."""
 
 from __future__ import annotations
 

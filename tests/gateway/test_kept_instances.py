@@ -1,4 +1,4 @@
-"""The quota of instances that are kept counts each pool once, whatever functions come to it and leave it."""
+"""The quota of kept instances counts each pool once, no matter which functions join it and leave it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Deploys:
         self.kept.check_written(new, old, added)
 
     def update_at_once(self, *names: str) -> list[str]:
-        """Each gets a pool of its own, and is checked before any is written.  Returns who is refused."""
+        """Give each function a pool of its own, and check all of them before any is written.  Return the names of the
+        refused ones."""
         olds = [old for old in map(self.stored, names) if old is not None]
         changes = [(old, function(old.name[6:], old, keep_alive_s=100.0 + i)) for i, old in enumerate(olds)]
         checked = [(old, new, self.kept.check(new, old)) for old, new in changes]
@@ -70,7 +71,7 @@ class Deploys:
 
     @property
     def n_kept(self) -> int:
-        """As the scheduler counts: of pools, and of functions that have none."""
+        """Count as the scheduler does: the instances of pools, and of functions without a pool."""
         stored = self.records.actions(GUEST)
         return sum(a.config.scaling.min_instances for a in stored if a.config is not None and a.served_by == a.name)
 

@@ -1,4 +1,4 @@
-"""What containers wrote last is asked of every host, and of the caller's own namespace only."""
+"""The last output of containers is requested from every host, and only for the caller's own namespace."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_run_moves_to_no_other_version_of_its_action(gateway: Gateway, run: Ru
     updated(gateway, "0.0.2")
     run.read(1, paced=gateway.source)
     until(lambda: gateway.migrations.moves[0].state is State.ENDED)
-    assert not gateway.demand.waits  # which would start another worker of the later version
+    assert not gateway.demand.waits  # demand would start another worker of the later version
     run.read_all()
     assert run.is_whole()
     assert gateway.dest.runs == []
@@ -241,7 +241,7 @@ def test_the_runs_of_a_pipeline_move_off_the_group_and_may_move_to_one(gateway: 
     run = Run(gateway, gateway.call())
     run.read(3, paced=gateway.source)
     gateway.here = stages[1]
-    gateway.drain()  # of which stage the host is emptied makes no difference: the first one drains
+    gateway.drain()  # it does not matter which stage's host is emptied: the first stage drains
     there = gateway.dest.ready(CHAT, instance="d0", group="d" * 32, n_stages=2)
     gateway.room.instance_changed(replace(there, instance_id="d1", stage=1, slots=0))  # type: ignore[arg-type]
     gateway.room.instance_changed(there)

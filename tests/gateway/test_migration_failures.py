@@ -143,7 +143,7 @@ def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token
     run.read(1, paced=gateway.source)
     assert gateway.migrations.moves[0].state is State.ENDED
     assert len(run.tokens) == 5
-    assert gateway.dest.closed.acquire(timeout=WAIT_S)  # what it computed is dropped
+    assert gateway.dest.closed.acquire(timeout=WAIT_S)  # its tokens are dropped
     gateway.dest.prefill_pace = None
     run.read_all()
     assert run.is_whole()

@@ -1,4 +1,4 @@
-"""Who uses which model: what functions of every namespace name, and what runs or starts."""
+"""The uses of each model: functions of every namespace that name it, and instances that run or start."""
 
 from __future__ import annotations
 

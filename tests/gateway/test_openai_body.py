@@ -1,4 +1,4 @@
-"""Which bodies of /v1 are accepted: nothing that would change an answer is passed over in silence."""
+"""The bodies of /v1 that are accepted: no option that would change an answer is ignored silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages and bindings over a real socket: who may see them, and which parameters an action inherits."""
+"""Packages and bindings over a real socket: the rights to see them, and the parameters that an action inherits."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ def test_a_namespace_has_room_for_so_many_packages_triggers_and_rules_and_no_mor
 def test_another_namespaces_package_makes_nothing_of_a_binding_public(
     gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:
-    """Its owner may export an action at any time; the parameters of the binding are not the owner's to show."""
+    """The package's owner may export an action at any time, but must not publish the parameters of another's
+    binding."""
     exported = pairs(**{"web-export": True})
     for path, body in (("packages/theirs", {"publish": True}), ("actions/theirs/x", {"exec": CODE})):
         assert as_other(gateway, "PUT", f"{HERE}/{path}", json={**body, "annotations": exported}).status_code == 200

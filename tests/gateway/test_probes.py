@@ -1,4 +1,4 @@
-"""Probes that are known by a header: they need no key, run no function and start none, whatever path they have."""
+"""Probes that a header identifies: they need no key, and on no path do they run or start a function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATHS = (WEB, "/", "/v1/models", "/nothing/here", "/api/v1/namespaces/_/actions/
 
 
 def ask(gateway: GatewayProcess, path: str, **headers: str) -> requests.Response:
-    """As a stranger."""
+    """Send the request without a key."""
     return requests.get(gateway.url + path, headers=headers, timeout=10)
 
 
@@ -80,7 +80,7 @@ def test_a_gateway_without_its_state_server_is_not_ready_and_alive(
     gateway.wait_for_event("heartbeat_missed")
     assert ask(gateway, WEB, **NODE).status_code == 503
     assert ask(gateway, WEB, **{"K-Network-Probe": "queue"}).status_code == 503
-    for headers in (NODE, {"K-Network-Probe": "queue"}, {"K-Network-Probe": "probe"}):  # the path means what it says
+    for headers in (NODE, {"K-Network-Probe": "queue"}, {"K-Network-Probe": "probe"}):  # here the path decides
         for path in ("/live", "/live/", "//live"):
             assert ask(gateway, path, **headers).status_code == 200
         assert ask(gateway, "/health", **headers).json()["gateway"]

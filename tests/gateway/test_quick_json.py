@@ -1,4 +1,4 @@
-"""What the quick encoder makes has the value that it was made of."""
+"""The output of the quick encoder decodes to the value that was encoded."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_change_that_comes_while_all_quotas_are_read_is_not_lost() -> None:
     class Stored:
         def all(self) -> dict[Namespace, OwnQuotas]:
             found = {guest: OwnQuotas(held=1)}
-            changing.start()  # with what was read on its way
+            changing.start()  # the values that were read are on their way
             changing.join(0.2)
             return found
 
@@ -207,7 +207,7 @@ def test_results_count_for_the_quota_before_they_are_written(start_gateway: Star
 def test_results_of_what_is_composed_count_for_the_quota_before_they_are_written(
     start_gateway: Start, invoker: FakeInvoker, kind: str
 ) -> None:
-    """Twice: of the component, and of the whole."""
+    """They count twice: for the component and for the composition."""
     gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000")
     if kind == "conductor":
         gateway.put_python(annotations=[{"key": "conductor", "value": True}])

@@ -41,7 +41,7 @@ def activation_of(client: Client) -> str:
 
 
 def resumed(invoker: FakeInvoker) -> list[int]:
-    """How many tokens each run began with."""
+    """Return the number of tokens with which each run began."""
     return [len((run["value"]["resume"] or {"output_token_ids": ()})["output_token_ids"]) for run in invoker.runs]
 
 
@@ -491,7 +491,7 @@ def test_a_gateway_that_has_the_stream_needs_no_state_server(own_valkey: ValkeyS
 def test_an_answer_that_comes_out_otherwise_is_refused(
     start_gateway: Start, invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """As if a computation were not repeatable: the client's checksum is that of other tokens."""
+    """Simulate a computation that is not repeatable: the client's checksum belongs to other tokens."""
     first, second = served(start_gateway(), invoker), start_gateway()
     second.wait_for_routes()
     client = Client()

@@ -126,7 +126,7 @@ def test_the_record_of_a_202_is_held_beyond_those_that_may_be_dropped(monkeypatc
 
 
 def test_a_namespace_with_many_records_keeps_no_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by its place in the line nor by the room that it takes."""
+    """It delays them neither by its place in the queue nor by the room that it takes."""
     monkeypatch.setattr(recorder, "_BACKLOG", 80)
     records = Away()
     records.failures = 0
@@ -200,7 +200,7 @@ def call_of(name: str, namespace: Namespace = GUEST) -> Call:
 def test_a_list_waits_for_the_records_that_its_namespace_had_queued_and_for_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not for its own later ones, which may never end, nor for those of another namespace."""
+    """It does not wait for later records of its namespace, which may never end, nor for those of another namespace."""
     monkeypatch.setattr(recorder, "_BATCH", 1)
     done, flood = threading.Event(), Namespace("flood")
 

@@ -91,7 +91,7 @@ def test_a_response_that_fails_has_what_came_of_it() -> None:
 
 
 def test_a_token_costs_the_same_however_long_its_answer_is() -> None:
-    """Counted in the copies of what came before, by the size of the objects that a token makes."""
+    """The test counts copies of earlier output by the size of the objects that a token makes."""
     made = response({})
     logprob = TokenLogprob("x", -0.5)
     for i in range(2000):

@@ -1,4 +1,4 @@
-"""Which bodies of /v1/responses are accepted, and which chat they are."""
+"""The bodies of /v1/responses that are accepted, and the chat requests that they are converted to."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_leaving_with_a_route_in_hand_gives_it_to_the_next() -> None:
     room.instance_changed(record("a", slots=1))
     given = first.route
     assert given is not None
-    for _ in range(2):  # it is given up once, whoever says so
+    for _ in range(2):  # it is given up once, however often this is said
         room.leave(first)
     assert second.route is given
     assert given.inflight == 1
@@ -320,7 +320,7 @@ def test_a_run_that_moves_finds_no_slot_on_a_host_that_is_emptied() -> None:
     room.enter(moving)
     room.instance_changed(record("b"))  # a start that was under way on the same host
     assert moving.route is None
-    assert enter(room, "c").route is not None  # it serves who waited for it
+    assert enter(room, "c").route is not None  # it serves the request that waited for it
     room.instance_changed(replace(record("d"), host_id=HostId("h1")))
     assert moving.route is not None
 

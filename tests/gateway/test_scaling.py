@@ -246,7 +246,7 @@ def test_who_is_refused_when_it_is_written_has_written_no_note_either(
 
 
 def test_a_config_that_stays_without_its_instances_is_not_the_one_of_the_mark_before(valkey_url: str) -> None:
-    """A whole update was refused when it was written: whoever made the mark writes the whole config again."""
+    """A whole update was refused when it was written, so the writer of the mark writes the whole config again."""
     name = ActionName("guest/chat")
     with redis.Redis.from_url(valkey_url) as client:
         records = Records(client)

@@ -1,4 +1,4 @@
-"""Sequences over a real socket: what runs, in which order, with which records, and what ends them."""
+"""Sequences over a real socket: the order of the actions, their records, and the end of a sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sequence(*names: str) -> dict[str, Any]:
 
 @pytest.fixture
 def pair(gateway: GatewayProcess, invoker: FakeInvoker) -> FakeInvoker:
-    """Two actions that add their name to what they got."""
+    """Two actions that add their name to their input."""
     for i, name in enumerate(("a", "b")):
         gateway.put_python(name, parameters=pairs(**{f"of_{name}": i}))
         invoker.ready(f"guest/{name}", instance=f"i{i}")

@@ -94,7 +94,7 @@ def test_when_one_choice_fails_the_answer_does(gateway: GatewayProcess, invoker:
 def test_the_choices_of_a_request_share_the_memory_for_the_logprobs_of_its_prompts(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
 ) -> None:
-    """Each prompt's would fit, and sixty-four of them would fill the gateway."""
+    """The logprobs of one prompt would fit, but those of sixty-four prompts would fill the gateway."""
     gateway = start_gateway(THAW_LLM_RESULT_BYTES="60000")
     ready(gateway, invoker)
     invoker.prompt = RunPrompt((1, 2), ranked=(tuple(RankedToken(i, "x", -0.5, i) for i in range(100)),))

@@ -1,4 +1,4 @@
-"""How a namespace's models stand, for whoever shows it elsewhere."""
+"""The standings of a namespace's models, for programs that show them elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def standings(gateway: GatewayProcess, known: str = "", wait_s: float = 0) -> di
 
 
 def chat(gateway: GatewayProcess, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
-    """How the model stands, as soon as that includes what is ``wanted``."""
+    """Wait until the model's standing includes ``wanted``, and return it."""
     found = standings(gateway)
     while not (wanted or {}).items() <= found["actions"][0].items():
         before = found
@@ -120,7 +120,7 @@ def test_held_requests_leave_threads_to_others_and_end_with_their_clients(
     line = f"GET {STANDINGS}?known={mark}&wait_s=30 HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {basic}\r\n\r\n"
     end_s = time.monotonic() + 20
     with ExitStack() as clients:
-        while not is_full():  # which may itself have had the place of one
+        while not is_full():  # this question may itself have taken a client's place
             client = clients.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
             client.sendall(line.encode())
             assert time.monotonic() < end_s
@@ -141,7 +141,7 @@ def test_a_gateway_that_ends_answers_those_who_wait(gateway: GatewayProcess) -> 
         query = {"known": mark, "wait_s": 30}
         waits = pool.submit(requests.get, gateway.url + STANDINGS, params=query, auth=_auth(), timeout=60)
         gateway.wait_for_routes(0)
-        gateway.stop()  # which kills it if that takes too long
+        gateway.stop()  # this kills the process if the end takes too long
         assert waits.result(40).json()["mark"] == mark
 
 
@@ -171,7 +171,7 @@ def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(
 
 
 def trouble(gateway: GatewayProcess) -> str | None:
-    """Its code, with all that was reported before."""
+    """Return the code of the model's trouble, or None, after all earlier reports."""
     told = chat(gateway)["trouble"]
     return None if told is None else str(told["code"])
 
@@ -199,7 +199,7 @@ def test_what_a_ready_instance_reports_says_nothing_of_another_start(
 
 
 def test_an_end_that_is_said_twice_is_no_failed_start(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    """The answer to the first time was lost."""
+    """The first report was received, but its answer was lost."""
     gateway.put_llm()
     record = invoker.ready("guest/chat")
     for _ in range(2):

@@ -35,7 +35,7 @@ ONE = ActivationId("1")
 
 
 class Worker:
-    """In the place of llm_tokens(): yields what the test puts, and ends with its client as a run does."""
+    """Replaces llm_tokens(): it yields the test's items, and ends when its client goes, as a run does."""
 
     def __init__(self) -> None:
         self.steps: queue.SimpleQueue[Any] = queue.SimpleQueue()

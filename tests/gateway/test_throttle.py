@@ -48,7 +48,7 @@ def test_namespaces_that_take_all_they_may_leave_places_to_the_next_one() -> Non
     assert fill(throttle, THEIRS) == 2
     throttle.leave(crowd[0])
     with pytest.raises(Throttled):
-        throttle.enter(crowd[0])  # it has most, so what it gives back is for others
+        throttle.enter(crowd[0])  # it has most places, so others get the one that it gives back
     throttle.enter(THEIRS)
 
 
@@ -112,7 +112,7 @@ def test_what_was_refused_counts_as_neither() -> None:
 
 
 def test_what_goes_on_without_a_request_gives_its_place_back_as_long_as_few_do() -> None:
-    """What goes on holds a thread of its own, of which there are as many."""
+    """Work that goes on holds a thread of its own, and there are as many threads as places."""
     throttle = Throttle(10_000, 100, Clock(), places=8)
     places = [Place(throttle, OURS) for _ in range(7)]
     with pytest.raises(Throttled):

@@ -1,4 +1,4 @@
-"""Triggers and rules over a real socket: what a firing starts, what it records, and what happens when a part is gone."""
+"""Triggers and rules over a real socket: a firing starts actions and is recorded, also when a part is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warming beside requests: it takes no turn of theirs, and says what it found or why it found nothing."""
+"""A warming beside requests: it takes no turn of theirs, and reports its result, or why it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Web actions over a real socket: who may call them, what the function gets, and what its result becomes."""
+"""Web actions over a real socket: the rights to call them, the function's arguments, and the answer."""
 
 from __future__ import annotations
 

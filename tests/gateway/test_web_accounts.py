@@ -27,7 +27,7 @@ def test_a_strangers_requests_count_by_the_actions_namespace_and_leave_it_its_ap
 def test_what_is_refused_and_what_is_answered_here_uses_up_nothing(
     start_gateway: Callable[..., GatewayProcess],
 ) -> None:
-    """Else a stranger without the secret keeps those who have it from the action."""
+    """Otherwise a client without the secret could keep clients that have it from the action."""
     gateway = start_gateway(THAW_CALLS_PER_MINUTE="6")
     notes = {"web-export": True, "require-whisk-auth": "secret"}
     gateway.put_python("locked", annotations=[{"key": k, "value": v} for k, v in notes.items()])

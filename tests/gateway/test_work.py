@@ -1,4 +1,4 @@
-"""What runs, starts and waits: a namespace's part, an operator's whole, and a request that is held for a change."""
+"""The work that runs, starts and waits: a namespace's part, an operator's whole, and requests held for a change."""
 
 from __future__ import annotations
 

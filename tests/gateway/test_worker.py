@@ -1,4 +1,4 @@
-"""How connections end."""
+"""The end of connections."""
 
 from __future__ import annotations
 

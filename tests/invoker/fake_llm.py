@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Group:
-    """What this container knows of its pipeline."""
+    """The state of this container's pipeline."""
 
     stages = 1
     consolidating = False

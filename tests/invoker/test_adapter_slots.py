@@ -1,4 +1,4 @@
-"""The places for adapters in an instance: what is used stays, and the one used longest ago makes room."""
+"""The places for adapters in an instance: an adapter in use stays, and the least recently used one makes room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def later() -> Wait:
 
 
 def load(slots: AdapterSlots, uri: str) -> str | None:
-    """Use an adapter for a moment; return what made room, or None when it was there."""
+    """Use an adapter for a moment. Return the adapter that made room for it, or None when it was already loaded."""
     held, replaced = slots.pin(uri, later())
     if replaced is not None:
         slots.loaded(held, f"{uri}#1")

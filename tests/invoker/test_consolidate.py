@@ -84,7 +84,7 @@ def events_of(record: InstanceRecord) -> list[Any]:
 
 
 def labelled(host: Host, instance_id: InstanceId) -> InstanceRecord:
-    """What the next invoker would find."""
+    """Return the record that the next invoker would find."""
     records = [wire.loads(InstanceRecord, o.labels["record"]) for o in host.agent.driver.list_owned()]
     return next(r for r in records if r.instance_id == instance_id)
 

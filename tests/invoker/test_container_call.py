@@ -1,4 +1,4 @@
-"""A container's answer is bounded in time and in size, whatever its code does."""
+"""A container's answer is bounded in time and in size, no matter how its code behaves."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Interrupted:
 
 
 class Noted:
-    """A publisher that notes what it is given."""
+    """A publisher that notes the records that it is given."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[InstanceState, int]] = []

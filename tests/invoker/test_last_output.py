@@ -1,4 +1,4 @@
-"""What a container wrote to stderr outlives it by an hour, within bounds."""
+"""A container's output on stderr is kept for an hour after its end, within bounds."""
 
 from __future__ import annotations
 

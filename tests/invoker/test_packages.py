@@ -226,7 +226,7 @@ def test_the_program_ends_with_the_invoker(tmp_path: Path) -> None:
 
 
 def test_the_program_runs_as_a_user_of_its_own_that_cannot_go_back() -> None:
-    """As root, which tests of disks need too."""
+    """This test needs root, as tests of disks do, too."""
     confined = Path(installer_module.__file__).with_name("confined.py")
     said = subprocess.run(
         [

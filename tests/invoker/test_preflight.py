@@ -1,4 +1,4 @@
-"""A preflight forks a stem cell, gives it the small files, and leaves nothing; what it said is kept."""
+"""A preflight forks a stem cell, gives it the small files, and leaves nothing; its result is kept."""
 
 from __future__ import annotations
 

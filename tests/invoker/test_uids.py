@@ -1,4 +1,4 @@
-"""Which uid a container gets."""
+"""The uids that containers get."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Fleet:
         )
 
     def push(self, seed: int, **shape: int) -> tuple[ModelIndex, str]:
-        """Push other weights to the same name.  Return what was pushed, and the checksum of its weights."""
+        """Push other weights to the same name.  Return the pushed version, and the checksum of its weights."""
         model = write_model(self._tmp / f"m{seed}", seed=seed, **shape)
         index = checkpoints.push(model, open_store(URI), lambda _: None)
         return index, hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()

@@ -1,7 +1,7 @@
 """An API server in the test's process: real HTTP with watch streams, pods in memory, and faults to order.
 
-It refuses what the API's description does not allow, keeps versions as the real one does, and writes down every
-request.  What a pod does is a :class:`~tests.kubernetes.kubelet.Kubelet`'s business.
+It refuses requests that the API's description does not allow, keeps versions as the real one does, and records every
+request.  A :class:`~tests.kubernetes.kubelet.Kubelet` runs the pods.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ApiServer:
         self.refuse: Callable[[Request], None] = lambda request: None
         self.on_change: Callable[[Event], None] = lambda event: None
         self.can_resize = True
-        self.noted: dict[str, str] = {}  # a pod's name → what its node has noted of its image
+        self.noted: dict[str, str] = {}  # a pod's name → its node's note on its image
         self.token = "secret-of-the-test"
         self._pods: dict[str, dict[str, Any]] = {}
         self._version = 100
@@ -94,7 +94,7 @@ class ApiServer:
             return copy.deepcopy(self._pods)
 
     def left(self) -> set[str]:
-        """The names of the functions' pods that nobody has deleted."""
+        """Return the names of the functions' pods that were not deleted."""
         pods = self.pods().items()
         return {name for name, p in pods if "labels" in p["metadata"] and "deletionTimestamp" not in p["metadata"]}
 
@@ -396,4 +396,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.api.watch(query, send, begin)  # it is cut: the stream has no end, the connection has
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests say what they need themselves."""
+        """Log nothing: tests print the messages that they need."""

@@ -1,7 +1,7 @@
 """ModelFunctions at an API server in the test's process, as a cluster keeps resources of a definition.
 
-What is sent is checked and completed by the definition's schema: unknown fields and wrong values are refused, defaults
-filled in.  A change of ``spec`` raises the generation; ``status`` and ``scale`` are subresources of their own.
+The definition's schema checks and completes each resource: unknown fields and wrong values are refused, and defaults
+are filled in.  A change of ``spec`` raises the generation; ``status`` and ``scale`` are subresources of their own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class CustomResources(ApiServer):
         (version,) = definition()["spec"]["versions"]
         self.schema = version["schema"]["openAPIV3Schema"]["properties"]
         self.scale_paths = version["subresources"]["scale"]
-        self.uid = str(uuid.uuid4())  # of the namespace
+        self.uid = str(uuid.uuid4())  # the UID of the namespace
         super().__init__()
 
     # what users and other controllers do -----------------------------------------------------------------------------
 
     def apply(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """As ``kubectl apply``: make the resource, or give it this spec.  Raises Refusal."""
+        """Make the resource, or give it this spec, like ``kubectl apply``.  Raises Refusal."""
         wanted = checked(dict(spec), self.schema["spec"], "spec")
         with self._changed:
             if name not in self._pods:

@@ -1,4 +1,4 @@
-"""What tests of the driver share: containers that do one simple thing, and ends that are waited for."""
+"""Helpers for tests of the driver: containers that do one simple thing, and waiting for their ends."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def up(driver: Driver, wanted: Spec) -> Handle:
 
 
 def by_hand(pod: dict[str, Any]) -> None:
-    """What ``kubectl delete`` does to a pod."""
+    """Mark a pod as deleted, as ``kubectl delete`` does."""
     pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 1}

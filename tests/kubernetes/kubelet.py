@@ -37,7 +37,7 @@ class _Container:
     process: subprocess.Popen[bytes] | None = None
     deleting: bool = False
     resources: dict[str, Any] = field(default_factory=dict)
-    how: dict[str, Any] = field(default_factory=dict)  # what else its end says
+    how: dict[str, Any] = field(default_factory=dict)  # further fields of its end
     over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -60,7 +60,7 @@ class Kubelet:
     # faults --------------------------------------------------------------------------------------------------------
 
     def kill(self, name: str, **how: Any) -> None:
-        """Kill a pod's container; ``how`` is what its end says besides (``reason="OOMKilled"``)."""
+        """Kill a pod's container; ``how`` holds further fields of its end (``reason="OOMKilled"``)."""
         container = self._containers[name]
         container.how = how
         self._kill(container, signal.SIGKILL)

@@ -1,6 +1,5 @@
-"""What ``kubectl kustomize`` makes of a folder, as far as deploy/kubernetes uses it.
-
-A test compares it with kubectl's own answer where there is a kubectl.
+"""Builds a folder as ``kubectl kustomize`` does, with the features that deploy/kubernetes uses. Where kubectl is
+installed, a test compares the result with kubectl's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An operator between an API server in the test's process and a real gateway, and what tests ask of the three."""
+"""An operator between an API server in the test's process and a real gateway, and helpers for tests of the three."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[CustomResources]:
 
 @contextmanager
 def operating(cluster: CustomResources, url: str, directory: Path, **more: Any) -> Iterator[Operator]:
-    """``more``: what the operator takes beside its settings."""
+    """Run an operator.  ``more`` holds the operator's arguments in addition to its settings."""
     settings = OperatorSettings(url, KEY, "thaw", cluster.kubeconfig(directory))
     operator = Operator(settings, Log("test"), **more)
     operator.start()
@@ -66,7 +66,7 @@ def wait_models(gateway: GatewayProcess, *names: str) -> None:
 
 
 def scale(cluster: CustomResources, replicas: int | None = None) -> dict[str, Any]:
-    """As an autoscaler reads and writes it."""
+    """Read the scale, or set it to ``replicas``, as an autoscaler does."""
     url = f"http://127.0.0.1:{cluster.port}{cluster.collection}/chat/scale"
     headers = {"Authorization": f"Bearer {cluster.token}", "Content-Type": MERGE}
     if replicas is None:
@@ -76,9 +76,9 @@ def scale(cluster: CustomResources, replicas: int | None = None) -> dict[str, An
 
 
 class Between:
-    """Passes requests on to the gateway, and can hold back the answers to those who wait for news, or answer them with a
-    429 (``throttled``).  What is written is written by another one just before (``second``).  ``instead`` says what is answered in the gateway's place; None of a call, and its connection is
-    cut."""
+    """Passes requests on to the gateway.  It can hold back the answers to questions for news, or answer them with a 429
+    (``throttled``).  With ``second``, another writer makes each write just before it.  ``instead`` returns the answer
+    in the gateway's place; if it returns None, the connection is cut."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.may_go = threading.Event()
@@ -131,7 +131,7 @@ class Between:
             do_PUT = do_DELETE = do_GET
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Tests say what they need themselves."""
+                """Log nothing: tests print the messages that they need."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -139,13 +139,13 @@ class Between:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def next_question(self) -> None:
-        """Wait until what was told has been taken in, and more is asked for."""
+        """Wait until the operator has read the last answer, and asks the next question."""
         while self.asked.acquire(blocking=False):
             pass
         assert self.asked.acquire(timeout=30)
 
     def calls_come(self) -> None:
-        """Wait for one more of them."""
+        """Wait for one more call."""
         assert self._called.acquire(timeout=30)
 
     def close(self) -> None:

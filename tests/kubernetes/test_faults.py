@@ -1,4 +1,4 @@
-"""Faults of a cluster: what runs goes on, what starts waits or says why it cannot, and each end is reported once."""
+"""Faults of a cluster: running instances go on, starts wait or give a reason, and each end is reported once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_start_ends_with_its_fetchd(cluster: FakeCluster, driver: KubernetesDr
 
     starting = threading.Thread(target=start, daemon=True)
     starting.start()
-    starting.join(WAIT_S / 2)  # half of what a start may take here
+    starting.join(WAIT_S / 2)  # half of the time limit of a start here
     assert [str(e) for e in failed] == ["fetchd ended while the container was being made"]
 
 
@@ -321,7 +321,8 @@ def test_events_that_the_cluster_has_forgotten_are_read_from_a_list(
 
 
 def test_a_pod_that_is_made_while_a_list_is_read_has_not_ended(cluster: FakeCluster, run_dir: Path) -> None:
-    """The watch's list lacks the pod; then it is asked for by its name before it is made, and answered after that."""
+    """The watch's list lacks the pod. Then the driver asks for the pod by name before it is made, and gets the answer
+    after that."""
     may_list, asked, created = threading.Event(), threading.Event(), threading.Event()
 
     def later(request: Request) -> None:
@@ -387,7 +388,7 @@ def test_a_pod_of_another_host_with_the_same_name_is_left_alone(
 def test_the_process_of_a_container_that_starts_slowly_is_known_when_it_answers(
     cluster: FakeCluster, driver: KubernetesDriver, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment is another user's, which an invoker may not read."""
+    """The process belongs to another user, so an invoker may not read its environment."""
     monkeypatch.setattr(ownership, "_started_for", lambda path: pytest.fail("read the environment of all processes"))
     runs(monkeypatch, "import time; time.sleep(0.3)\n" + LISTENS)
     driver.create(spec("begun"))

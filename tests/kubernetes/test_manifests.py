@@ -1,4 +1,4 @@
-"""The manifests in deploy/kubernetes are what the API describes, fit together, and give no more rights than are used."""
+"""The manifests in deploy/kubernetes follow the API's description, fit together, and give only the rights in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of ModelFunction is what Kubernetes takes, and takes what the config's schema takes."""
+"""Kubernetes accepts the definition of ModelFunction, which accepts the same configs as the config's schema."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_the_definition_is_what_the_api_describes() -> None:
 
 
 def test_the_schema_is_structural() -> None:
-    """Kubernetes refuses a definition without these."""
+    """Kubernetes refuses a definition that breaks these rules."""
     for where, node in nodes(SCHEMA):
         assert "type" in node, where
         assert not {"additionalProperties", "propertyNames", "const", "$schema", "$id", "title"} & node.keys(), where
 
 
 def test_each_of_a_fixed_set_of_values_is_taken() -> None:
-    """The type of a value is that of the set's."""
+    """Each value must have the type of its set."""
     sets = {where: node for where, node in nodes(SCHEMA) if "enum" in node}
     assert {".spec.engine.max_lora_rank", ".spec.kind", ".spec.transport"} <= sets.keys()
     for where, node in sets.items():

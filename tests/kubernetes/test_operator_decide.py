@@ -1,4 +1,4 @@
-"""What the operator does about a resource, and what it says of it, as functions of what is there."""
+"""The operator's action on a resource and the status that it writes, as functions of the present state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resource(generation: int = 1, uid: str = "u", **scaling: Any) -> ModelFuncti
 
 
 def standing(generation: int = 1, uid: str = "u", within: str = HERE, **fields: Any) -> Standing:
-    """Of the action that the resource made."""
+    """Return the standing of the action that the resource made."""
     mark = mark_for(resource(generation, uid), within).plain()
     return replace(Standing("chat", "0.0.1", parse_llm_config(SPEC), {RESOURCE_MARK: mark}), **fields)
 
@@ -66,7 +66,7 @@ def test_a_change_of_the_resource_is_written_over_what_others_changed() -> None:
 
 @pytest.mark.parametrize("others", [{}, {"slo": {"ttft_ms": 1}}], ids=["as deployed", "changed by others"])
 def test_a_change_of_nothing_but_the_number_of_instances_writes_that_alone(others: dict[str, Any]) -> None:
-    """So what runs goes on, and an autoscaler undoes nothing."""
+    """So running instances go on, and an autoscaler undoes no other change."""
     is_ = standing(config=parse_llm_config({**SPEC, **others}))
     wanted = resource(2, min_instances=3, keep_alive_s=60)
     found = step(wanted, is_, HERE)

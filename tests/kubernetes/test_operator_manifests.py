@@ -1,4 +1,4 @@
-"""The operator's manifests are what the API describes, and give it no more rights than it uses."""
+"""The operator's manifests follow the API's description, and give it no more rights than it uses."""
 
 from __future__ import annotations
 

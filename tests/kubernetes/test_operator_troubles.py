@@ -1,4 +1,4 @@
-"""What goes wrong between the operator, the cluster and the gateway, and who else is there."""
+"""Failures between the operator, the cluster and the gateway, and conflicts with other writers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_copy_of_an_action_is_nobodys(cluster: CustomResources, gateway: Gatew
 def test_the_operator_of_another_cluster_leaves_alone_what_is_not_its_own(
     cluster: CustomResources, gateway: GatewayProcess, operator: Operator, tmp_path: Path
 ) -> None:
-    """It has the same key, and its cluster's namespace has the same name."""
+    """The other operator has the same key, and its cluster's namespace has the same name."""
     cluster.apply("chat", LLM_CONFIG)
     cluster.wait_condition("chat", "Deployed", "True", "Deployed")
     (tmp_path / "other").mkdir()
@@ -63,7 +63,7 @@ def test_the_operator_of_another_cluster_leaves_alone_what_is_not_its_own(
 
 @contextmanager
 def noise(gateway: GatewayProcess, invoker: FakeInvoker) -> Iterator[None]:
-    """Something happens in the namespace all the time."""
+    """Let something happen in the namespace all the time."""
     over = threading.Event()
 
     def make() -> None:
@@ -143,7 +143,7 @@ def test_a_gateway_that_has_too_much_to_do_is_not_away(
         cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
         between.instead = lambda method, path: (429, {"error": "Too many requests in the last minute"})
         n_before = len(between.calls)
-        record = invoker.ready("guest/chat")  # which ends the request that is held
+        record = invoker.ready("guest/chat")  # this ends the request that is held
         while len(between.calls) < n_before + 3:
             between.calls_come()
         assert cluster.condition("chat", "Ready")["status"] == "True"
@@ -159,12 +159,12 @@ def test_a_gateway_that_has_too_much_to_do_is_not_away(
 def test_an_action_that_took_the_place_of_ours_unseen_is_left_alone(
     cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path, change: dict[str, Any] | None
 ) -> None:
-    """The gateway has too much to do for news, so what the operator knows is old."""
+    """The gateway is too busy to send news, so the operator's knowledge is old."""
     with closing(Between(gateway)) as between, operating(cluster, between.url, tmp_path):
         cluster.apply("chat", LLM_CONFIG)
         cluster.wait_condition("chat", "Ready", "True", "ScaledToZero")
         between.throttled = True
-        gateway.put_llm("other")  # which ends the question that is held
+        gateway.put_llm("other")  # this ends the question that is held
         between.next_question()
         assert gateway.call("DELETE", ACTION).status_code == 200
         gateway.put_llm()
@@ -344,7 +344,7 @@ def test_an_autoscaler_undoes_nothing_that_others_changed(
 def test_more_replicas_than_there_may_be_are_refused_with_a_sentence(
     cluster: CustomResources, gateway: GatewayProcess, operator: Operator
 ) -> None:
-    """As by a cluster of before the definition said so."""
+    """This is also the case in an older cluster, whose definition had no such rule."""
     cluster.apply("chat", LLM_CONFIG)
     cluster.wait_condition("chat", "Deployed", "True", "Deployed")
     scale(cluster, 20)

@@ -1,4 +1,4 @@
-"""The overlays and components of deploy/kubernetes: what they make of the base is valid, complete, and what they say."""
+"""The overlays and components of deploy/kubernetes: their results are valid, complete, and as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pods that are asked for, and what a cluster says of them, without a cluster."""
+"""The pods that are requested, and a cluster's reports on them, without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster refuses for a while is done later; nothing of it is lost, and nothing of it is an error of the tenant."""
+"""A request that the cluster refuses for a while is repeated: nothing is lost, and the tenant gets no error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def simple(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse_first(cluster: FakeCluster, method: str, times: int, refusal: Refusal) -> list[Request]:
-    """Refuse the first requests of this method; the requests that were refused."""
+    """Refuse the first requests of this method. Return the list of refused requests, which grows."""
     refused: list[Request] = []
 
     def refuse(request: Request) -> None:
@@ -131,7 +131,7 @@ def test_a_stop_ends_at_its_deadline_when_the_cluster_does_not_answer(
 
 
 def test_a_list_that_could_not_be_followed_up_is_read_again(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    """The watch's version is forgotten, and the question after a pod that the list lacks is refused."""
+    """The server has forgotten the watch's version, and refuses the request for a pod that the list lacks."""
     ends = Ends(driver)
     up(driver, spec())
     vanished, refused = threading.Event(), threading.Event()
@@ -153,7 +153,7 @@ def test_a_list_that_could_not_be_followed_up_is_read_again(cluster: FakeCluster
 
 
 def test_a_version_that_the_cluster_refuses_is_given_up(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    """As one that is larger than any that a restored cluster knows: it would be refused for ever."""
+    """An example is a version that is larger than any of a restored cluster: it would be refused for ever."""
     ends = Ends(driver)
     up(driver, spec())
     listed = threading.Event()

@@ -1,4 +1,4 @@
-"""The limits of a claimed stem cell: what the cluster takes, what the node grants, and what becomes of the rest."""
+"""The limits of a claimed stem cell, and the cases in which the cluster or the node refuses them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_cluster_that_cannot_resize_keeps_a_limit_that_is_large_enough(
 
 
 def test_a_cluster_that_never_takes_memory_away_bounds_the_rest(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    """As Kubernetes 1.33 does."""
+    """Kubernetes 1.33 behaves like this."""
 
     def refuse(request: Request) -> None:
         if request.path.endswith("/resize"):

@@ -48,7 +48,7 @@ def test_a_stem_cell_is_claimed_once(driver: KubernetesDriver, successor: Kubern
     assert driver.claim(waiting)
     assert not successor.claim(waiting)
     assert listens(waiting.socket_path)  # the loser has ended nothing
-    assert driver.claim(waiting)  # an answer that was lost is asked for again
+    assert driver.claim(waiting)  # the claim is repeated after a lost answer
 
 
 def test_a_claim_survives_the_nodes_own_changes(cluster: FakeCluster, driver: KubernetesDriver) -> None:

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Only ``-m kubernetes`` runs these: whoever has a KUBECONFIG and runs all tests means no cluster by that."""
+    """Only ``-m kubernetes`` runs these tests: a run of all tests must not use a cluster that KUBECONFIG names."""
     if config.getoption("-m") == "kubernetes":
         return
     left_out = [item for item in items if item.path.is_relative_to(HERE)]
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster | None]:
-    """A cluster on this machine, with the images of this checkout.  None: KUBECONFIG names another one."""
+    """A cluster on this machine, with the images of this checkout, or None if KUBECONFIG names another one."""
     if os.environ.get("KUBECONFIG"):
         yield None
         return

@@ -1,4 +1,5 @@
-"""The overlay ``trial``, fitted to what a bare cluster lacks.  A cluster that lacks nothing gets it as it is.
+"""The overlay ``trial``, changed for a bare cluster that lacks some services.  A cluster that lacks none gets it
+unchanged.
 
 A cluster of a test may have no name server (the pods then get addresses of the Services in /etc/hosts), no storage
 class (the state server's data then lasts as long as its pod), and be older than rules in definitions (1.25).

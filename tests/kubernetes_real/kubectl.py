@@ -22,7 +22,7 @@ _FORWARDED = re.compile(r"127\.0\.0\.1:(\d+) ->")
 
 
 def kubectl(*words: str, stdin: str = "", timeout_s: float = _LONGEST_S) -> str:
-    """What it prints; fails with what it says of an error."""
+    """Return the command's output.  If it fails, the test fails with its error message."""
     try:
         done = subprocess.run(["kubectl", *words], input=stdin, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as e:
@@ -49,7 +49,7 @@ def rolled_out() -> None:
 
 
 def delete(*words: str) -> None:
-    """Returns when the objects are gone."""
+    """Delete the objects; return when they are gone."""
     _until(time.monotonic() + _LONGEST_S, "delete", *words)
 
 
@@ -62,7 +62,7 @@ def wait_gone(kind: str, look: Callable[[], set[str]]) -> None:
 
 
 def _until(deadline: float, *words: str) -> None:
-    """A command that waits.  Its failure says what the cluster says of the platform's pods."""
+    """Run a command that waits.  The message of a failure includes the cluster's state of the platform's pods."""
     left_s = max(1.0, deadline - time.monotonic())
     try:
         kubectl(*words, f"--timeout={left_s:.0f}s", timeout_s=left_s + _ENDS_S)

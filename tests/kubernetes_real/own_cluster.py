@@ -16,7 +16,7 @@ class OwnCluster:
     home = os.environ.get("THAW_CLUSTER_DIR", "/var/tmp/thaw-cluster")
 
     def run(self, *words: str) -> str:
-        """What the script prints; its own words go to the test's output."""
+        """Return the script's stdout; its messages on stderr go to the test's output."""
         done = subprocess.run(
             [ROOT / "scripts/kubernetes.sh", *words], stdout=subprocess.PIPE, text=True, timeout=_LONGEST_S
         )

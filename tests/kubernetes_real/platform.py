@@ -12,7 +12,7 @@ import requests
 from thaw.action import KIND_PYTHON
 
 START_S = 300.0
-"""For a start of the model on a busy machine."""
+"""The time limit for a start of the model on a busy machine."""
 
 
 class Platform:
@@ -29,11 +29,11 @@ class Platform:
         return self.call("POST", f"/actions/{action}?blocking=true", json=arguments)
 
     def begin(self, action: str, **arguments: Any) -> str:
-        """The id of an activation that nobody waits for."""
+        """Start an activation without waiting for it, and return its id."""
         return str(self.call("POST", f"/actions/{action}", 202, json=arguments)["activationId"])
 
     def record(self, activation_id: str) -> dict[str, Any]:
-        """Waits for the activation's end."""
+        """Wait for the activation's end."""
         for _ in range(int(START_S / 30)):
             answer = self.ask("GET", f"/activations/{activation_id}?wait_s=30")
             if answer.status_code == 200:
@@ -57,7 +57,7 @@ class Stream:
 
     def __init__(self, platform: Platform, n_tokens: int) -> None:
         self.n_pieces = 0
-        self.end = ""  # "[DONE]", or what broke it off
+        self.end = ""  # "[DONE]", or the error that broke the stream
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, args=(platform, n_tokens))
         self._thread.start()

@@ -34,7 +34,7 @@ AWAY_S = 60.0
 
 @pytest.fixture(scope="module")
 def overlay(own_cluster: OwnCluster | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The manifests for this cluster; afterwards there is nothing of a platform."""
+    """The manifests for this cluster.  At the end, everything of the platform is removed."""
     del own_cluster
     if NAMESPACE in names("namespaces"):
         pytest.fail(f"the cluster has a namespace {NAMESPACE} already, which this test would delete")
@@ -48,7 +48,7 @@ def overlay(own_cluster: OwnCluster | None, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def first_answer(overlay: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the page's first block prints; ``chat`` is deployed from then on."""
+    """Run the page's first block, which deploys ``chat``, and return its output."""
     page = blocks(ROOT / "docs/kubernetes.md")[0].code.replace("deploy/kubernetes/overlays/trial", str(overlay))
     page = page.replace("kubectl create namespace thaw\n", "")  # the addresses of the Services were asked for in it
     for port in ("3233", "8333"):
@@ -66,7 +66,7 @@ def first_answer(overlay: Path, tmp_path_factory: pytest.TempPathFactory) -> str
 
 @pytest.fixture
 def platform(own_cluster: OwnCluster | None, first_answer: str) -> Iterator[Platform]:
-    """As it is reached from this machine: by a pod's address, which needs no API server, or through kubectl."""
+    """The platform as this machine reaches it: by a pod's address, which needs no API server, or through kubectl."""
     del first_answer
     (secret,) = found("secret", "thaw", "-n", NAMESPACE)
     key = base64.b64decode(secret["data"]["first-key"]).decode()
@@ -101,7 +101,7 @@ def pod_of(activation: str, before: set[str]) -> str:
 
 
 def volumes() -> set[str]:
-    """Those of the platform that a cluster removes with their claims."""
+    """Return the platform's volumes that a cluster removes with their claims."""
     return {
         str(one["metadata"]["name"])
         for one in found("persistentvolumes")

@@ -1,4 +1,4 @@
-"""What ended, in its order: nothing is lost without being counted, and one connection listens for everybody."""
+"""Ended calls in their order: losses are always counted, and one connection listens for all followers."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def listening(url: str, client: redis.Redis) -> Iterator[EndingsListener]:
         yield listener
     finally:
         listener.stop()
-        client.publish(listener._own, b"")  # which wakes it
+        client.publish(listener._own, b"")  # this wakes it
         listener._thread.join(20)
 
 
 def rung(bell: Any, write: Callable[[], None]) -> bool:
-    """Whether the bell rings for what ``write`` writes."""
+    """Return whether the bell rings for the record that ``write`` writes."""
     event = threading.Event()
     bell.listen(event, time.monotonic())
     write()

@@ -1,4 +1,4 @@
-"""What a namespace's packages, triggers and rules take: counted at each write, and bounded."""
+"""The storage of a namespace's packages, triggers and rules: it is counted at each write, and bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def used(client: Any) -> dict[str, int]:
 
 
 def kept(client: Any) -> dict[str, int]:
-    """The same, by looking at every row."""
+    """Return the same counts, computed from every row."""
     rows = {kind: client.hgetall(keys.entities(kind, GUEST)) for kind in ("packages", "triggers", "rules")}
     n_bytes = sum(len(name) + len(row) for of_kind in rows.values() for name, row in of_kind.items())
     return {"bytes": n_bytes, **{kind: len(of_kind) for kind, of_kind in rows.items()}}
@@ -72,7 +72,7 @@ def test_a_namespace_has_so_many_of_a_kind_and_no_more(client: redis.Redis, monk
 
 
 def test_a_write_reads_its_own_rows_alone(client: redis.Redis) -> None:
-    """Else each one takes the state server from everybody for as long as all rows are read."""
+    """Otherwise each write would block the state server for all others while it reads all rows."""
     entities = Entities(client)
     for n in range(20):
         entities.swap(Change(None, Trigger(GUEST, f"t{n}")))

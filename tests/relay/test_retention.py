@@ -1,4 +1,4 @@
-"""Which records give way to newer ones, and that nothing of them stays, in a real state server."""
+"""Old records give way to newer ones, and nothing of them stays, in a real state server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def now_ms() -> int:
 
 
 def let_pass(client: redis.Redis, seconds: int) -> None:
-    """As if what is written had been written before."""
+    """Move the times of the records so many seconds into the past."""
     rows: Any = client.zrange(keys.written(GUEST), 0, -1, withscores=True)
     client.zadd(keys.written(GUEST), {member: score - seconds * 1e6 for member, score in rows})
 

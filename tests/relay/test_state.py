@@ -151,7 +151,7 @@ def test_code_stays_while_an_action_names_it(client: redis.Redis) -> None:
 
 
 def test_a_namespace_has_few_codes_that_no_action_names(client: redis.Redis) -> None:
-    """Else a tenant who updates, or deletes and creates, all the time would fill the state server."""
+    """Otherwise a tenant that updates, or deletes and creates, all the time would fill the state server."""
     records = Records(client)
     old, versions = None, [f"0.0.{i}" for i in range(1, 8)]
     for last, version in zip(["", *versions], versions, strict=False):
@@ -181,7 +181,7 @@ def test_the_code_of_a_deleted_action_is_read_to_its_end_while_others_are_delete
 
 
 def test_an_action_that_was_deleted_while_it_was_updated_stays_deleted(client: redis.Redis) -> None:
-    """Written again, it would name code that has an end."""
+    """If it were written again, it would name code that expires."""
     records = Records(client)
     first = with_code(records, "0.0.1", b"abc")
     records.put_action(first, last=None)
@@ -223,7 +223,7 @@ class OldAction:
 
 
 def test_a_reader_that_knows_no_stored_code_refuses_the_action(client: redis.Redis) -> None:
-    """An older gateway would else write it back without its code, which nobody would find again."""
+    """Otherwise an older gateway would write the action back without its code, which would then be lost."""
     records = Records(client)
     records.put_action(with_code(records, "0.0.1", b"abc"), last=None)
     row = client.hget(keys.actions(GUEST), CHAT)

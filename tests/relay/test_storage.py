@@ -1,4 +1,4 @@
-"""What a namespace has in a real state server, and what it may have."""
+"""The storage that a namespace uses in a real state server, and its limit."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_end_of_a_202_that_a_version_without_quotas_accepted_is_not_subtract
 
 
 def at_once(n: int, do: Callable[[int], object], refused: type[Exception]) -> tuple[int, list[str]]:
-    """Return how many of ``n`` calls at once went well, and what the others were told."""
+    """Make ``n`` calls at once. Return how many succeeded, and the messages of the others."""
     start = threading.Barrier(n)
 
     def one(i: int) -> str | None:
@@ -243,7 +243,7 @@ def test_logs_go_before_a_result_does(client: redis.Redis) -> None:
 
 
 def of_a_server(storage: Storage, free: int) -> None:
-    """Nine tenths of its memory are 900 MiB."""
+    """Let the state server have ``free`` bytes left of its bound, which is 900 MiB: nine tenths of its memory."""
     storage.learn_memory({"maxmemory": 1_000 * MIB, "used_memory": 900 * MIB - free})
 
 

@@ -36,7 +36,7 @@ def homes(valkey_url: str) -> Iterator[Callable[[GatewayId], StreamHomes]]:
 
 @pytest.fixture
 def asked(valkey_url: str) -> Iterator[Callable[[Callable[[StreamWanted], object]], None]]:
-    """Call a function for each stream that somebody wants."""
+    """Call a function for each stream that is requested."""
     readers: list[EventReader] = []
 
     def listen(answer: Callable[[StreamWanted], object]) -> None:

@@ -106,7 +106,7 @@ def test_frames_of_two_ways_make_the_same_messages_in_any_order(payloads: list[b
 def test_frames_of_two_ways_make_the_same_messages_also_while_each_way_is_receiving_one(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
-    """Between ``place`` and ``take`` of one path, the other path brings what comes before, or the same."""
+    """Between ``place`` and ``take`` of one path, the other path delivers earlier frames, or the same frame."""
     frames = [frame for seq, payload in enumerate(payloads) for frame in frames_of(seq, payload)]
     ways: tuple[list[tuple[FrameHeader, bytes]], ...] = ([], [])
     for frame in frames:

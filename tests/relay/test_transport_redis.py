@@ -1,4 +1,4 @@
-"""Faults that only the Redis transport can have: what the relay server holds, forged entries, and lost keys."""
+"""Properties of the Redis transport alone: the entries that the relay server holds, forged entries, and lost keys."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_receiver_that_connects_anew_says_again_how_much_it_has_taken(make: Ma
     for _ in range(16):
         receiver.receive(deadline_s=20)
     with pytest.raises(TimeoutError):
-        receiver.receive(deadline_s=0.01)  # this asks for more, and so reports what was taken
+        receiver.receive(deadline_s=0.01)  # this asks for more, and so reports the taken entries
     wait_until(lambda: bool(client.exists(f"{STREAM}:credit")))
     client.delete(f"{STREAM}:credit")  # this is the same as a relay server that never got the report
     cut(receiver)
@@ -311,7 +311,7 @@ def test_what_inference_borrowed_goes_back_to_kv_as_it_is_read(make: Make) -> No
 
 
 def acknowledge(receiver: RedisTransport) -> None:
-    """Make the receiver report what it has taken: it does so when it asks for more."""
+    """Make the receiver report the entries that it has taken: it does so when it asks for more."""
     with pytest.raises(TimeoutError):
         receiver.receive(deadline_s=0)
 

@@ -1,4 +1,4 @@
-"""The TCP transport: who may connect, where it listens, the effects of a cut, and the shortcut in addition to redis."""
+"""The TCP transport: rights to connect, addresses, the effects of a cut, and the shortcut in addition to redis."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Answer = tuple[int, bytes]
 
 
 class Image(BaseHTTPRequestHandler):
-    """A program that answers what the test says."""
+    """A program that gives the answers of the test."""
 
     protocol_version = "HTTP/1.1"
     answers: dict[str, Answer]

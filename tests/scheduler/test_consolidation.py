@@ -1,4 +1,4 @@
-"""A pipeline becomes one worker: when its host is asked, what follows, and what a successor scheduler continues."""
+"""A pipeline becomes one worker: the moment of the request, the steps after it, and a successor scheduler."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def folding(n: int = 4, **fields: Any) -> Any:
 
 
 def whole(w: World, *, idle: bool = False) -> tuple[StartGroup, list[Decision]]:
-    """A group that has just become whole, and what was decided then."""
+    """Return a group that has just become whole, and the decisions of that moment."""
     (start,) = of(w.ask(CHAT), StartGroup)
     decided: list[Decision] = []
     for stage in reversed(range(len(start.stages))):
@@ -481,7 +481,7 @@ def successor() -> World:
 
 
 def records(start: StartGroup, *stages: int, has_switched: bool = False) -> list[Any]:
-    """What the registry says of these stages."""
+    """Return the registry's records of these stages."""
     one = {"n_stages": 1, "slots": 8}
     return [record_of(start, READY, k, inflight=1, **(one if has_switched and k == 0 else {})) for k in stages]
 

@@ -336,7 +336,7 @@ def test_only_the_first_stage_is_released_and_the_others_go_with_it() -> None:
 
 
 def _ended_in_order(decided: list[Decision], start: StartGroup) -> None:
-    """The plan is dropped last.  While it exists, a successor scheduler finds what remains to be undone."""
+    """The plan is dropped last.  While it exists, a successor scheduler finds the steps that remain to be undone."""
     kinds = [type(d) for d in decided if isinstance(d, CancelGroup | RevokeCredential | DropPlan)]
     assert kinds == [CancelGroup] * (len(kinds) - 2) + [RevokeCredential, DropPlan]
     assert {d.group_id for d in of(decided, RevokeCredential)} == {start.plan.group_id}

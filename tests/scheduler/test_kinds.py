@@ -232,8 +232,8 @@ def test_over_hosts_of_any_kinds_and_shares_the_answer_is_that_of_trying_every_s
 @example([(FAST, 2.0, 24, 0, False), (FAST, 2.0, 24, 0, True), (FAST, 2.0, 24, 0, True)], 7.5)  # two full on any two
 @example([(SLOW, 1.0, 12, 0, False)] * 3 + [(SLOW, 1.0, 12, 0, True)], 15.0)  # thirds add up to less in one order
 def test_over_hosts_of_any_kinds_and_shares_the_best_placement_of_every_size_is_found(plain: Plain, slo: float) -> None:
-    """This also checks sizes that do not win.  Of placements that are equally good, the one of least ids is found,
-    whatever their mixes of speeds."""
+    """This also checks sizes that do not win.  Among equally good placements, the one with the lowest ids is found,
+    even if their mixes of speeds differ."""
     servers = [server(i, times, b, free=f, n_workers=n, share=held) for i, (times, b, f, n, held) in enumerate(plain)]
     request = Request(12 * G, slo_ttft=slo)
     for size in sizes(request, 1, 4, 0):

@@ -1,4 +1,4 @@
-"""The host that is asked what a model is: the index names the one that a walk over all hosts finds."""
+"""The host that is asked to inspect a model: the index names the one that a walk over all hosts finds."""
 
 from __future__ import annotations
 

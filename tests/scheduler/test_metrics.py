@@ -1,4 +1,4 @@
-"""The scheduler's metrics for Prometheus, and who may read them."""
+"""The scheduler's metrics for Prometheus, and the rights to read them."""
 
 from __future__ import annotations
 

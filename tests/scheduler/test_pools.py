@@ -346,7 +346,7 @@ def test_a_start_that_has_to_wait_takes_the_wait_and_one_start(wait_s: float, n_
     if not n_refusals:
         w.do(hosts(6))
     began_s, decided = w.now, w.ask(CHAT)
-    for _ in range(n_refusals):  # a host refuses that has not reported what it holds
+    for _ in range(n_refusals):  # a host that has not reported its segments refuses the start
         (start,) = of(decided + w.later(RETRY_BASE_S), StartGroup)
         for stage in range(4):
             w.said(start, GONE, stage, error=FULL, created_wall_ms=seen_ms)

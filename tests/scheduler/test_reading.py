@@ -1,4 +1,4 @@
-"""Which messages of the event stream the policy is told."""
+"""The messages of the event stream that reach the policy."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link()
     assert w.view.hosts[HostId("h0")].ledger.fetches() == {}
     assert start.plan.predicted_ttft_s is not None
     assert start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
-    assert start.plan.bound_ttft_s is None  # no start has shown yet at what rate parts are copied
+    assert start.plan.bound_ttft_s is None  # no start has shown yet how fast parts are copied
 
 
 def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by() -> None:

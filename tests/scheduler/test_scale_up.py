@@ -1,4 +1,4 @@
-"""A pipeline becomes several workers: how many stay, what follows from each report, and what a successor continues."""
+"""A pipeline becomes several workers: how many stay, the decisions after each report, and a successor scheduler."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def start() -> StartGroup:
 
 
 def state(start: StartGroup, *, is_one: bool) -> list[InstanceRecord]:
-    """What the registry says: stage 1 was asked to stay, and ``is_one`` says whether stage 0 has switched."""
+    """Return the registry's records: stage 1 was asked to stay, and ``is_one`` says whether stage 0 has switched."""
     one = {"n_stages": 1, "slots": 8} if is_one else {}
     head = record_of(start, READY, 0, inflight=1, **one)
     stays = record_of(start, READY, 1, inflight=1, is_consolidating=True)

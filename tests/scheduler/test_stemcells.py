@@ -23,7 +23,7 @@ LLM = StemTarget(KIND_LLM, 1, 768 * MIB)
 
 
 def beat(w: World, *targets: StemTarget, after_s: float = 1.0, **fields: Any) -> list[tuple[str, int]]:
-    """Send a heartbeat of a host that now keeps these stem cells.  Return what the host is told."""
+    """Send a heartbeat of a host that now keeps these stem cells.  Return the message to the host."""
     w.now += after_s
     kept = targets or next(iter(w.reports.values())).stem_targets
     seen = replace(report(stem_targets=kept, seen_wall_ms=int(w.now * 1000)), **fields)

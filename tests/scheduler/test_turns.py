@@ -78,7 +78,8 @@ def test_a_loose_request_is_not_starved_by_a_stream_of_tight_ones() -> None:
 def test_turns_are_a_list_in_order_in_which_each_action_stands_once(
     changes: list[tuple[str, tuple[float, int] | None]],
 ) -> None:
-    """None means that the action no longer waits.  An action that is put again has its new place and its new need."""
+    """In ``changes``, None means that the action no longer waits.  An action that is put again has its new place and
+    need."""
     turns, held = Turns(), dict[str, Turn]()
     assert turns.first is None
     for name, wanted in changes:
@@ -239,8 +240,8 @@ def test_one_who_has_had_much_beside_the_line_owes_one_turn() -> None:
 def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other(
     crowd: dict[str, int], n_before: int, weights: dict[str, float], elsewhere: list[str]
 ) -> None:
-    """However much earlier, and however many, the others' requests are due; and whatever others start ``elsewhere``
-    meanwhile, where those who wait find no room."""
+    """This holds no matter how early and how many the others' requests are.  It also holds while others start functions
+    ``elsewhere``, on hosts that have no room for the waiting requests."""
     w = World(report("h0", 256), report("h1", 128))
     for owner in "abz":
         small = replace(hello(), name=ActionName(f"{owner}/small"), need_bytes=128 * MIB, keep_alive_s=0.0)
@@ -310,7 +311,7 @@ def test_a_quota_of_starts_that_is_raised_is_used_at_once_in_the_order_of_the_li
         w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{i}"))))
         assert of(w.ask(ActionName(f"guest/f{i}")), StartGroup) == []
     assert [wake.key for wake in w.timers if wake.at_s < w.now + 60] == [], "nobody looks every second"
-    assert of(w.ask(ActionName("guest/f0")), StartGroup) == []  # which keeps its place
+    assert of(w.ask(ActionName("guest/f0")), StartGroup) == []  # this request keeps its place
     started = of(w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2))), StartGroup)
     assert [s.plan.action for s in started] == ["guest/f0", "guest/f0"]
     assert [s.plan.action for s in of(w.ready(started[0]), StartGroup)] == ["guest/f1"]

@@ -1,4 +1,4 @@
-"""Which version of a model a start takes: a look before each start, shared by the starts of a second."""
+"""The version of a model that a start takes: there is a look before each start, shared by the starts of a second."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_commit_of_a_hub_is_looked_at_before_each_start_because_it_may_not_be_
 
 
 def test_a_model_that_was_too_large_is_looked_at_before_it_is_refused_again() -> None:
-    slabs = 4  # of 64 MiB
+    slabs = 4  # slabs of 64 MiB
     large = replace(version(OLD), files={"w.safetensors": 1024 * MIB}, parts=None)
     w = watched(llm_world(report(pool=pool(slabs)), model=large, facts=chat(max_stages=1)))
     assert [f.error.code for f in of(w.ask(CHAT), FailDemand)] == ["MemoryTooSmall"]

@@ -28,7 +28,7 @@ def head(method: str, path: str, *lines: str, auth: str = AUTH) -> bytes:
 
 
 def read_to_end(sock: socket.socket) -> bytes:
-    """What the gateway sends until it closes, by an end or by a reset."""
+    """Return the bytes that the gateway sends until it closes or resets the connection."""
     data = b""
     try:
         while piece := sock.recv(65536):

@@ -1,4 +1,4 @@
-"""An answer has a length that it may not exceed, whoever makes it."""
+"""Every answer has a length that it may not exceed, no matter which program makes it."""
 
 from __future__ import annotations
 

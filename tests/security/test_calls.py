@@ -1,4 +1,4 @@
-"""What a tenant asks beside invocations has limits, too, and lists carry no code."""
+"""A tenant's requests other than invocations have limits, too, and lists contain no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where something of a gateway's front is full, those give way who have filled it."""
+"""When a resource of a gateway's front is full, the clients that have filled it give way."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def put_large(gateway: GatewayProcess, key: str, name: str, n_bytes: int) -> Non
 
 
 def test_connections_that_are_all_busy_lock_nobody_out(start: Start) -> None:
-    """None is idle at the moment at which the last one is taken, so it can only give way later."""
+    """No connection is idle when the last one is accepted, so one can give way only later."""
     gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="400", THAW_GATEWAY_HEAD_S="100")
     gateway.put_llm()
     gateway.session.close()
@@ -125,7 +125,7 @@ def test_a_tenant_that_reads_no_answers_cuts_none_of_another_one(start: Start) -
 
 
 def test_what_is_left_of_an_answer_counts_as_the_whole(start: Start) -> None:
-    """The kernel's buffers take megabytes of each, and the rest keeps all of it."""
+    """The kernel's buffers take megabytes of each answer, but the unsent rest keeps the whole answer in memory."""
     gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000", THAW_PARAMETERS_BYTES="12000000")
     put_large(gateway, KEY, "large", 6_000_000)
     ask = head("GET", "/api/v1/namespaces/_/actions/large", "Connection: close")
@@ -225,7 +225,7 @@ def test_requests_that_wait_for_a_thread_are_bounded(hold_threads: Callable[...,
 
 
 def test_long_bodies_in_chunks_take_the_memory_that_they_need(start: Start) -> None:
-    """The longest that they might be is 8 MiB each, of 128 for all."""
+    """Each body could be as long as 8 MiB, and all of them may take 128 MiB."""
     gateway = start()
     body = json.dumps({"model": "none", "x": "y" * 100_000}).encode()
     ask = head("POST", "/v1/completions", "Transfer-Encoding: chunked")
@@ -323,7 +323,7 @@ def test_a_client_that_goes_on_sending_reads_why_it_was_refused(start: Start) ->
         sock.sendall(head("POST", "/v1/completions", "Content-Length: 9000000"))
         pace = socket.socketpair()
         pace[0].settimeout(0.5)
-        for _ in range(8):  # for longer than a silent client is waited for
+        for _ in range(8):  # longer than the gateway waits for a silent client
             sock.sendall(bytes(1000))
             with pytest.raises(TimeoutError):
                 pace[0].recv(1)

@@ -25,7 +25,7 @@ from thaw.settings import SettingError
 
 
 class Trap:
-    """Listens on every address of this machine, and notes who connects."""
+    """Listens on every address of this machine, and notes every connection."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -52,7 +52,7 @@ def trap() -> Iterator[Trap]:
 
 @pytest.fixture(scope="module")
 def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fetchd]:
-    """A fetchd as it is without a word of the operator."""
+    """A fetchd for which the operator has allowed no addresses."""
     with Fetchd(tmp_path_factory.mktemp("f"), THAW_FETCHD_ALLOW="", THAW_FETCHD_RETRIES=1) as running:
         yield running
 
@@ -64,7 +64,7 @@ def refusal(fetchd: Fetchd, uri: str) -> ThawError:
 
 
 def own_addresses() -> list[str]:
-    """Addresses of this machine's interfaces beyond loopback."""
+    """Return addresses of this machine's interfaces other than loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("198.51.100.1", 9))  # sends nothing
@@ -256,7 +256,8 @@ def test_a_redirect_leads_nowhere(tmp_path: Path, trap: Trap, status: bytes) -> 
 
 
 def test_all_ways_to_fail_read_alike_and_the_log_tells_them_apart(tmp_path: Path) -> None:
-    """What a scanner would like to tell apart: nothing listens, something else listens, it is refused, it is silent."""
+    """A scanner would like to distinguish: nothing listens, another service listens, the address is refused, it is
+    silent."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "thaw-index.json").write_text("{}")
     with Store(tmp_path) as store, Fetchd(tmp_path, THAW_FETCHD_ALLOW="127.0.0.1", THAW_FETCHD_RETRIES=1) as fetchd:
@@ -302,7 +303,7 @@ LEAKS = {
     "model.safetensors.index.json": f'{{"weight_map": {{"w": "{SECRET}"}}}}',
     "model.safetensors": SECRET * 5,
 }
-"""What stands where a model's file is looked for, and is none of the tenant's business."""
+"""Contents that are found in place of a model's file, and that the tenant must not see."""
 
 
 @pytest.mark.parametrize("name", LEAKS)
@@ -406,7 +407,7 @@ def _serve_one(listener: socket.socket) -> None:
 
 
 def test_the_platforms_own_store_needs_no_leave(tmp_path: Path) -> None:
-    """An operator has named it, and it is on loopback on one machine."""
+    """An operator has configured the store, and on a single machine it is on loopback."""
     write_model(tmp_path / "models" / "m")
     environ = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
     with (

@@ -1,4 +1,4 @@
-"""What one namespace asks for in thousands delays and crowds out nobody else."""
+"""Thousands of requests of one namespace neither delay nor crowd out another namespace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def flood(url: str, namespace: str, n: int) -> None:
 def test_ten_thousand_202s_of_one_namespace_delay_no_202_of_another(
     start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
 ) -> None:
-    """None of the flood ends before the honest tenant's has."""
+    """No activation of the flood ends before the honest tenant's has ended."""
     honest_ran, n_begun = threading.Event(), list[int]()
     gateway = start_gateway()
 

@@ -216,7 +216,8 @@ def test_models_as_large_as_may_be_are_remembered_in_bounded_memory(fetchd: Fetc
 
 
 def with_index_of_experts(model: Path) -> None:
-    """An index as a quantised mixture of experts of 600 GB has one: each matrix has two scales and an input's scale."""
+    """Write an index like that of a quantised mixture of experts of 600 GB: each matrix has two scales and an input
+    scale."""
     kinds = {
         "weight": ("U8", (2048, 3584), 2048 * 3584),
         "weight_scale": ("F8_E4M3", (2048, 448), 2048 * 448),
@@ -254,7 +255,7 @@ def test_two_of_the_largest_models_that_there_are_are_read_once_each_in_bounded_
 
 
 def test_a_model_whose_parts_lie_in_no_order_is_not_divided(fetchd: Fetchd, tmp_path: Path) -> None:
-    """Each range of its plan would be one tensor: megabytes for every scheduler."""
+    """Each range of its plan would be one tensor, so the plan would take megabytes in every scheduler."""
     model = write_model(tmp_path / "m")
     n = 40_000
     entries = {f"model.layers.{i % 2}.{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(n)}
@@ -264,7 +265,7 @@ def test_a_model_whose_parts_lie_in_no_order_is_not_divided(fetchd: Fetchd, tmp_
 
 
 def test_the_shards_of_an_honest_model_behind_a_long_way_are_asked_for_together(tmp_path: Path) -> None:
-    """163 of them, one answer after the other at 150 ms, would not come before the deadline."""
+    """At 150 ms each, the answers for 163 shards would miss the deadline if they came one after the other."""
     model = write_model(tmp_path / "m")
     (model / WEIGHTS).unlink()
     pad = b" " * 70_000  # the first read of a file does not bring its whole header
@@ -367,7 +368,7 @@ def test_an_inspection_has_one_deadline_whatever_a_store_sends_now_and_then(tmp_
 def test_a_look_at_a_known_model_has_one_deadline_too_and_leaves_no_large_text_behind(
     tmp_path: Path, honest: Path, begin: bytes
 ) -> None:
-    """The store trickles until the deadline, so that whatever is read next would have to end by itself."""
+    """The store sends bytes slowly until the deadline, so the next read would have to end by itself."""
     over = threading.Event()
     is_hostile = threading.Event()
 
@@ -400,7 +401,7 @@ def test_a_look_at_a_known_model_has_one_deadline_too_and_leaves_no_large_text_b
 
 
 def test_a_connection_that_is_interrupted_while_it_is_made_shakes_no_hands(trickle: Trickle) -> None:
-    """An interrupt finds no socket while it connects, and a handshake may take for ever."""
+    """An interrupt during the connect finds no socket to close, and the handshake that follows may take for ever."""
     made: list[HttpConnection] = []
 
     def connect(*args: Any) -> socket.socket:
@@ -485,7 +486,8 @@ def test_a_large_text_that_trickles_delays_no_small_one(tmp_path: Path, honest: 
 
 
 def test_a_namespace_has_so_many_fetches_at_once(tmp_path: Path, honest: Path) -> None:
-    """Each holds a conversation.  Those of others begin, and the namespace's own when some have ended."""
+    """Each fetch holds a conversation.  Fetches of other namespaces begin at once; the namespace's own begin when some
+    have ended."""
     stuck = threading.Event()
 
     def fault(request: Request) -> bool:
@@ -522,7 +524,7 @@ def test_a_namespace_has_so_many_fetches_at_once(tmp_path: Path, honest: Path) -
 
 
 def test_a_fetch_that_was_cancelled_counts_until_it_has_ended(tmp_path: Path, honest: Path) -> None:
-    """It keeps its slabs.  Here it waits for a connection, which ends by its own time limit only."""
+    """The fetch keeps its slabs until it has ended.  Here it waits for a connection, which only a time limit ends."""
     model = write_model(tmp_path / "m", layer_bytes=1000)
     write_index(model)
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=512, THAW_FETCHD_READ_TIMEOUT_S=60) as fetchd, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Who may do what: strangers, tenants and operators at every route of a real gateway, and keys from birth to end."""
+"""The rights of strangers, tenants and operators at every route of a real gateway, and keys from birth to end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WHO_MAY = {
     "GET /openapi.json": ANYBODY,
     "GET /health": ANYBODY,
     "GET /live": ANYBODY,
-    "GET /metrics": ANYBODY,  # on loopback without THAW_METRICS_TOKEN; else see the tests below
+    "GET /metrics": ANYBODY,  # only on loopback without THAW_METRICS_TOKEN; see the tests below
     "GET /api/v1/namespaces": KEY_HOLDER,
     "GET /api/v1/namespaces/<ns>/limits": OWN,
     "GET /api/v1/namespaces/<ns>/standings": OWN,
@@ -69,10 +69,10 @@ WHO_MAY = {
         for method, rest in (("GET", ""), *((m, f"/<{kind}>") for m in ("GET", "PUT", "DELETE", "POST")))
         if (kind, method) != ("package", "POST")
     },
-    "GET /api/v1/namespaces/<ns>/packages": KEY_HOLDER,  # of another namespace those that it shares: test_packages
+    "GET /api/v1/namespaces/<ns>/packages": KEY_HOLDER,  # another namespace's list has the shared ones: test_packages
     "POST /api/v1/namespaces/<ns>/packages/refresh": OWN,
     **{
-        f"{method} /api/v1/web/<ns>/<package>/<path:rest>": ANYBODY  # web actions; what else is there, nobody learns
+        f"{method} /api/v1/web/<ns>/<package>/<path:rest>": ANYBODY  # web actions; the route reveals nothing else
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH")
     },
     "GET /v1/models": KEY_HOLDER,
@@ -219,7 +219,7 @@ def with_key(gateway: GatewayProcess, key: str, method: str, path: str, **more: 
 def test_a_revoked_operators_key_ends_at_once_at_every_gateway(
     start_gateway: Callable[..., GatewayProcess], method: str, path: str
 ) -> None:
-    """Where another gateway remembers it, it could make itself another key, or revoke those of others."""
+    """If another gateway still accepted it, its holder could make another key, or revoke keys of others."""
     revoking, other = start_gateway(), start_gateway()
     stolen = make_key(revoking, namespace="admin", role="operator")
     assert accepts(other, stolen["key"])
@@ -276,7 +276,7 @@ FIRST = "53bc46b1-71f6-4ed5-8c54-816aa4f8c502:" + "f" * 40
 def test_the_first_key_is_an_operators_and_older_rows_are_tenants(
     start_gateway: Callable[..., GatewayProcess], valkey_url: str
 ) -> None:
-    old = {"namespace": "guest", "subject": "guest"}  # what a version without roles wrote
+    old = {"namespace": "guest", "subject": "guest"}  # the row that a version without roles wrote
     with redis.Redis.from_url(valkey_url) as client:
         for key in (FIRST, "old:key"):
             client.hset(keys.API_KEYS, hashlib.sha256(key.encode()).hexdigest(), json.dumps(old))

@@ -1,4 +1,4 @@
-"""What is not HTTP gets a 4xx or no answer, from the gateway and from an invoker's data port, and both stay up."""
+"""Bytes that are not HTTP get a 4xx or no answer from the gateway and from an invoker's data port, and both stay up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
 
 
 def answer(port: int, data: bytes) -> bytes:
-    """Send it, say that no more comes, and return what is answered."""
+    """Send the data, end the sending side, and return the answer."""
     with socket.create_connection(("127.0.0.1", port), WAIT_S) as sock:
         try:
             sock.sendall(data)
@@ -61,7 +61,7 @@ def test_the_gateway_stays_up_under_many_mutated_requests(gateway: GatewayProces
     """THAW_FUZZ_REQUESTS says how many."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    send_mutations(gateway, seed, 2000)  # what a process takes once
+    send_mutations(gateway, seed, 2000)  # memory that a process takes only once
     rss = status_of(worker_pid(gateway), "VmRSS")
     send_mutations(gateway, seed + 1, N_LONG)
     assert status_of(worker_pid(gateway), "VmRSS") < rss + 50 * 1024

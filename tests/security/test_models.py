@@ -235,7 +235,7 @@ def test_an_operator_allows_one_namespace_more_and_takes_it_back(gateway: Gatewa
 def test_a_start_does_not_use_what_was_taken_back(
     platform: Platform, start_gateway: Callable[..., GatewayProcess]
 ) -> None:
-    """The model was allowed when it was deployed, and ran.  The same for a scheduler that starts later."""
+    """The model was allowed when it was deployed, and it ran.  The same holds for a scheduler that starts later."""
     gateway = start_gateway()
     assert as_operator(gateway, "PUT", "guest", prefixes=["s3://team-a"]).status_code == 200
     host = platform.host()
@@ -265,7 +265,7 @@ def test_a_start_does_not_use_what_was_taken_back(
 
 
 def test_who_takes_a_prefix_back_and_ends_right_after_has_taken_it_back(platform: Platform) -> None:
-    """The gateway that writes it tells the schedulers in the same step, so it cannot die in between."""
+    """The gateway writes the change and tells the schedulers in one step, so it cannot die in between."""
     allowed = AllowedModels(platform.client)
     allowed.add(Namespace("guest"), ["file:///m"])
     host = platform.host()

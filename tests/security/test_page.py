@@ -60,4 +60,4 @@ NO_ATTACK = {
     "test_requests_sent_together_are_answered_in_their_order",
     "test_a_gateway_that_stops_does_not_wait_for_those_that_send_nothing",
 }
-"""What is checked beside the attacks."""
+"""Tests that check other properties than the attacks."""

@@ -150,7 +150,7 @@ def test_a_long_body_is_refused_before_it_is_sent(
     with connect(gateway) as sock:
         sock.sendall(head(method, path, f"Content-Length: {n_bytes}", auth=auth))
         assert read_answer(sock)[0] == status
-        assert read_to_end(sock) == b""  # what came on would be taken for the next request
+        assert read_to_end(sock) == b""  # the rest of the body would be read as the next request
 
 
 @pytest.mark.parametrize("n_bytes", [10, 500_000])
@@ -255,7 +255,8 @@ def test_a_stream_that_nobody_reads_ends(start: Callable[..., GatewayProcess], i
 
 
 def test_an_address_has_so_many_connections_and_its_oldest_gives_way(start: Callable[..., GatewayProcess]) -> None:
-    """Behind a router that translates addresses all have one: who comes must not be shut out by those who stay."""
+    """All clients behind a router that translates addresses have one address: old connections must not shut out new
+    ones."""
     gateway = start(THAW_GATEWAY_PER_ADDRESS="5")
     with connect(gateway) as other, connect(gateway, "127.0.0.2") as known, connect(gateway, "127.0.0.2") as oldest:
         known.sendall(head("GET", "/v1/models"))

@@ -126,7 +126,7 @@ def test_a_stages_part_of_a_chunk_is_bound_too(fetchd: Fetchd, tmp_path: Path) -
 
 @pytest.mark.parametrize("field", ["name", "dtype", "shape"])
 def test_what_the_index_says_of_tensors_is_bound(fetchd: Fetchd, tmp_path: Path, field: str) -> None:
-    """The bytes are the right ones, but another layer's, or of another kind."""
+    """The bytes are unchanged, but the index assigns them to another layer, or says another type or shape."""
     place = push(tmp_path)
     plain = json.loads((place / INDEX_NAME).read_bytes())
     one, other = (t for t in plain["tensors"] if t["name"] in ("model.layers.0.w", "model.layers.1.w"))
@@ -143,7 +143,7 @@ def test_what_the_index_says_of_tensors_is_bound(fetchd: Fetchd, tmp_path: Path,
 
 @pytest.mark.parametrize("length", ["other", "same"])
 def test_the_config_is_bound_before_a_plan_is_made_of_it(tmp_path: Path, length: str) -> None:
-    """It decides about layers, parts and architecture, which the scheduler keeps under the version."""
+    """The config determines layers, parts and architecture, which the scheduler keeps for each version."""
     place = push(tmp_path)
     config = (place / "config.json").read_bytes()
     swapped = config.replace(b'"num_hidden_layers": 3', b'"num_hidden_layers": 2') + b" " * (length == "other")
@@ -213,7 +213,8 @@ def test_a_directory_without_an_index_is_said_to_be_unbound(tmp_path: Path, fetc
 @pytest.mark.full
 @pytest.mark.vllm
 def test_what_vllms_own_preload_takes_for_the_same_weights_is_another_version(tmp_path: Path) -> None:
-    """`vllm preload` serves weights to whoever has the same fingerprint, and that covers headers only."""
+    """`vllm preload` serves weights to every process with the same fingerprint, and the fingerprint covers only
+    headers."""
     a, b = (write_model(tmp_path / name) for name in "ab")
     swap(b / WEIGHTS, (b / WEIGHTS).stat().st_size - 1)
     script = (

@@ -27,7 +27,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shape(text: str) -> str:
-    """Without numbers, and without ids, which are made of them."""
+    """Return the text without numbers, and without ids, which are made of numbers."""
     return _NUMBER.sub("0", re.sub(r'(id="|#)\w+', r"\1", text))
 
 
@@ -41,7 +41,8 @@ def test_every_chart_of_the_report_is_drawn_from_the_record(again: Path) -> None
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
 def test_a_chart_shows_what_was_recorded(path: Path, again: Path) -> None:
-    """To a tenth of a pixel: another processor may round otherwise.  After a change: bench/simulate.py --page."""
+    """Positions agree to a tenth of a pixel, because another processor may round differently.  After a change, run
+    bench/simulate.py --page."""
     made = (again / path.name).read_text()
     assert shape(made) == shape(path.read_text())
     assert numbers(made) == pytest.approx(numbers(path.read_text()), abs=0.1)
@@ -64,7 +65,7 @@ def test_no_text_of_a_chart_leaves_it(path: Path) -> None:
 
 
 def right_end(text: ET.Element) -> float:
-    """Where a text ends, in DejaVu Sans, which is among the widest of usual fonts."""
+    """Return the position where a text ends, in DejaVu Sans, which is one of the widest common fonts."""
     style = text.get("style") or ""
     size = float(re.findall(r"([\d.]+)px", style)[0])
     width = TextPath((0, 0), text.text or "", size=size, prop=FontProperties(family="DejaVu Sans")).get_extents().width

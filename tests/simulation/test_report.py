@@ -125,7 +125,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_report_of_one_run_leaves_out_what_needs_more(tmp_path: Path) -> None:
-    """As after --quick: one point, one seed, no workload files, and nothing changed."""
+    """Results like those of --quick: one point, one seed, no workload files, and nothing changed."""
     whole = record.read(DOCS / "simulation")
     (tmp_path / "simulation").mkdir()
     one = tuple(r for r in whole.runs if (r.source, r.cv, r.rps, r.seed, r.scale) == ("generated", 8, 0.6, 0, 1))

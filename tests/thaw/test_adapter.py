@@ -1,4 +1,4 @@
-"""Whether an adapter fits its base model, by the names and shapes of their tensors."""
+"""The check whether an adapter fits its base model, by the names and shapes of their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose connection it was that closed."""
+"""Finding out which connection has closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a hub leads: which places are taken, and which two have one origin."""
+"""The links of a hub: the places that are accepted, and places that have the same origin."""
 
 from __future__ import annotations
 

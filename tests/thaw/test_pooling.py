@@ -1,4 +1,4 @@
-"""The files by which an embedding model says how it pools: what is read, what is refused, and their way to a store."""
+"""The files that say how an embedding model pools: accepted and refused ones, and their way to a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which functions share instances."""
+"""The functions that share instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a requirements.txt may ask for."""
+"""The requirements that a requirements.txt may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store answers in XML, read strictly."""
+"""A store's answers in XML are parsed strictly."""
 
 from __future__ import annotations
 

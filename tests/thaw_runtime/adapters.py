@@ -1,4 +1,4 @@
-"""A tiny random model, adapters of it, and what it becomes when one is merged into it."""
+"""A tiny random model, adapters of it, and the models that result from merging an adapter into it."""
 
 from __future__ import annotations
 

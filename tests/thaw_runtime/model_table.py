@@ -1,4 +1,4 @@
-"""The table of docs/models.md: what each family of models does, measured with a tiny random checkpoint of it.
+"""The table of docs/models.md: the features of each family of models, measured with a tiny random checkpoint of it.
 
 ``python -m tests.thaw_runtime.model_table`` measures every family and writes the table anew.
 """
@@ -23,8 +23,8 @@ WORKS: Final = ("greedy", "seeded")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one family does.  ``same`` says by number of stages whether every token is plain vLLM's; ``whole`` whether
-    it is after the pipeline of two has become one worker."""
+    """The results of one family.  ``same`` says for each number of stages whether every token equals plain vLLM's.
+    ``whole`` says the same for a pipeline of two stages that has become one worker."""
 
     family: str
     runs_on: str

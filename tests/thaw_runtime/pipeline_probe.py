@@ -542,8 +542,8 @@ def main() -> None:
 
 
 def answer_all(cases: Sequence[dict[str, Any]], url: str, scratch: Path) -> None:
-    """Run the cases one after another.  Those in which a stage falls silent last ten seconds, in which nobody computes,
-    so others run beside them.
+    """Run the cases one after another.  The cases in which a stage falls silent take ten seconds without computing, so
+    other cases run at the same time.
     """
     beside: list[tuple[int, int, Path]] = []
     for number, case in enumerate(cases):

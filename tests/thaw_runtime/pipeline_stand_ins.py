@@ -1,4 +1,4 @@
-"""What pipeline_probe.py changes in a stage's process before the engine starts: gates, faults and planted errors."""
+"""pipeline_probe.py's changes to a stage's process before the engine starts: gates, faults and planted errors."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def misbehave(fault: str, in_round: int | str) -> None:
 
 
 def plant(error: str, stage: int) -> None:
-    """Plant an error into what stage 1 sends, or into what stage 0 loads and keeps.
+    """Plant an error into the data that stage 1 sends, or into the data that stage 0 loads and keeps.
 
     The checks would notice it; with ", unchecked" they are switched off, so that the tokens must show it.  With ", once"
     stage 1 sends it in the first attempt only.
@@ -219,7 +219,7 @@ def check_nothing() -> None:
 
 
 def plant_in_blocks(error: str, *, attempts: int) -> None:
-    """``attempts``: the error is in so many attempts."""
+    """Plant the error in the blocks of the first ``attempts`` attempts."""
     from thaw_runtime.engine.vllm import kv_sender
     from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
     from thaw_runtime.engine.vllm.kv_sender import KvSender
@@ -258,7 +258,7 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
 
 
 def plant_in_weights(layer: int = 7) -> None:
-    """A layer's weights, by default those of the last one, come 5 % too large into a full worker, behind its own part."""
+    """Let a full worker get a layer's weights 5 % too large, after its own part.  By default, it is the last layer."""
     from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 
     run = BackgroundLoad._run

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 WORKS = ("greedy", "seeded", "penalties", "long", "continued", "one", "three", "many")
 Case = dict[str, Any]
 Plain = dict[str, dict[str, list[list[int]]]]
-"""By family and work, the tokens of every answer."""
+"""The tokens of every answer, by family and work."""
 
 
 class Pipelines:
@@ -42,7 +42,8 @@ class Pipelines:
         self.close()
 
     def ask(self, cases: Sequence[Case]) -> tuple[list[Case], str]:
-        """The results in the order of the cases, until one that fails, and the end of what the process said then."""
+        """Return the results in the order of the cases, up to a case that fails, and the end of the process's output
+        then."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -68,7 +69,8 @@ class Pipelines:
         return found
 
     def plain(self, cases: Sequence[Case]) -> Plain:
-        """What plain vLLM answers to the works of these cases.  It is asked for what nobody has asked before."""
+        """Return plain vLLM's answers to the works of these cases.  It computes only works that were not computed
+        before."""
         wanted: list[Case] = []
         for family in dict.fromkeys(c["family"] for c in cases):
             known = self._plain.get(family, {})

@@ -42,7 +42,7 @@ class Offer:
 
 
 class Sidecars:
-    """A segment that holds config.json, and what else a case has."""
+    """A segment that holds config.json, and the other files of a case."""
 
     def __init__(self, files: Mapping[str, Any]) -> None:
         self._data, layout = b"", []

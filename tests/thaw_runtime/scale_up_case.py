@@ -29,7 +29,7 @@ def stays(case: dict[str, Any], init: LlmInit) -> bool:
 
 
 def later_worker(case: dict[str, Any], model: Path, init: LlmInit, directory: Path) -> None:
-    """Run the stage, ask it to stay, and write what it is and what it answers to a file."""
+    """Run the stage, ask it to stay, and write its state and its answers to a file."""
     at = case.get("ends", {}).get(str(init.stage))
     ends_at(at)
     made = Stage(model, init, directory)
@@ -65,7 +65,7 @@ def later_worker(case: dict[str, Any], model: Path, init: LlmInit, directory: Pa
 
 
 def report_of(init: LlmInit, directory: Path) -> dict[str, Any]:
-    """What a later worker has written; empty when it ended before."""
+    """Return the report that a later worker has written; it is empty when the worker ended before."""
     path = directory / f"{init.group_id}-{init.stage}"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -76,7 +76,7 @@ def ask(made: Stage, work: str, prefix: str = "") -> list[list[int]]:
 
 
 def refusal(made: Stage) -> list[str]:
-    """How it answers a request that comes all the same."""
+    """Return the error codes with which it refuses a request."""
     (events,) = made.ask(requests("one"))
     return [e.error.code for e in events if isinstance(e, Failed)]
 
@@ -87,7 +87,7 @@ def kept_blocks(engine: Any) -> int:
 
 
 def strangers(engine: Any) -> list[str]:
-    """What the runner still knows of the pipeline's requests."""
+    """Return the requests of the pipeline that the runner still knows."""
     return [name for name in engine._core.model_executor.runner.requests if not name.startswith(("later-", "cons"))]
 
 

@@ -121,7 +121,7 @@ def engine(zygote: Zygote, base: Path, place: Path) -> Iterator[Adapted]:
 
 @pytest.fixture(scope="module")
 def wanted(zygote: Zygote, base: Path, adapters: Mapping[str, Path], place: Path) -> dict[str, list[int]]:
-    """What the base and the merged models answer, each in an engine that takes no adapters."""
+    """The answers of the base and of the merged models, each in an engine that takes no adapters."""
     found = {}
     for name in ("", "a", "b", "c"):
         directory = place / f"plain-{name}"

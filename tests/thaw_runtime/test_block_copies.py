@@ -1,4 +1,4 @@
-"""The bookkeeping of the pre-copy, against a model of what really lies in each block."""
+"""The bookkeeping of the pre-copy, compared with a model of the real contents of each block."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ EVENTS = st.one_of(
 @given(st.lists(EVENTS, max_size=60))
 def test_after_the_last_round_every_block_that_may_be_read_is_right(events: list[tuple[object, ...]]) -> None:
     source, copies = Source(), BlockCopies()
-    here: dict[int, tuple[object, ...]] = {}  # what lies in the copy
+    here: dict[int, tuple[object, ...]] = {}  # the contents of the copy
     on_its_way: dict[int, tuple[object, ...]] | None = None
 
     def ask() -> dict[int, tuple[object, ...]]:

@@ -87,7 +87,7 @@ def check_answered(result: Case) -> None:
     *failed, outcome = result["outcome"]
     assert outcome.startswith("Consolidated("), outcome
     assert len(failed) == result.get("tries", 1) - 1
-    assert 1 <= result["largest_batch"] <= 8  # of one worker, though a pipeline of s stages takes s times as many
+    assert 1 <= result["largest_batch"] <= 8  # the limit of one worker; a pipeline of s stages takes s times as many
 
 
 def check_lost(result: Case) -> None:

@@ -1,4 +1,4 @@
-"""The protocol by which a group becomes one worker, on a stage that records what it is told to do."""
+"""The protocol by which a group becomes one worker, on a stage that records the calls that it gets."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Recorded:
     refuses: str = ""
     raises: Exception | None = None  # by the check
     overwritten: frozenset[int] = frozenset()
-    slices: int = 1  # of each check
-    n_checks: int = 0  # that have begun and not ended: each holds KV blocks
+    slices: int = 1  # the slices of each check
+    n_checks: int = 0  # checks that have begun and not ended: each holds KV blocks
     wanted_generators: Mapping[str, bytes] = field(default_factory=lambda: GENERATORS)
     on_drain: Callable[[], None] = lambda: None
 

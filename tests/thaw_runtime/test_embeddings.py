@@ -45,7 +45,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def plain(directories: dict[str, Path]) -> dict[str, list[list[float]]]:
-    """What plain vLLM answers to TEXTS."""
+    """Plain vLLM's vectors of TEXTS."""
     command = [sys.executable, str(Path(__file__).parent / "embedding_reference.py"), *map(str, directories.values())]
     said = subprocess.run(
         command,
@@ -90,7 +90,7 @@ def test_every_form_of_input_gets_plain_vllms_vectors(family: str, containers: A
     container = containers[family]
     found = vectors(container.stream({"input": list(TEXTS)}, "embeddings"))
     assert_equal(found, plain[family])
-    assert (found[0] == found[4]) == (family == "bert")  # which reads small letters alone
+    assert (found[0] == found[4]) == (family == "bert")  # bert converts all letters to lower case
     assert_equal(vectors(container.stream({"input": TEXTS[1]}, "embeddings")), plain[family][1:2])
     special = ((), (256,)) if family == "qwen3" else ((258,), (259,))
     ids = [*special[0], *TEXTS[2].encode(), *special[1]]

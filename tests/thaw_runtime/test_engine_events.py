@@ -1,4 +1,4 @@
-"""What the engine process tells its proxy fits in frames, whatever a request asks for."""
+"""The engine process's messages to its proxy fit in frames, even for the largest requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family of docs/models.md does what the page says: one worker and two stages answer as plain vLLM does."""
+"""Every family of docs/models.md behaves as the page says: one worker and two stages answer as plain vLLM does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a KV cache as bytes: what one engine gathers another one has after the scatter, and nothing else changes."""
+"""Blocks of a KV cache as bytes: a scatter writes exactly the blocks that another engine gathered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def asked(*blocks: tuple[int, ...], known: tuple[tuple[int, ...], ...] = ((), ()
 
 
 def sent(there: Any, wanted: KvWanted, before: Any = None) -> memoryview:
-    """What an engine with this runner sends of layer 0, if it sent the cache ``before`` in the last round."""
+    """Return the bytes of layer 0 that an engine with this runner sends, if it sent the cache ``before`` in the last
+    round."""
     kv = KvBlocks(there, "v")
     old = {}
     if before is not None:

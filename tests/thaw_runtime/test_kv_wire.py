@@ -1,4 +1,4 @@
-"""KV blocks on the wire: what is sent is read, and what is damaged is refused."""
+"""KV blocks on the wire: valid messages are read as they were sent, and damaged ones are refused."""
 
 from __future__ import annotations
 

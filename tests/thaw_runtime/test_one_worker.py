@@ -38,7 +38,7 @@ WAIT_S = 20.0
 
 
 def stages(url: str, fate: str, second: StageRole) -> list[LlmInit]:
-    """The values of /init of a pipeline of two.  ``fate``: see ToyEngine."""
+    """Return the values of /init for a pipeline of two stages.  ToyEngine describes ``fate``."""
     whole = llm_init(args={"lost_after_s": 5.0} | ({"consolidate": fate} if fate else {}))
     parts = ((0, 1), StageRole.FULL), ((1, 2), second)
     shapes = tuple(StageShape(part, 1 << 30, 1 << 20, role) for part, role in parts)

@@ -33,7 +33,7 @@ def case(family: str, n_stages: int, works: list[str], **more: Any) -> Case:
 
 
 def compare(pipelines: Pipelines, cases: list[Case]) -> list[tuple[Case, dict[str, bool]]]:
-    """For each case and each work, whether every token is the same as plain vLLM's."""
+    """Return for each case and each work whether every token is the same as plain vLLM's."""
     plain = pipelines.plain(cases)
     for family, work in {(c["family"], work) for c in cases for work in c["works"]}:
         assert len(plain[family][work]) >= 8

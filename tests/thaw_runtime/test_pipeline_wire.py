@@ -37,7 +37,7 @@ WANTED = {"hidden_states": ("F32", 2), "residual": ("F32", 2)}
 KNOWN = {"old": 2}
 GRAMMAR = Grammar(GrammarKind.JSON, "{}", "response_format")
 SAMPLING = Sampling(9, 0.5, 0.9, 40, 0.1, 1.0, 0.5, 1.1, (3, 4), 2, 5, {7: -1.5}, GRAMMAR)
-MASK = bytes(4 * 4)  # of 100 tokens
+MASK = bytes(4 * 4)  # the mask of 100 tokens
 NEW = NewSequence(EngineRequest("new", (1, 2, 3), SAMPLING, 42, 1, (4,)), ((3,),), 0)
 OLD = KnownSequence("old", False, (17,), ((5,),), 8, 3)
 STEP = Step(6, (NEW,), (OLD,), {"new": 4, "old": 1}, ("gone",), ((1, 2),), masks={"old": MASK})

@@ -1,4 +1,4 @@
-"""What the engine says of a model before it runs: one sentence for each thing that would keep it from starting."""
+"""The engine's check of a model before it runs: one sentence for each problem that would keep it from starting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of the small files: its place, and what remains of it when its process is killed."""
+"""The directory of the small files: its place, and its remains when its process is killed."""
 
 from __future__ import annotations
 

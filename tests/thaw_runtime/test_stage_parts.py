@@ -1,4 +1,4 @@
-"""The tensors and modules of a stage, whatever else its segment or its family's skeleton has."""
+"""The tensors and modules of a stage, when its segment or its family's skeleton has more."""
 
 from __future__ import annotations
 

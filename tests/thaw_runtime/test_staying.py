@@ -1,4 +1,4 @@
-"""A later stage that stays: what it waits for, in any order of events, and what is told to whoever has asked."""
+"""A later stage that stays: it waits for events in any order, and reports the outcome to the caller that asked."""
 
 from __future__ import annotations
 

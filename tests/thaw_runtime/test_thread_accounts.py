@@ -110,7 +110,7 @@ def test_pythons_own_threads_are_not_those_of_a_kernel() -> None:
 
 
 def test_a_request_that_stood_still_explains_nothing_by_its_own_sleep() -> None:
-    """Its waiting used to be reported as waiting for other threads, whatever the cause was."""
+    """All waiting used to be reported as waiting for other threads, even if it had another cause."""
     work = Work(None)
     mark = work.mark(n_tokens=1000)
     compute(0.02)

@@ -1,4 +1,4 @@
-"""Tools of a chat: what a model is told of them, what its answer may be, and the calls that are read from it."""
+"""Tools of a chat: their description in the prompt, the grammar of the answer, and the calls that are read from it."""
 
 from __future__ import annotations
 

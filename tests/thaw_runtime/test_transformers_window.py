@@ -27,7 +27,7 @@ class Add(torch.nn.Module):
 
 
 class Positions(torch.nn.Module):
-    """An embedding of positions that the decoder adds to whatever it was given."""
+    """An embedding of positions that the decoder adds to its input."""
 
     def __init__(self) -> None:
         super().__init__()

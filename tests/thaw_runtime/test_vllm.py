@@ -342,7 +342,7 @@ def children(pid: int) -> list[int]:
 
 
 def wake_ups(pid: int) -> int:
-    """How often the threads of a process and of its children have gone to sleep so far."""
+    """Return how often the threads of a process and of its children have gone to sleep so far."""
     family = [pid, *children(pid)]
     statuses = [status.read_text() for member in family for status in Path(f"/proc/{member}/task").glob("*/status")]
     return sum(int(line.split()[1]) for s in statuses for line in s.splitlines() if line.startswith("voluntary"))

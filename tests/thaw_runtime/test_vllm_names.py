@@ -172,7 +172,8 @@ def test_the_table_was_written_for_the_version_in_the_locks(lock: str, package: 
 # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 VLLM_OBJECTS = {"runner", "_core", "input_batch", "driver_worker", "scheduler_output", "cached"}
-"""What the folder calls objects of vLLM.  Their attributes must be listed, whether or not they are private."""
+"""The names that the folder gives to objects of vLLM.  Their attributes must be listed, whether or not they are
+private."""
 NOT_VLLMS = {"cache_clear", "errors", "malloc_trim", "max_position_embeddings", "weight"}
 """Names that are looked up by a string and belong to functools, pydantic, the C library, Transformers and torch."""
 
@@ -256,7 +257,7 @@ def methods(node: ast.ClassDef) -> set[str]:
 
 
 def stored(tree: ast.Module) -> set[str]:
-    """What the classes of a file set on themselves."""
+    """Return the attributes that the classes of a file set on themselves."""
     attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
     return {n.attr for n in attributes if ast.unparse(n.value) == "self"}
 
@@ -280,4 +281,5 @@ OWN = set().union(
         if isinstance(node, ast.ClassDef) and node.name not in derived_classes(tree)
     ),
 )
-"""What the folder's classes set on themselves, and the methods of those that vLLM knows nothing of."""
+"""The attributes that the folder's classes set on themselves, and the methods of the classes that do not derive from
+vLLM's."""

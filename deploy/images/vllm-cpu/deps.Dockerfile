@@ -1,7 +1,8 @@
-# What functions of kind llm:vllm import on hosts without a GPU: vLLM's CPU build, about 2.3 GB.  scripts/images.sh tags
-# it by the hash of the two locks and of this file, so that it is built once for them, wherever the wheels came from.
-# torch's CPU wheel is on no package index: WHEELHOUSE is the address of a page that links it.  Where PyTorch's own
-# cannot be reached, serve a folder that has the wheel (scripts/images.sh does) and give that address.
+# The packages that functions of kind llm:vllm import on hosts without a GPU: vLLM's CPU build, about 2.3 GB.
+# scripts/images.sh tags it by the hash of the two locks and of this file, so that it is built once for them, wherever
+# the wheels came from. torch's CPU wheel is on no package index: WHEELHOUSE is the address of a page that links it.
+# Where PyTorch's own cannot be reached, serve a folder that has the wheel (scripts/images.sh does) and give that
+# address.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 FROM ${PYTHON_IMAGE}
 ARG WHEELHOUSE=https://download.pytorch.org/whl/cpu/torch/

@@ -56,11 +56,11 @@ def _initialised(sock: socket.socket, value: Mapping[str, Any], layers: str) -> 
 
 
 class InvalidAction(Exception):
-    """What was deployed is no action.  Its text is all that the user needs to read."""
+    """The deployed code is not an action.  The message is all that the user needs to read."""
 
 
 def _complain(error: Exception | SystemExit) -> None:
-    """Print what the user's code did.  The frames of this file say nothing to them."""
+    """Print the frames of the user's code.  The frames of this file would not help the user."""
     if isinstance(error, SystemExit):
         said = f": {error.code}" if isinstance(error.code, str) else f" with status {error.code or 0}"
         error = InvalidAction(f"it exits while it is loaded{said}")
@@ -125,8 +125,8 @@ def _use_virtualenv(directory: str) -> None:
 
 
 def _use_layer(layers: str, name: str) -> None:
-    """The packages that the host has installed for the action.  As a plain folder of the path it has no effect of its
-    own: its ``.pth`` files are not read."""
+    """Add the packages that the host has installed for the action to the path.  They are a plain folder: its ``.pth``
+    files are not read."""
     if not name:
         return
     layer = os.path.join(layers, name)
@@ -178,7 +178,7 @@ def _answer(main: Main, body: bytes) -> tuple[int, bytes]:
         traceback.print_exc()
         return 200, _dumps({"error": str(e)})
     finally:
-        os.environ.pop("__OW_API_KEY", None)  # a run's key is for nothing that goes on after it
+        os.environ.pop("__OW_API_KEY", None)  # code that goes on after the run must not use the run's key
     if isinstance(result, dict | list):
         try:
             data = _dumps(result)

@@ -109,11 +109,11 @@ class Child:
             write_all(fd, f"{SENTINEL}\n".encode())
 
     def printed_so_far(self) -> dict[str, str]:
-        """The end of what was printed before the answer to the init, for the error of one that failed."""
+        """Return the end of the output before the answer to the init, for the error of an init that failed."""
         return {"printed": self._kept(2), "printed_out": self._kept(1)}
 
     def last_words(self) -> dict[str, str]:
-        """The same of a child that has ended, whose last output may be on its way."""
+        """Return the same for a child that has ended, after waiting for its last output."""
         self._said_all.wait(LOGS_WAIT_S)
         return self.printed_so_far()
 
@@ -168,7 +168,7 @@ class Child:
             self._epoll.unregister(fd)
 
     def _answered(self, answer: Message) -> None:
-        if answer.run_id != INIT:  # what was printed before an init's answer has been copied: its event came no later
+        if answer.run_id != INIT:  # output before an init's answer has been copied: its event came no later
             for drain in self._drains.values():
                 drain.end_run()
         with self._lock:
@@ -219,9 +219,9 @@ class Child:
 
 
 def _has_hung_up(caller: int) -> bool:
-    """The event may be of a connection that was closed meanwhile and whose number another one has by now.
-
-    thaw/process/hangup.py asks the same; the image of Python functions does not hold it.
+    """Return whether the connection has really hung up.  The event may belong to a connection that was closed
+    meanwhile, and another one may have its number now. thaw/process/hangup.py does the same, but the image of Python
+    functions does not contain it.
     """
     poll = select.poll()
     poll.register(caller, select.POLLRDHUP)

@@ -1,4 +1,4 @@
-"""What a function may import: the standard library, the packages of its image (THAW_PACKAGES) and those in its zip.
+"""Restrict a function's imports to the standard library, its image's packages (THAW_PACKAGES) and those in its zip.
 
 The interpreter that runs the function could import more: the platform's own packages if containers are processes, and
 pip in an image.  Before user code is loaded, this module makes all of that unreachable, so that a function that runs

@@ -1,4 +1,4 @@
-"""What an HTTP server in an image is asked for a run, and how its answer becomes the run's result.  Pure.
+"""Convert a run to a request for the HTTP server in an image, and the server's answer to the run's result.  Pure.
 
 A web request arrives as OpenWhisk's raw-http arguments (``__ow_method``, ``__ow_path``, ``__ow_query``,
 ``__ow_headers``, ``__ow_body``) and reaches the server as it was; any other invocation is ``POST /`` with its arguments
@@ -32,11 +32,12 @@ _TEXTS: Final = frozenset(
         "image/svg+xml",
     )
 )
-"""As gateway/api/openwhisk/web_answer.py has them, which reads what is written here; this image has no such package."""
+"""A copy of the list in gateway/api/openwhisk/web_answer.py, which reads the results; this image does not contain that
+package."""
 
 
 class NotForServer(Exception):
-    """The arguments are no request."""
+    """The arguments do not describe a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Request:
 
 
 def request_of(value: Mapping[str, Any]) -> Request:
-    """Raises NotForServer."""
+    """Return the request to the server for a run's arguments.  Raises NotForServer."""
     if "__ow_method" not in value:
         return Request("POST", "/", {"content-type": "application/json"}, json.dumps(value).encode(), False)
     method, path, query = (str(value.get(f"__ow_{name}") or "") for name in ("method", "path", "query"))

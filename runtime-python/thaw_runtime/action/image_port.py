@@ -6,7 +6,8 @@
                              └──────── one network namespace without interfaces ────────┘
 
 It runs in a container of its own beside that of the image, with which it shares the network namespace and nothing else:
-the image's program has neither the socket nor a folder of the host.  Sentences are OpenWhisk's where it has one.
+the image's program has neither the socket nor a folder of the host.  The error messages are OpenWhisk's where it has
+one.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ PORT: Final = 8080
 LISTENS_S: Final = 60.0
 """How long the image's program may take until it listens."""
 _PAUSE_S: Final = 0.05
-"""Between two tries.  Nobody tells a process that another one listens now."""
+"""The pause between two tries.  The kernel does not notify a process when another one begins to listen."""
 INIT_S: Final = 600.0
 RUN_S: Final = 3700.0
-"""Beyond every limit that the platform has; the invoker ends a run that is over its own."""
+"""Longer than every time limit of the platform; the invoker ends a run that exceeds its own limit."""
 _MOST_QUOTED: Final = 500
 
 
 class Failed(Exception):
-    """The image does not keep the contract.  Its text is for the developer."""
+    """The image breaks the contract.  The message is for the developer."""
 
 
 class Port(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -194,7 +195,7 @@ def _served(port: int, body: bytes) -> bytes:
 
 
 def _asked(port: int, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
-    """One request and its whole answer.  Raises Failed."""
+    """Send one request and return its whole answer.  Raises Failed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=deadline_s)
     try:
         connection.request("POST", path, body, {"Content-Type": "application/json", "Connection": "close"})

@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process of this container because the container used more memory than its limit."""
+"""Finds out whether the kernel killed a process of this container for exceeding the container's memory limit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _NAMES: Final = (("memory.events", "memory.max"), ("memory/memory.oom_control", 
 
 
 class MemoryLimit:
-    """Made before the function runs.  Where no such files are, nothing ever exceeds a limit."""
+    """Must be made before the function runs.  Without the files of a control group, it never reports a limit as
+    exceeded."""
 
     def __init__(self, cgroup: Path = _CGROUP) -> None:
         self._cgroup = cgroup
         self._before = self._kills()
 
     def exceeded_mib(self) -> int:
-        """The limit in MiB if the kernel has killed for it since, else 0."""
+        """Return the limit in MiB if the kernel has killed a process for it since this object was made, else 0."""
         if self._kills() <= self._before:
             return 0
         for _, limit in _NAMES:

@@ -22,8 +22,8 @@ LIMIT_BYTES: Final = 10 * 1024 * 1024
 _MARK: Final = SENTINEL.encode() + b"\n"
 _READ_BYTES: Final = 1 << 16
 KEPT_BYTES: Final = 16 * 1024
-"""Of what is printed before the init is over: it goes with the error of an init that fails, and each byte may take six
-in JSON."""
+"""The bytes of output that are kept until the init is over: the error of a failed init contains them, and in JSON each
+byte may take six."""
 _CUT: Final = b"[the beginning was left out]\n"
 _TRUNCATED: Final = "Logs were truncated because the total bytes size exceeds the limit of {} bytes.\n"
 
@@ -68,7 +68,7 @@ class Drain:
 
     @property
     def kept(self) -> str:
-        """The end of what was printed so far, while it is kept."""
+        """Return the end of the output so far, while it is kept."""
         kept = self._kept or b""
         return (kept if len(kept) <= KEPT_BYTES else _CUT + kept[-KEPT_BYTES:]).decode("utf-8", "replace")
 

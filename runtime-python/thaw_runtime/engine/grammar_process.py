@@ -7,7 +7,8 @@
        ╰◀──────────── mask, or why there is none ──────╯──▶ for each token: accept it, next mask
 
 This process has the model's vocabulary, which takes seconds to prepare, and no other state.  The kernel ends a child
-whose processor time or memory is over; the engine ends one whose request is over.  It knows no vLLM.
+that exceeds its processor time or memory; the engine ends a child whose request has ended.  This module does not import
+vLLM.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from transformers import PreTrainedTokenizerFast
 from relay.clients.channel import Channel, ChannelClosed
 
 FIRST_MASK_S: Final = 5.0
-"""Processor time for the first mask: the compilation, and the tokens so far of an answer that goes on."""
+"""Processor time for the first mask: the grammar is compiled, and accepts the tokens of an answer that is continued."""
 MASKS_S: Final = 0.5
-"""Processor time that a request's masks may owe at any time.  Every token gives back a little."""
+"""The most processor time that a request's masks may use at a stretch.  Every token gives back EACH_MASK_S of it."""
 EACH_MASK_S: Final = 0.01
 _MEMORY_BYTES: Final = 1 << 30
-"""Beyond what this process has mapped."""
+"""The memory that a child may map in addition to what this process has mapped."""
 _MAX_WHITESPACE: Final = 16
 """Characters of white space between two tokens of JSON.  A small model that may write any number writes them to the end
 of its answer."""
 _PLACE: Final = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
-"""Where in xgrammar's source an error was found, in front of its sentence."""
+"""The prefix of an xgrammar error: the place in xgrammar's source where the error was found."""
 
 TOKEN: Final = struct.Struct("<I")
 MASK: Final = b"m"
 REFUSED: Final = b"r"
-"""In front of the JSON list of a parameter and its problem."""
+"""The prefix of a refusal: a JSON list of a parameter and its problem follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Refused(Exception):
 
 
 class _ModelTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers has no types
-    """Without special tokens, none of which is text: as part of a string they would vanish from the answer."""
+    """A tokenizer without the special tokens, because they are not text: inside a string they would vanish from the
+    answer."""
 
     def get_vocab(self) -> dict[str, int]:
         special = {t.content for t in self.backend_tokenizer.get_added_tokens_decoder().values() if t.special}
@@ -74,13 +76,13 @@ class _ModelTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]  # transfo
 def _compiler(tokenizer_json: str, vocab_size: int, n_threads: int) -> Any:
     tokenizer = _ModelTokenizer(tokenizer_object=Tokenizer.from_str(tokenizer_json))
     special = sorted(i for i, t in tokenizer.backend_tokenizer.get_added_tokens_decoder().items() if t.special)
-    # any one that is no text: each request names the tokens that end it
+    # any token that is not text will do, because each request names the tokens that end it
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=special[:1] or None)
     return xgrammar.GrammarCompiler(info, max_threads=n_threads, cache_enabled=False)
 
 
 def compiled(compiler: Any, rules: Rules) -> Any:
-    """Raises Refused."""
+    """Return the compiled grammar.  Raises Refused."""
     param = rules.param
     try:
         if rules.compiler == "json":
@@ -97,7 +99,7 @@ def compiled(compiler: Any, rules: Rules) -> Any:
             return compiler.compile_structural_tag(json.dumps(tag))
         compile_ = {"regex": compiler.compile_regex, "lark": compiler.compile_lark}.get(rules.compiler)
         return (compile_ or compiler.compile_grammar)(rules.text)
-    except (RuntimeError, ValueError, TypeError, MemoryError) as e:  # what xgrammar raises for rules it cannot read
+    except (RuntimeError, ValueError, TypeError, MemoryError) as e:  # xgrammar raises these for rules it cannot read
         problem = _PLACE.sub("", str(e)).strip()
         raise Refused(param, f"this is not a grammar that can be followed: {problem:.500}") from e
 
@@ -122,7 +124,7 @@ def schemas_of(tag: Any, rules: Rules) -> list[tuple[dict[str, Any], str]]:
 
 
 def _follow(compiler: Any, job: Any, vocab_size: int, sock: socket.socket) -> None:
-    """Send a mask, and the next one behind every token that comes, until the engine closes the socket.  Raises
+    """Send a mask, and after every token that arrives the next mask, until the engine closes the socket.  Raises
     Refused."""
     rules = Rules(job["compiler"], job["text"], job["param"], tuple(job["params"]))
     signal.setitimer(signal.ITIMER_PROF, FIRST_MASK_S)
@@ -198,7 +200,7 @@ def serve(channel: Channel) -> None:
 
 
 def _end(pid: int) -> None:
-    """A child is reaped here and nowhere else, so its id is not another process's."""
+    """Kill a child.  Children are reaped only here, so the id cannot belong to another process."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 

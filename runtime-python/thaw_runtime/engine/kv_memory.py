@@ -22,15 +22,15 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """The memory that a device holds beyond what is alive.  docs/kv-memory.md has the measurements."""
+    """The memory that a device holds in addition to live data.  docs/kv-memory.md has the measurements."""
 
     heap: float
     """Bytes held for a byte that is alive in a layer: an allocator keeps freed memory in pieces."""
     per_logit: int
     """Bytes for one logit of one sampling request, with any sampling parameters."""
     packs_head: bool
-    """True if a device holds the output head twice: as it came (the embedding may be the same tensor), and packed for
-    the kernel.
+    """True if a device holds the output head twice: as it was loaded (it may share the embedding's tensor), and packed
+    for the kernel.
     """
     fixed: int = 16 * MIB
     """The step's own buffers (block tables, token ids, slot mappings) and kernel workspaces."""
@@ -38,7 +38,8 @@ class Overheads:
 
 CPU = Overheads(heap=3.0, per_logit=56, packs_head=True)
 GPU = Overheads(heap=1.0, per_logit=12, packs_head=False, fixed=32 * MIB)
-"""Not measured: logits, a float32 copy and a sorted one, and an allocator that splits and joins its blocks."""
+"""These values were not measured.  They assume logits, a float32 copy and a sorted copy, and an allocator that splits
+and joins its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def packed_head_bytes(shape: Geometry, dtype: str, device: Overheads = CPU) -> i
 def peak_intermediate_bytes(
     shape: Geometry, dtype: str, max_num_batched_tokens: int, max_num_seqs: int, device: Overheads = CPU
 ) -> int:
-    """The most that a step holds outside weights and KV: the widest point of a layer, and the logits after it.
+    """Return the most bytes of a step outside weights and KV: the widest point of a layer, and the logits after it.
 
     The two are not alive together.  They are added because the allocator keeps the layers' memory for the next step, in
     blocks of other sizes.
@@ -139,7 +140,7 @@ def held_bytes(stored_bytes: int, config: Mapping[str, Any], dtype: str) -> int:
 
 
 def adapter_bytes(shape: Geometry, dtype: str, rank: int, slots: int) -> int:
-    """What the slots for adapters take, whatever is in them: two matrices of ``rank`` for each linear layer."""
+    """Return the bytes of the slots for adapters, used or not: two matrices of ``rank`` for each linear layer."""
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = 2 * (shape.hidden + queries) + 2 * (shape.hidden + keys)
     widths = shape.layers * (attention + 3 * (shape.hidden + shape.intermediate))

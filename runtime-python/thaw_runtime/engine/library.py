@@ -1,6 +1,6 @@
 """How a process gets an engine.  The engine registry holds one EngineLibrary for each engine.
 
-A container reads this before it spawns its engine's process, so nothing is imported here that takes time.
+A container imports this module before it spawns its engine's process, so this module imports nothing slow.
 """
 
 from __future__ import annotations

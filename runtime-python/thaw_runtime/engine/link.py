@@ -88,7 +88,7 @@ class EngineLink:
         self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
         self._checked: queue.SimpleQueue[Checked | ThawError] = queue.SimpleQueue()
         self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
-        self._loads: dict[int, queue.SimpleQueue[ErrorInfo | None]] = {}  # of adapters, by number
+        self._loads: dict[int, queue.SimpleQueue[ErrorInfo | None]] = {}  # the waiting loads of adapters, by number
         self._numbers = count(1)
         self._lost: ErrorInfo | None = None
         self.stops = StopWatch(pid, "engine")

@@ -62,9 +62,10 @@ from thaw_runtime.weights.readable_segment import Segment
 log = Log("runtime-engine")
 
 CHECK_BYTES: Final = 512 << 20
-"""What a check may allocate beside the model, which stays empty (invoker/containers/preflight.py books it)."""
+"""The bytes that a check may allocate in addition to the model, whose weights stay empty
+(invoker/containers/preflight.py books them)."""
 _MOST_GROWN: Final = 2
-"""Weights may take four bytes a number where two are stored."""
+"""The largest growth of weights in memory: a number stored in two bytes may take four."""
 EXIT_LOST_PROXY = 0
 EXIT_BROKEN = 70  # EX_SOFTWARE
 

@@ -29,17 +29,17 @@ class GrammarKind(StrEnum):
     """A JSON Schema."""
     REGEX = "regex"
     CHOICE = "choice"
-    """A JSON list of strings, of which the answer is one."""
+    """A JSON list of strings; the answer is one of them."""
     GRAMMAR = "grammar"
     """Rules in EBNF (``root ::= …``) or in Lark's language."""
     STRUCTURAL_TAG = "structural_tag"
-    """xgrammar's JSON of tags, between which the answer is free."""
+    """xgrammar's JSON of tags; the answer is free between the tags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be, from its first token to its last.  ``param`` names the request's parameter, and
-    ``schema_params`` those of the schemas in a structural tag, in their order."""
+    """The rules that a whole answer must follow.  ``param`` names the request's parameter, and ``schema_params`` name
+    the parameters of the schemas in a structural tag, in their order."""
 
     kind: GrammarKind
     text: str
@@ -51,7 +51,8 @@ class Grammar:
 class Sampling:
     """``max_tokens`` counts the whole output, ``output_so_far`` included.  ``temperature`` 0 is greedy.
 
-    ``logprobs`` is the number of alternatives reported beside each token's own (None: no logprobs at all).
+    ``logprobs`` is the number of alternatives that are reported with each token's own logprob (None: no logprobs at
+    all).
     """
 
     max_tokens: int
@@ -67,8 +68,8 @@ class Sampling:
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None
-    prompt_logprobs: int | None = None  # as logprobs, of the prompt's tokens
-    prompt_param: str = "echo"  # the request's parameter that wants them
+    prompt_logprobs: int | None = None  # the same as logprobs, for the prompt's tokens
+    prompt_param: str = "echo"  # the request's parameter that asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """Texts of which an embedding model computes one vector each.  ``dimensions``: of a shorter vector than the
-    model's own, where it has such; 0: of its own."""
+    """Texts for an embedding model, which computes one vector for each.  ``dimensions`` asks for shorter vectors, if
+    the model has them; 0 means the model's own size."""
 
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
@@ -104,7 +105,8 @@ class EmbedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """``top`` begins with the most likely token.  ``rank`` is the token's own, from 1 on; 0: not asked for."""
+    """``top`` begins with the most likely token.  ``rank`` is the token's own rank, counted from 1; 0 means that it was
+    not requested."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -167,8 +169,8 @@ wait for a broken invoker, not for a slow fetch.
 
 @dataclass(frozen=True, slots=True)
 class Embeds:
-    """What a model computes that embeds texts.  ``dimensions`` are the sizes of its shorter vectors; empty with
-    ``matryoshka``: every size up to its own."""
+    """The vectors of an embedding model.  ``dimensions`` are the sizes of its shorter vectors; if it is empty and
+    ``matryoshka`` is true, every size up to the model's own is possible."""
 
     size: int
     matryoshka: bool = False
@@ -188,8 +190,8 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The engine can run the model on this device.  ``engine`` is its name and version, and ``notes`` are sentences on
-    what will be different from what the function asks for."""
+    """The engine can run the model on this device.  ``engine`` is its name and version, and each of ``notes`` is a
+    sentence about a setting that will differ from the function's request."""
 
     engine: str = ""
     max_model_len: int = 0
@@ -199,15 +201,15 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Consolidated:
-    """How stage 0 of a group became a worker, or a later stage another one."""
+    """The report of a consolidation, in which stage 0 of a group became a worker, or a later stage another one."""
 
-    rounds: int  # in which KV blocks were copied
-    n_bytes: int  # of the copied blocks, all rounds
-    tail_bytes: int  # of those in the last round, while no step was scheduled
-    wait_s: float  # until the model was whole
-    stall_s: float  # from the last step of the pipeline to the first of the whole worker
+    rounds: int  # the number of rounds in which KV blocks were copied
+    n_bytes: int  # size of the copied blocks in all rounds
+    tail_bytes: int  # size of the blocks in the last round, while no step was scheduled
+    wait_s: float  # time until the model was whole
+    stall_s: float  # time from the pipeline's last step to the whole worker's first
     events: tuple[TraceEvent, ...] = ()
-    build_s: float = 0.0  # in which a later stage built an engine of its own, the check included
+    build_s: float = 0.0  # time in which a later stage built and checked its own engine
 
 
 ConsolidationEnded = Consolidated | ErrorInfo
@@ -243,7 +245,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: EngineRequest | EmbedRequest) -> None:
-        """An engine fails a request of the kind that its model does not answer."""
+        """Take a request.  It fails if the model does not answer requests of its kind."""
         ...
 
     def abort(self, request_id: str) -> None:
@@ -265,9 +267,9 @@ class Engine(Protocol):
 
     def load_adapter(self, files: AdapterFiles, ended: Callable[[ErrorInfo | None], None]) -> None:
         """Load an adapter between two steps.  Returns at once; ``ended`` is called once, on any thread, with None when
-        requests may name it.  Errors: ModelUnsupported for one that does not fit the model, which takes the place of
-        the other one all the same, and InstanceBusy, which changes nothing, when requests use the one that it would
-        replace, or all places are taken."""
+        requests may name it.  An adapter that does not fit the model ends in ModelUnsupported, and the adapter that it
+        replaces is unloaded nevertheless.  If requests use the replaced adapter, or all places are taken, the load ends
+        in InstanceBusy and changes nothing."""
         ...
 
     def drain(self, deadline_s: float) -> bool:
@@ -283,7 +285,7 @@ class Engine(Protocol):
         ...
 
     def join(self) -> None:
-        """Return when a started engine was stopped or broke, and all open requests and other stages know it."""
+        """Wait until a started engine has stopped or broken, and all open requests and other stages have been told."""
         ...
 
 

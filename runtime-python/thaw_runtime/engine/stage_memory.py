@@ -1,4 +1,4 @@
-"""The memory of every stage, from the message that starts one of them, as kv_memory.py takes it."""
+"""Compute the memory of every stage from the message that starts one of them, in the form that kv_memory.py takes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def stage_memories(
 
 
 def slots_bytes(init: LlmInit, shape: Geometry, dtype: str, *, on_cpu: bool) -> int:
-    """Of the adapters that an instance of the function has at once; on a CPU twice, because vLLM keeps a copy of what
-    is loaded in the host's memory."""
+    """Return the bytes of the adapters that an instance of the function can hold at once.  On a CPU they count twice,
+    because vLLM keeps a copy of each loaded adapter in the host's memory."""
     slots = adapter_bytes(shape, dtype, init.config.engine.max_lora_rank, init.config.adapter_slots)
     return 2 * slots if on_cpu else slots
 

@@ -77,8 +77,8 @@ class Consolidate:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text.  ``number``: which
-    load it is, because one adapter may be loaded again before the first load has ended."""
+    """Proxy → engine, with the descriptor of the weights' memory: AdapterFiles.  ``config`` is text.  ``number``
+    identifies the load, because one adapter may be loaded again before the first load has ended."""
 
     number: int
     name: str

@@ -1,4 +1,4 @@
-"""The adapters of one container: which are loaded, and how one comes in."""
+"""The adapters of one container: records which ones are loaded, and loads new ones."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Adapters:
         self._loaded: dict[str, None] = {}
 
     def names(self) -> list[str]:
-        """The one loaded last is the last."""
+        """Return the loaded adapters; the most recent one is last."""
         with self._lock:
             return list(self._loaded)
 
     def check(self, name: str) -> None:
-        """Raises AdapterMissing: the invoker that sent the run will know better when it is sent again."""
+        """Raises AdapterMissing for an adapter that is not loaded.  The invoker loads it when the run is sent again."""
         with self._lock:
             if name and name not in self._loaded:
                 raise AdapterMissing("the adapter has just left this instance")
 
     def load(self, headers: Mapping[str, str], body: BinaryIO) -> None:
-        """Read an adapter from a request and load it.  Raises BadRequest, and what the engine raises."""
+        """Read an adapter from a request and load it.  Raises BadRequest, and the engine's errors."""
         name, replaces = decoded(headers.get(ADAPTER_HEADER, "")), decoded(headers.get(REPLACES_HEADER, ""))
         n_bytes, n_config = (_number(headers, key) for key in ("content-length", CONFIG_BYTES_HEADER))
         if not (name and 0 < n_config <= min(n_bytes - 1, _MOST_CONFIG_BYTES) and n_bytes <= MOST_ADAPTER_BYTES):
@@ -74,7 +74,7 @@ def _number(headers: Mapping[str, str], key: str) -> int:
 
 
 def _memory(body: BinaryIO, n_bytes: int) -> int:
-    """A descriptor of memory with the next bytes of ``body``.  Raises BadRequest when there are fewer."""
+    """Return a descriptor of memory with the next bytes of ``body``.  Raises BadRequest when ``body`` is shorter."""
     fd = os.memfd_create("adapter")
     try:
         os.ftruncate(fd, n_bytes)

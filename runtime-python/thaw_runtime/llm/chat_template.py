@@ -79,8 +79,9 @@ class ChatTemplate:
     def render_open(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> str:
-        """The prompt without what the template puts behind the last message, with which the answer goes on (vLLM's
-        ``continue_final_message``).  Raises BadParameter when the template changes that message, BadRequest."""
+        """Return the prompt without the text that the template puts after the last message, so that the answer
+        continues this message (vLLM's ``continue_final_message``).  Raises BadParameter when the template changes that
+        message, BadRequest."""
         said = _text(messages[-1].get("content"))
         last = said.rstrip() if isinstance(said, str) else ""
         mark = secrets.token_hex(16)  # the message's own text may stand anywhere in the prompt

@@ -7,8 +7,8 @@
         └──────it could not: an error──┘        the pipeline answers all the while, and afterwards as before
 
 Any number of callers may wait for the same outcome: an invoker that was restarted meanwhile waits again.  The engine
-decides, and this container knows at once, so its ``/health`` is right whoever was told.  A later stage becomes a worker
-only after stage 0 has; it takes requests from then on.
+decides, and this container knows at once, so its ``/health`` is right even if an invoker missed the answer.  A later
+stage becomes a worker only after stage 0 has; it takes requests from then on.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Consolidation:
         return outcome
 
     def wait(self) -> Outcome:
-        """Return how the last attempt ended, once it has.  Raises NotFound when nobody has asked for one."""
+        """Return how the last attempt ended, once it has.  Raises NotFound when no attempt was requested."""
         with self._lock:
             attempt = self._attempt
         if attempt is None:

@@ -1,4 +1,5 @@
-"""An LLM container, which is new, starting, ready or failed.  proxy.py speaks HTTP; the link leads to the engine."""
+"""An LLM container; its state is new, starting, ready or failed.  proxy.py speaks HTTP; the link leads to the
+engine."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from thaw_runtime.process.start_trace import StartTrace
 
 Answer = RunStream | EmbeddingRun | TextAnswer
 CHECK_BYTES: Final = 384 << 20
-"""What the tokenizer and the chat template of a model that is checked may take."""
+"""The memory that the tokenizer and the chat template of a checked model may take."""
 
 
 class LlmContainer:
@@ -111,10 +112,10 @@ class LlmContainer:
             self._text = load_model_text(segment, tool_parser)
 
     def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[Answer, float | None]:
-        """The request's stream, ready to start, and its monotonic deadline.  ``adapter``: the loaded one that answers;
-        empty: the base model.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter that is not loaded,
-        ModelUnsupported for a function's adapter that the host has not brought, and ModelChanged for an answer that
-        another version of the model began."""
+        """The request's stream, ready to start, and its monotonic deadline.  ``adapter`` names the loaded adapter that
+        answers; if it is empty, the base model answers.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter
+        that is not loaded, ModelUnsupported for a function's adapter that the host has not loaded, and ModelChanged for
+        an answer that another version of the model began."""
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -182,7 +183,8 @@ class LlmContainer:
 
 
 def _check_version(run: LlmRun, init: LlmInit, adapter: str) -> None:
-    """Tokens of another version are no beginning that this model would have made, and may not be in its vocabulary."""
+    """Refuse an answer that another version of the model began: this version would not have generated those tokens, and
+    its vocabulary may lack them."""
     if run.resume is not None and adapter and run.resume.adapter not in ("", adapter):
         raise ModelChanged("another version of the adapter began this answer", hint="send the request again")
     began = run.resume.model_version if run.resume is not None else ""
@@ -195,7 +197,7 @@ def _check_version(run: LlmRun, init: LlmInit, adapter: str) -> None:
 
 
 def _embeds(run: LlmRun, found: Embeds | None) -> Embeds | None:
-    """None for a run that generates text.  Raises BadRequest for one of the other kind than the model."""
+    """Return None for a run that generates text.  Raises BadRequest for a run that the model's kind does not answer."""
     if run.endpoint == EMBEDDINGS and found is None:
         raise BadParameter("model", "this model generates text and computes no embeddings: use /v1/chat/completions")
     if run.endpoint != EMBEDDINGS and found is not None:

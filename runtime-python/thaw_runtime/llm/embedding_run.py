@@ -1,4 +1,4 @@
-"""One request for embeddings: its texts as token ids, and the engine's vectors as messages of /run."""
+"""One request for embeddings: converts its texts to token ids, and the engine's vectors to messages of /run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thaw_runtime.llm.runs import RunMessage
 from thaw_runtime.process.start_trace import StartTrace
 
 _TOKENS_AT_ONCE: Final = 128 * 1024
-"""A message to the engine is bounded, so it has at most this many tokens; a longer text goes alone."""
+"""The most tokens in a message to the engine, because messages are bounded; a longer text gets its own message."""
 _VECTORS_AT_ONCE: Final = 64
 """The most vectors in a message to the gateway."""
 _TEXTS_AT_ONCE: Final = 256
@@ -25,7 +25,7 @@ _TEXTS_AT_ONCE: Final = 256
 
 
 class EmbeddingRun:
-    """Takes the place of a RunStream.  All texts are checked before the first one is computed."""
+    """Has the interface of a RunStream.  All texts are checked before the first one is computed."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class EmbeddingRun:
         return tuple(self._prompts[first:end])
 
     def _computed(self, first: int, part: tuple[tuple[int, ...], ...], deadline: float | None) -> Iterator[list[Event]]:
-        """The engine's events of some texts, to their end.  Raises TimeLimitExceeded."""
+        """Yield the engine's events for some texts, until all are computed.  Raises TimeLimitExceeded."""
         name = f"{self.request_id}-{first}"
         if self._left:
             return
@@ -96,7 +96,8 @@ class EmbeddingRun:
 
 
 def _prompts(asked: Any, text: ModelText, max_model_len: int) -> list[tuple[int, ...]]:
-    """The input as lists of token ids: a text, token ids, or a list of either.  Raises BadRequest."""
+    """Return the input as lists of token ids.  The input is a text, token ids, or a list of either.  Raises
+    BadRequest."""
     one = isinstance(asked, str) or (isinstance(asked, list) and all(type(t) is int for t in asked))
     parts: Sequence[Any] = [asked] if one else asked
     prompts: list[tuple[int, ...]] = []
@@ -123,7 +124,7 @@ def _encoded(parts: Sequence[Any], text: ModelText) -> list[tuple[int, ...]]:
 
 
 def _dimensions(body: Mapping[str, Any], embeds: Embeds) -> int:
-    """What the engine is asked for; 0: the model's own.  Raises BadParameter."""
+    """Return the size of the vectors to request from the engine; 0 is the model's own size.  Raises BadParameter."""
     wanted = body.get("dimensions")
     if wanted is None:
         return 0

@@ -17,7 +17,7 @@ _KINDS: Final = {kind.value: kind for kind in GrammarKind}
 
 
 def grammar_of(body: Mapping[str, Any]) -> Grammar | None:
-    """Raises BadParameter for several grammars, and for one that is too long."""
+    """Return the grammar of a request. Raises BadParameter for several grammars, and for one that is too long."""
     found = list(_grammars(body))
     if len(found) > 1:
         raise BadParameter(found[1].param, f"an answer follows one grammar, and {found[0].param} names one, too")

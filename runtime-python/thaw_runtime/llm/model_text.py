@@ -40,7 +40,8 @@ _FILL_IN: Final = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
 )
-"""The marks before the text, between it and its suffix, and before the answer, by which a model shows that it can."""
+"""The special tokens for filling in text: before the prefix, before the suffix, and before the answer.  A model that
+has all three was trained for this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ class ModelText:
     vocab_size: int
     default_sampling: Mapping[str, float]
     tool_parser: str = ""  # as the function's config names it
-    lowers_case: bool = False  # of the texts that an embedding model reads
+    lowers_case: bool = False  # an embedding model reads its texts in lower case
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """How the model writes calls of tools; None where its template writes them in a form that is unknown."""
+        """The format in which the model writes tool calls; None if its template writes them in an unknown form."""
         if self.tool_parser:
             return FORMATS[self.tool_parser]
         return HERMES if self.template is None else self.template.tool_format
@@ -64,12 +65,12 @@ class ModelText:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_each(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Each text as an embedding model reads it."""
+        """Return the token ids of each text, as an embedding model reads it."""
         found = self.tokenizer.encode_batch([t.lower() for t in texts] if self.lowers_case else list(texts))
         return [tuple(one.ids) for one in found]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """With special tokens, so that it is the text that has these tokens."""
+        """Return the text with its special tokens, so that encoding it gives these tokens again."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def encode_chat(
@@ -89,7 +90,8 @@ class ModelText:
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def fill_in(self, prefix: object, suffix: str) -> tuple[int, ...]:
-        """The prompt whose answer stands between the two.  Raises BadParameter for a model that was not taught to."""
+        """Return the prompt whose answer belongs between prefix and suffix.  Raises BadParameter for a model that was
+        not trained for this."""
         if not isinstance(prefix, str):
             raise BadParameter("suffix", "a text is filled in between two texts: send the prompt as one")
         for begin, hole, end in _FILL_IN:
@@ -138,7 +140,7 @@ def _load(segment: Segment, tool_parser: str) -> ModelText:
 
 
 def notes_on(text: ModelText) -> tuple[str, ...]:
-    """What a user should know of a model that answers all the same."""
+    """Return sentences on limitations of the model that do not keep it from starting."""
     if text.template is None:
         return ("the model has no chat template, so it answers /v1/completions and no chat",)
     try:

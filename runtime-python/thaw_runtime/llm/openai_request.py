@@ -24,7 +24,8 @@ MAX_BIAS = 100.0  # OpenAI's limit
 CONTEXT_HINT = "context_length_exceeded"
 _ECHOED_BYTES = 50
 _RANKED_BYTES = 100
-"""What a logprob of the prompt's takes in the message that ends an answer, by the parameter that asks for it."""
+"""The bytes of one logprob of a prompt token in the message that ends an answer: for ``echo`` and for
+``prompt_logprobs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: Tool
 
 
 def check_ids(token_ids: Collection[int], text: ModelText, what: str = "") -> None:
-    """Raises BadRequest.  ``what``: the parameter that has them."""
+    """Raises BadRequest for ids outside the vocabulary.  ``what`` is the parameter that holds the ids."""
     for worst in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= worst < text.vocab_size:
             problem = f"token id {worst} is outside the vocabulary of {text.vocab_size}"
@@ -91,7 +92,7 @@ def check_ids(token_ids: Collection[int], text: ModelText, what: str = "") -> No
 
 
 def _max_tokens(endpoint: str, body: Mapping[str, Any], n_prompt: int, max_model_len: int, usual: int | None) -> int:
-    """``usual`` is the checkpoint's own limit for a chat that names none."""
+    """``usual`` is the checkpoint's own limit, for a chat request without a limit."""
     room = max_model_len - n_prompt
     wanted = body.get("max_completion_tokens") or body.get("max_tokens")
     if wanted == 0:
@@ -171,14 +172,16 @@ def _logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
 
 
 def _prompt_logprobs(endpoint: str, body: Mapping[str, Any]) -> int | None:
-    """The most that is asked for: an echoed prompt has the answer's number of them, vLLM's parameter its own."""
+    """Return the largest requested number of logprobs per prompt token.  An echoed prompt has as many as the answer;
+    vLLM's ``prompt_logprobs`` has its own number."""
     echoed = _logprobs(endpoint, body) if body.get("echo") else None
     wanted = [n for n in (echoed, body.get("prompt_logprobs")) if n is not None]
     return max(wanted, default=None)
 
 
 def _check_prompt_logprobs(endpoint: str, body: Mapping[str, Any], n_prompt: int, param: str) -> None:
-    """All logprobs of a prompt come in one message.  Raises BadParameter, before anything is computed."""
+    """Refuse a request whose prompt logprobs would exceed a message, because all of them come in one.  Raises
+    BadParameter, before anything is computed."""
     echoed, ranked = _logprobs(endpoint, body) if body.get("echo") else None, body.get("prompt_logprobs")
     each = ((echoed, _ECHOED_BYTES), (ranked, _RANKED_BYTES))
     n_bytes = n_prompt * sum((1 + n) * size for n, size in each if n is not None)

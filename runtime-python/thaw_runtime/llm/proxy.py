@@ -91,7 +91,7 @@ class Handler(http11.Handler):
             raise NotFound(f"no {self.path}")
 
     def _load_adapter(self) -> None:
-        self.close_connection = True  # what is wrong may be the length
+        self.close_connection = True  # the length itself may be wrong
         self.server.container.adapters.load(self.headers, self.rfile)  # type: ignore[arg-type]
         self._reply(200, {"ok": True})
 

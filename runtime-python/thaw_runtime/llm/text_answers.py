@@ -16,7 +16,7 @@ from thaw_runtime.process.start_trace import StartTrace
 
 
 class TextAnswer:
-    """Takes the place of a RunStream."""
+    """Has the interface of a RunStream."""
 
     def __init__(self, text: ModelText, run: LlmRun, trace: StartTrace) -> None:
         """Raises BadRequest."""

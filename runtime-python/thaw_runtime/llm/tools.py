@@ -1,4 +1,5 @@
-"""Tools of a chat: how a model is told of them, the grammar of its calls, and the calls in its text.
+"""The tools of a chat request: puts them into the prompt, makes the grammar of the calls, and finds the calls in the
+answer.
 
 A *format* is the text around a call.  Each call is written exactly as the format says, because the grammar lets the
 model write nothing else: with ``tool_choice`` auto from the format's trigger on, else from the first token.
@@ -9,7 +10,8 @@ model write nothing else: with ``tool_choice`` auto from the format's trigger on
     {"name": "add", "parameters": {"a": 1}}                              llama3_json
     ╰─ begin ──╯    ╰─ middle ──╯ ╰ object ╯╰── end ──╯
 
-A model whose template knows no tools is told of them in the system message, and calls them in the first format.
+If a model's template does not know tools, the system message describes them, and the model calls them in the first
+format.
 """
 
 from __future__ import annotations
@@ -52,16 +54,17 @@ For each call, write a JSON object with the name and the arguments of the functi
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of tools.  ``offered`` go into the prompt."""
+    """The tools of a request, and the rules for calling them.  ``offered`` go into the prompt."""
 
     offered: tuple[Mapping[str, Any], ...] = ()
-    format: ToolFormat | None = None  # of the calls that the answer may have
+    format: ToolFormat | None = None  # the format of calls in the answer
     grammar: Grammar | None = None
     is_named: bool = False  # the request chose the function
 
 
 def tool_use(body: Mapping[str, Any], known: ToolFormat | None) -> ToolUse:
-    """``known`` is the format in which the model was taught to call tools, or that it is told.  Raises BadParameter."""
+    """``known`` is the model's format of tool calls, learnt in training or set in the function's config.  Raises
+    BadParameter."""
     tools, choice = body.get("tools") or (), body.get("tool_choice") or "auto"
     if not tools or choice == "none":
         return ToolUse(grammar=grammar_of(body))
@@ -105,7 +108,7 @@ def _calls(form: ToolFormat, tags: Sequence[Any], *, is_single: bool) -> dict[st
 
 
 def _or_text(form: ToolFormat, tags: Sequence[Any], text: Grammar | None, *, is_single: bool) -> dict[str, Any]:
-    """Calls, or text: any text, or what ``response_format`` asks for."""
+    """Return rules that allow calls or text: any text, or text in the request's ``response_format``."""
     if text is not None:
         json_text = {"type": "json_schema", "json_schema": json.loads(text.text)}
         return {"type": "or", "elements": [json_text, _calls(form, tags, is_single=is_single)]}
@@ -117,7 +120,7 @@ def _or_text(form: ToolFormat, tags: Sequence[Any], text: Grammar | None, *, is_
 
 
 def told_in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """The messages with the tools in the system message, calls as text and results as the user's words."""
+    """Return the messages with the tools in the system message, calls as text, and results as user messages."""
     told = [_in_words(m) for m in messages]
     if tools:
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -148,7 +151,7 @@ def _written(function: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a piece of an answer's text shows: text that is no call, and parts of calls."""
+    """A piece of an answer: text outside calls, and parts of calls."""
 
     text: str
     calls: tuple[CallDelta, ...] = ()
@@ -163,7 +166,7 @@ class _Object:
     is_escaped: bool = False
 
     def takes(self, char: str) -> bool:
-        """Whether the object goes on behind ``char``."""
+        """Return whether the object continues after ``char``."""
         if self.in_string:
             if self.is_escaped:
                 self.is_escaped = False
@@ -213,7 +216,8 @@ class CallStream:
                 return Piece(shown, tuple(calls))
 
     def flush(self) -> str:
-        """The held-back text, because the answer is over.  A call that is cut off was shown as far as it came."""
+        """Return the held-back text, because the answer is over.  A call that was cut off has been shown up to its last
+        character."""
         held, self._held = self._held, ""
         return held if self._state == "text" else ""
 

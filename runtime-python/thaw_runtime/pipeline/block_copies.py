@@ -1,4 +1,4 @@
-"""Which KV blocks of the other stages a stage has: pure bookkeeping for the pre-copy of a consolidation.
+"""Records which KV blocks of the other stages a stage has: pure bookkeeping for the pre-copy of a consolidation.
 
 A block that is full never changes while a request holds it, so a copy made while the pipeline decodes stays right.  A
 block that a request gives up may be taken by another one.  A copy is therefore right only for its *content*: the
@@ -33,7 +33,7 @@ class BlockCopies:
     def __init__(self) -> None:
         self._copied: dict[int, HeldBlock] = {}
         self._asked: dict[int, HeldBlock] = {}
-        self._last_round: Set[int] = frozenset()  # the blocks that came in it
+        self._last_round: Set[int] = frozenset()  # the blocks that came in the last round
 
     def missing(self, held: Iterable[HeldBlock]) -> list[HeldBlock]:
         """The blocks without a right copy, each once, in order.  A block that is not full is always missing."""
@@ -41,22 +41,23 @@ class BlockCopies:
         return list(found.values())
 
     def ask(self, blocks: Sequence[HeldBlock]) -> None:
-        """These blocks are asked for, as they are now."""
+        """Note that these blocks are requested in their present state."""
         self._asked = {each.block: each for each in blocks}
 
     def added_tokens(self) -> dict[int, int]:
-        """How many tokens each asked block has gained since the round before, if it came in that round too."""
+        """Return how many tokens each requested block has gained since the round before, if it came in that round
+        too."""
         return {
             block: held.n_tokens - copy.n_tokens for block, held in self._asked.items() if (copy := self._copy(held))
         }
 
     def arrived(self) -> None:
-        """All blocks that were asked for have come."""
+        """Note that all requested blocks have arrived."""
         self._copied |= self._asked
         self._last_round, self._asked = self._asked.keys(), {}
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Something else has been written into these blocks here."""
+        """Note that these blocks have been overwritten here."""
         for block in blocks:
             self._copied.pop(block, None)
 

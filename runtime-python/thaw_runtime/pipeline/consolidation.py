@@ -40,7 +40,7 @@ CheckingBlocks = Generator[None, None, tuple[ErrorInfo | None, frozenset[int]]]
 
 
 class FirstStage(Protocol):
-    """Stage 0 as a consolidation uses it.
+    """The interface of stage 0 that a consolidation uses.
 
     ``write`` is called on the link's thread, everything else on the engine's.
     """
@@ -127,17 +127,17 @@ class Consolidation:
         self._stage, self._attempt, self._changed, self._ended = stage, attempt, changed, ended
         self._copies = [BlockCopies() for _ in range(n_groups)]
         self._left: dict[int, set[str]] = {}  # the layers of each stage that the round still lacks
-        self._wanted: KvWanted | None = None  # of the round
+        self._wanted: KvWanted | None = None  # the blocks that the round has requested
         self._added: Sequence[Mapping[int, int]] = ()
         self._generators: dict[str, bytes] = {}
         self._failure: ErrorInfo | None = None
-        self._check: Checking | None = None  # the one that is going on
+        self._check: Checking | None = None  # the check that is in progress
         self._began_s = self._round_began_s = monotonic()
         self._deadline_s, self._is_verified = math.inf, False
         self._wait_s, self._n_rounds, self._n_steps = 0.0, 0, 0
         self._n_bytes, self._round_bytes, self._rounds_s = 0, 0, 0.0
-        self._missing_bytes, self._is_cut = 0, False  # when the round began; it asks for a part of them only
-        self._is_engines = False  # an error is one of the engine's steps or of the switch, not of this attempt
+        self._missing_bytes, self._is_cut = 0, False  # at the round's beginning; whether it asks for a part only
+        self._is_engines = False  # an error comes from the engine's steps or from the switch, not from this attempt
 
     # ── the engine thread ──
 
@@ -150,13 +150,12 @@ class Consolidation:
         return not self._left
 
     def left_s(self) -> float | None:
-        """Seconds until the deadline of what is awaited; None without one."""
+        """Return the seconds until the current deadline, or None if there is no deadline."""
         return None if self._deadline_s == math.inf else self._deadline_s - monotonic()
 
     def advance(self, *, computes: bool) -> None:
-        """Go on, if there is something to do.  ``computes`` says that a step follows.
-
-        Raises WorkerLost, and what the engine's steps or the switch raise; any other error ends the attempt only.
+        """Continue the attempt, if there is something to do.  ``computes`` says that a step follows.  Raises
+        WorkerLost, and the errors of the engine's steps and of the switch; any other error ends the attempt only.
         """
         self._n_steps += computes
         if not self.is_due():
@@ -307,7 +306,7 @@ class Consolidation:
         return [copies.missing(blocks) for copies, blocks in zip(self._copies, self._stage.held(), strict=True)]
 
     def _cut(self, missing: list[list[HeldBlock]]) -> list[list[HeldBlock]]:
-        """As many of the blocks as one round may copy."""
+        """Return as many of the blocks as one round may copy."""
         n_bytes, n_blocks = self._stage.n_bytes(_ids(missing)), sum(map(len, missing))
         if n_bytes <= ROUND_BYTES:
             return missing
@@ -315,13 +314,14 @@ class Consolidation:
         return [blocks[:most] for blocks in missing]
 
     def _bytes_to_come(self, missing: list[list[HeldBlock]]) -> int:
-        """About what these blocks cost: of a block with a copy, only the changes are sent."""
+        """Estimate the bytes of sending these blocks: for a block with a copy, only the changes are sent."""
         new = [[b for b in blocks if not c.has_part(b)] for blocks, c in zip(missing, self._copies, strict=True)]
         n_new = self._stage.n_bytes(_ids(new))
         return n_new + (self._stage.n_bytes(_ids(missing)) - n_new) // CHANGED_PART
 
     def _step_s(self) -> float:
-        """The time of one decode step: each request is in one of as many batches as there are stages."""
+        """Return the time of one decode step: there are as many batches as stages, and each request is in one of
+        them."""
         took_s = monotonic() - self._round_began_s
         return took_s / self._n_steps * self._stage.n_stages if self._n_steps else math.inf
 

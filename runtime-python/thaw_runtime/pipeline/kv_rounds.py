@@ -1,7 +1,8 @@
-"""When a consolidation copies another round of KV blocks, and when it stops the pipeline for the last one.  Pure.
+"""Decides when a consolidation copies another round of KV blocks, and when it stops the pipeline for the last one.
+Pure.
 
-While the pipeline decodes, full blocks are copied round by round.  What is left for the last round, for which no step
-is scheduled, is the *tail*: blocks that have become full since, and of each request the one block that is not full.
+While the pipeline decodes, full blocks are copied round by round.  No step is scheduled during the last round.  It
+copies the *tail*: the blocks that have become full since, and each request's one block that is not full.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import math
 from typing import Final
 
 MAX_ROUNDS: Final = 8
-"""Each round copies what was computed during the one before.  A relay that is faster than the pipeline computes needs
-two or three; with a slower one more rounds do not help."""
+"""Each round copies what was computed during the one before.  If the relay is faster than the pipeline computes, two or
+three rounds are enough; if it is slower, more rounds do not help."""
 TAIL_STEPS: Final = 2.0
-"""The tail may take as long as so many decode steps (the aim for the stall)."""
+"""The number of decode steps that the tail may take (the aim for the stall)."""
 MAX_STALL_S: Final = 2.0
 """After MAX_ROUNDS, a tail that would take longer than this is not copied: the group stays a pipeline."""
 STOPPED_S: Final = 2 * MAX_STALL_S
-"""How long the pipeline stays stopped for a tail that does not come, once its batches in flight are back."""
+"""The longest stop of the pipeline for a tail that does not arrive, counted from the return of the batches in
+flight."""
 CHANGED_PART: Final = 8
-"""A round sends about so small a part of a block that has a copy: a bit for each element, and the new elements."""
+"""About the part of a block with a copy that a round sends: a bit for each element, and the new elements."""
 ROUND_BYTES: Final = 64 << 20
-"""A round copies at most so much of all stages, so that what a stage holds for sending is bounded."""
+"""The most bytes that a round copies from all stages, so that a stage's memory for sending is bounded."""
 
 
 class Next(enum.Enum):
@@ -32,11 +34,9 @@ class Next(enum.Enum):
 
 
 def after_round(n_rounds: int, tail_bytes: int, bytes_per_s: float, step_s: float, *, is_catching_up: bool) -> Next:
-    """What follows ``n_rounds`` rounds.
-
-    ``tail_bytes`` are missing now.  ``bytes_per_s`` is the rate of the rounds so far, and ``step_s`` the time of one
-    decode step (infinity: nothing is being decoded).  ``is_catching_up`` says that the last round left blocks out
-    because of its limit, and that fewer bytes are missing than before it.
+    """Return what to do after ``n_rounds`` rounds.  ``tail_bytes`` are missing now.  ``bytes_per_s`` is the rate of the
+    rounds so far, and ``step_s`` the time of one decode step (infinity: nothing is being decoded).  ``is_catching_up``
+    says that the last round left blocks out because of its limit, and that fewer bytes are missing than before it.
     """
     if is_catching_up:
         return Next.COPY

@@ -39,7 +39,7 @@ class KvPart:
     attempt: int
     round: int
     blocks: Blocks
-    layouts: Mapping[str, str]  # of each layer of this part, by the layer's name
+    layouts: Mapping[str, str]  # the layout of each layer in this part, by the layer's name
     layers: Mapping[str, memoryview]
     generators: Mapping[str, bytes] = field(default_factory=dict)
 

@@ -123,17 +123,16 @@ class StageLink:
         self._send(0, _CONTROL, encode_control(sampled), sampled.number)
 
     def send_kv_part(self, part: KvPart) -> None:
-        """Send KV blocks to stage 0, behind all other messages.
-
-        Raises WorkerLost, Unavailable.  The pipeline goes on without them, so its link is not lost by that.  The path
-        to stage 0 is not that to the next stage, so it is not told.
+        """Send KV blocks to stage 0, behind all other messages.  Raises WorkerLost, Unavailable.  The pipeline goes on
+        without them, so a failure does not break the link.  The path to stage 0 is not the path to the next stage, so
+        it is not reported.
         """
         self.check()
         header = FrameHeader(_KV.kind, _KV.priority, _KV.flags, step=part.round)
         self._transport.send(0, header, encode_kv_part(part), deadline_s=self._patience.send_s)
 
     def send_parted(self, parted: Parted) -> None:
-        """Tell the other stages that this stage 0 has left.  Nothing depends on their hearing it."""
+        """Tell the other stages that this stage 0 has left.  It does not matter whether they receive it."""
         with suppress(ThawError, OSError):
             self._transport.send(1, _CONTROL, encode_control(parted), deadline_s=PART_S)
 

@@ -1,4 +1,4 @@
-"""Which part of a model a stage has: its tensors among those of its segment, its modules among those of the skeleton.
+"""The part of a model that a stage has: its tensors in its segment, and its modules in the skeleton.
 
 A segment may hold more than the stage computes with: a full worker's later part lies behind the stage's own part.  A
 model family's skeleton may have modules in every stage that only the first or the last stage calls.
@@ -73,14 +73,14 @@ class StagePart:
         return tuple(t for t in offered if t.name not in own)
 
     def computes(self, path: str, own: Sequence[TensorInfo]) -> bool:
-        """Whether this stage computes with a module and has its weights, in a skeleton that has all modules."""
+        """Return whether this stage computes with a module and has its weights, in a skeleton that has all modules."""
         layer, (a, b) = layer_of(path + "."), self.window
         if layer is not None:
             return a <= layer < b
         return _is_among(path, own) if self.first else self.needs_module(path, own)
 
     def needs_module(self, path: str, own: Sequence[TensorInfo]) -> bool:
-        """Whether this stage computes with a module that is outside the layers and has weights of its own.
+        """Return whether this stage computes with a module that is outside the layers and has weights of its own.
 
         ``own`` are the stage's tensors.  The last stage also needs a tied embedding, which is then among its tensors.
         """

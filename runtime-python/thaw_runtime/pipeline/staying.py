@@ -6,7 +6,7 @@
        ▲                  │                                                                             │
        └─the load failed──┘          stage 0 leaves before it is asked: it waits          worker ◀──────┴──▶ failed
 
-Nothing of it is needed by a request before it has become a worker, so any failure of it costs time only.
+No request needs this stage before it has become a worker, so a failure costs only time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from thaw.errors import BadRequest, Conflict, ErrorInfo
 from thaw_runtime.engine.protocol import ConsolidationEnded
 
 UNASKED_S: Final = 180.0
-"""The scheduler has some stages asked to stay, and the others ended, within seconds.  It tells a host again after a
-minute.
+"""How long a stage waits to be asked.  The scheduler asks some stages to stay, and ends the others, within seconds.  It
+repeats the message to a host after a minute.
 """
 
 EndConsolidation = Callable[[ConsolidationEnded], None]
 
 
 class Rest(Protocol):
-    """The load of what a full worker lacks of the model."""
+    """The load of the part of the model that a full worker lacks."""
 
     @property
     def error(self) -> ErrorInfo | None: ...
@@ -52,7 +52,7 @@ class Staying:
         self._is_worker = False
 
     def ask(self, ended: EndConsolidation) -> None:
-        """Begin to load.  ``ended`` is called once, with what has become of the stage."""
+        """Begin to load.  ``ended`` is called once, with the outcome."""
         rest = self._rest
         if rest is None:
             ended(
@@ -75,10 +75,11 @@ class Staying:
             self.end(self._rest.error)
 
     def wait(self, is_stopping: Callable[[], bool]) -> float | None:
-        """Stage 0 has left: wait until the engine can be built.  Returns the seconds since it was asked, or None when
-        the engine shall stop.
+        """Stage 0 has left: wait until the engine can be built.  Returns the seconds since the stage was asked to stay,
+        or None when the engine shall stop.
 
-        A load has its own deadline.  A stage that nobody asks to stay ends after ``UNASKED_S``, if not by its host.
+        A load has its own deadline.  A stage that is not asked to stay ends after ``UNASKED_S``, if its host has not
+        ended it before.
         """
         with self._changed:
             self._changed.wait_for(lambda: is_stopping() or self._asked is not None, timeout=UNASKED_S)
@@ -90,7 +91,7 @@ class Staying:
         return self._asked is not None and rest is not None and rest.has_ended and rest.error is None
 
     def end(self, outcome: ConsolidationEnded) -> None:
-        """Tell the outcome, unless nobody has asked."""
+        """Report the outcome, if the stage was asked to stay."""
         with self._changed:
             asked, self._asked = self._asked, None
             self._is_worker = not isinstance(outcome, ErrorInfo)

@@ -60,9 +60,9 @@ class KnownSequence(msgspec.Struct, frozen=True, array_like=True):
 class KvWanted(msgspec.Struct, frozen=True, array_like=True):
     """Stage 0 asks every other stage for KV blocks of that stage's layers, as they are after this step.
 
-    ``blocks`` has one tuple per KV cache group.  Of the blocks that are in ``known`` too, stage 0 has what the stage
-    sent in the round before, so only what has changed since is sent.  In the ``last`` round, the last stage adds the
-    state of its generators.  docs/consolidation.md says what attempts and rounds are.
+    ``blocks`` has one tuple per KV cache group.  For blocks that are also in ``known``, stage 0 has the contents of the
+    round before, so only the changes are sent.  In the ``last`` round, the last stage adds the state of its generators.
+    docs/consolidation.md says what attempts and rounds are.
     """
 
     attempt: int
@@ -82,7 +82,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     finished: tuple[str, ...]
     copies: tuple[tuple[int, int], ...] = ()  # KV blocks to copy before the forward pass, (from, to)
     kv: KvWanted | None = None
-    masks: Mapping[str, bytes] = {}  # of requests with a grammar: a bit for each token that may come next
+    masks: Mapping[str, bytes] = {}  # for each request with a grammar: a bit for each token that may come next
 
     @property
     def n_tokens(self) -> int:
@@ -98,7 +98,7 @@ class SampledLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The tokens that the last stage sampled in a step; a request of whose prompt only a part was computed has an empty
+    """The tokens that the last stage sampled in a step; a request whose prompt was only partly computed has an empty
     tuple.
     """
 
@@ -134,8 +134,8 @@ class Parted(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Stage 0 has become a worker and has left: no batch follows.  Stages pass this message on like a Beat, behind all
     batches.
 
-    ``tokens`` with their ``logprobs`` are the pipeline's answer to the golden request, by which a stage that becomes a
-    worker too verifies itself.
+    ``tokens`` with their ``logprobs`` are the pipeline's answer to the golden request.  A stage that also becomes a
+    worker checks itself with them.
     """
 
     tokens: tuple[int, ...]
@@ -208,7 +208,7 @@ class Bounds:
 
     n_blocks: int
     block_size: int
-    max_tokens: int  # of a batch
+    max_tokens: int  # the most tokens of a batch
     max_requests: int
     max_model_len: int
     vocab_size: int

@@ -1,4 +1,4 @@
-"""A bound on what a process that looks at a stranger's files may allocate."""
+"""A bound on the memory that a process may allocate while it reads untrusted files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def bound_memory(more_bytes: int) -> None:
-    """From now on this process can map at most so many writable bytes more, for good: beyond them, an allocation fails
-    as on a full host.  Bytes that are mapped and never written to count, too."""
+    """Limit for good how many more writable bytes this process can map.  Beyond the limit, an allocation fails as on a
+    full host.  Bytes that are mapped but never written also count."""
     status = Path("/proc/self/status").read_text()
     mapped = next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:"))
     limit = mapped + more_bytes

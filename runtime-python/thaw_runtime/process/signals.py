@@ -12,7 +12,8 @@ import threading
 
 
 def exit_on_sigterm() -> None:
-    """Call it on the main thread, before there are others and after the processes that handle SIGTERM themselves.
+    """Must be called on the main thread, before other threads exist, and after forking the processes that handle
+    SIGTERM themselves.
 
     Process 1 of a container needs more than the default action, which the kernel leaves out for it.  The main thread
     would run a handler, and a signal that comes just before it begins to wait does not wake it.  So another thread

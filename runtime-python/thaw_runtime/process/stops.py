@@ -51,7 +51,7 @@ class StopWatch:
             self._take()
 
     def _take(self) -> None:
-        """Note a stop or a continuation that nobody has noted."""
+        """Note a stop or a continuation that was not noted yet."""
         with self._taking:
             try:
                 news = os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)

@@ -52,7 +52,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """An order to fork another host's zygote, so that hosts on one machine pay for the imports, and hold their memory,
+    """An order to fork another host's zygote, so that the hosts on one machine do the imports, and hold their memory,
     only once.
     """
 

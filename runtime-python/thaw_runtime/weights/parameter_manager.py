@@ -330,8 +330,8 @@ def start() -> ParameterManager | None:
 
 
 def _wants_cuda() -> bool:
-    """Whether the installed torch has CUDA.  A CPU build cannot take CUDA tensors, and a context costs some hundred MB
-    of GPU memory.
+    """Return whether the installed torch has CUDA.  A CPU build cannot take CUDA tensors, and a context costs some
+    hundred MB of GPU memory.
 
     This function reads torch's version file: the context is to be made while torch is being imported, and reading the
     package metadata takes 20 ms.

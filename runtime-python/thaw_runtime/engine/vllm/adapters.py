@@ -1,8 +1,8 @@
 """LoRA adapters in vLLM's engine: they come and go while the engine computes.
 
 vLLM reads an adapter from a directory.  Here that is a private one that lives for the time of the load.  The weights in
-it are a link to the memory in which they came, so they are not copied before vLLM copies them into its slots.  Whoever
-loads an adapter says which one makes room for it, so vLLM's own eviction has nothing to do.
+it are a link to the memory in which they came, so they are not copied before vLLM copies them into its slots.  The
+caller that loads an adapter also says which one to replace, so vLLM's own eviction is not used.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from thaw_runtime.engine.vllm.lora_on_cpu import GROUPED
 from thaw_runtime.shown import shown
 
 _PATH: Final = "adapter"
-"""A request names a path, too, and vLLM reads it for an adapter that it does not have.  There is none: every adapter is
-loaded before the first request that wants it."""
+"""The path in a request. vLLM reads it only for an adapter that it does not have, which does not happen: every adapter
+is loaded before the first request that names it."""
 
 
 def lora_args(config: LlmConfig) -> dict[str, Any]:
-    """vLLM's arguments for an engine of this function.  Every request that runs may want another adapter."""
+    """vLLM's arguments for an engine of this function.  Each running request may name a different adapter."""
     slots = config.adapter_slots
     if not slots:
         return {}
@@ -48,15 +48,16 @@ def lora_args(config: LlmConfig) -> dict[str, Any]:
 
 
 def prepare(config: Any, model: torch.nn.Module) -> None:
-    """Before vLLM makes the places for adapters in ``model``; ``config``: its VllmConfig.  Raises ModelUnsupported."""
+    """Must be called before vLLM makes the places for adapters in ``model``.  ``config`` is its VllmConfig.  Raises
+    ModelUnsupported."""
     config.lora_config.target_modules = adapted_modules(model)
     if current_platform.is_cpu():
         current_platform.get_punica_wrapper = lambda: GROUPED
 
 
 def adapted_modules(model: torch.nn.Module) -> list[str]:
-    """The last parts of the names of the layers that adapters may change: the linear ones.  Raises ModelUnsupported for
-    a model that takes none."""
+    """Return the last parts of the names of the linear layers, which adapters may change.  Raises ModelUnsupported for
+    a model that takes no adapters."""
     if not supports_lora(model):
         raise _takes_none(model, "vLLM has no adapters for it")
     modules = dict(model.named_modules())
@@ -73,19 +74,19 @@ def _takes_none(model: torch.nn.Module, why: str) -> ModelUnsupported:
 
 
 class Adapters:
-    """Those of one engine.  Everything here is called on the engine thread."""
+    """The adapters of one engine.  All methods are called on the engine thread."""
 
     def __init__(self, worker: Any, config: LlmConfig, base: Sequence[TensorInfo]) -> None:
-        """``worker`` is vLLM's, which has places for some adapters.  For one more it would evict any, also one in use.
-        ``base``: the tensors of the model."""
+        """``worker`` is vLLM's worker, which has places for some adapters.  When they are full, it would evict any
+        adapter, even one in use.  ``base`` holds the tensors of the model."""
         self._worker, self._n_slots, self._max_rank = worker, config.adapter_slots, config.engine.max_lora_rank
         self._base = tuple(base) if self._n_slots else ()
         self._known: dict[str, LoRARequest] = {}
         self._numbers = count(1)
 
     def request_of(self, name: str) -> LoRARequest | None:
-        """What a request of adapter ``name`` carries; None for the base model.  Raises InstanceGone when the engine
-        does not have it."""
+        """Return vLLM's request field for adapter ``name``, or None for the base model.  Raises InstanceGone when the
+        engine does not have the adapter."""
         if not name:
             return None
         if (found := self._known.get(name)) is None:
@@ -93,7 +94,7 @@ class Adapters:
         return found
 
     def try_load(self, files: AdapterFiles, in_use: Collection[str]) -> ErrorInfo | None:
-        """Load an adapter, or say why not.  One that is ``in_use`` is not replaced."""
+        """Load an adapter, or return the error.  An adapter that is ``in_use`` is not replaced."""
         try:
             self._load(files, in_use)
         except ThawError as e:
@@ -117,7 +118,8 @@ class Adapters:
             self._known[files.name] = self._loaded(files)
 
     def _check(self, files: AdapterFiles) -> None:
-        """vLLM copies what is smaller than its place into a corner of it, and answers.  Raises ModelUnsupported."""
+        """Check the shapes, because vLLM would accept tensors that are too small and answer wrongly.  Raises
+        ModelUnsupported."""
         fd, n_bytes = files.weights_fd, os.fstat(files.weights_fd).st_size
         length = checkpoint.header_bytes(ADAPTER_WEIGHTS_NAME, os.pread(fd, checkpoint.LENGTH_BYTES, 0), n_bytes)
         header = os.pread(fd, length, checkpoint.LENGTH_BYTES)

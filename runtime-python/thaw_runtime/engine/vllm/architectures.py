@@ -1,4 +1,4 @@
-"""Which architectures run: what the engine's own registry says of the names in a checkpoint's config.json."""
+"""Find out whether the engine's own registry has one of the architectures that a checkpoint's config.json names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thaw_runtime.engine.vllm.errors import brings_code
 from thaw_runtime.shown import shown
 
 _FOR_OTHER_INPUTS = frozenset({"torchvision", "torchaudio", "torchcodec", "cv2", "PIL", "soundfile", "librosa"})
-"""Packages that only models of pictures and sound import, and that the engine's image need not have."""
+"""Packages that only models of pictures and sound import.  The engine's image need not have them."""
 
 
 def register_architecture(config: Mapping[str, Any]) -> str:
@@ -31,8 +31,8 @@ def register_architecture(config: Mapping[str, Any]) -> str:
 
 
 def _known(config: Mapping[str, Any]) -> str:
-    """The first architecture that the engine has.  No code of a checkpoint is ever fetched, so one that only that code
-    describes runs nowhere."""
+    """Return the first architecture that the engine has.  A checkpoint's code is never fetched, so an architecture that
+    only such code defines cannot run."""
     names = config.get("architectures") or ["(none)"]
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise ModelUnsupported(

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler says of KV blocks: which ones requests hold, and which ones the prefix cache offers.
+"""Read from vLLM's scheduler which KV blocks requests hold, and which ones the prefix cache offers.
 
 This file uses fields of vLLM's scheduler, but imports no vLLM, so its tests need none.
 """
@@ -11,7 +11,7 @@ from thaw_runtime.pipeline.block_copies import HeldBlock
 
 
 def held_blocks(scheduler: Any) -> list[list[HeldBlock]]:
-    """For each KV cache group, the blocks in which running requests have tokens, batches in flight included."""
+    """Return for each KV cache group the blocks in which running requests have tokens, batches in flight included."""
     manager = scheduler.kv_cache_manager
     groups = scheduler.kv_cache_config.kv_cache_groups
     held: list[list[HeldBlock]] = [[] for _ in groups]
@@ -27,6 +27,6 @@ def held_blocks(scheduler: Any) -> list[list[HeldBlock]]:
 
 
 def cached_blocks(scheduler: Any) -> list[tuple[int, bytes]]:
-    """The blocks that a later request may find in the prefix cache, with the digests of their tokens."""
+    """Return the blocks that a later request may find in the prefix cache, with the digests of their tokens."""
     blocks = scheduler.kv_cache_manager.block_pool.blocks
     return [(block.block_id, block.block_hash) for block in blocks if block.block_hash is not None]

@@ -1,9 +1,9 @@
-"""Whether a start would succeed, found out without weights: the configuration is made and the model is built, empty.
+"""Checks without weights whether a start would succeed: it makes the configuration and builds the model, empty.
 
-On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  Of each kind
-of quantised layer the smallest one is then filled with zeros, prepared and computed: what a kernel cannot do on this
-device shows only there.  On a GPU an empty model takes the memory of a full one, which others need, so there the
-configuration alone is judged: vLLM compares the quantisation with the device's capability in it.
+On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  Then the
+smallest quantised layer of each kind is filled with zeros, prepared and computed, because only this shows whether this
+device's kernels can compute it.  On a GPU an empty model takes the memory of a full one, which others need, so there
+the configuration alone is judged: vLLM compares the quantisation with the device's capability in it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import materialised, model_config
 
 _MOST_TRIED: Final = 128 << 20
-"""Bytes of the largest layer that is computed, for which those that are bounded in memory have room."""
+"""The largest layer, in bytes, that is computed: it fits into the memory bound of a check."""
 _LONGEST_BUILT: Final = 128 * 1024
-"""Tokens of context for which the model is built: tables of positions are the only memory of it that is written to."""
+"""The longest context, in tokens, for which the model is built: its tables of positions are the only memory that is
+written to."""
 _KERNEL: Final = re.compile(r"_C(?:::|' object has no attribute ')(\w+)")
-"""How torch names a kernel that vLLM's library for this processor does not have."""
+"""Matches torch's name of a kernel that vLLM's library for this processor does not have."""
 _NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
 
 
@@ -74,7 +75,7 @@ def check(init: LlmInit, segment: Segment) -> Checked:
 
 
 def _quantisation(init: LlmInit, segment: Segment) -> str:
-    """The method by which the weights are quantised, or shall be; empty for none."""
+    """Return the method by which the weights are, or shall be, quantised; empty without quantisation."""
     found = model_config(segment).get("quantization_config")
     own = found.get("quant_method") if isinstance(found, dict) else None
     return str(init.config.engine.args.get("quantization") or own or "")
@@ -85,11 +86,12 @@ def _shorter(length: int, asked: int) -> str:
 
 
 def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int | None) -> None:
-    """One worker must hold the whole model, also in a pipeline, whose stages have the same parts of both.  Raises
-    MemoryTooSmall.
+    """Check that one worker can hold the whole model.  In a pipeline each stage has the same share of the model and of
+    the memory, so the check covers it, too.  Raises MemoryTooSmall.
 
-    config.json may be wrong on how many bytes a number is stored in.  So ``built_bytes``, the weights of the model as
-    it was built, count if they are fewer; before it is built, weights count as if they were stored in four bytes."""
+    config.json may be wrong about the bytes per stored number.  So ``built_bytes``, the size of the weights in the
+    model that was built, counts if it is smaller.  Before the model is built, weights count as if they were stored in
+    four bytes."""
     if not init.reserve_bytes:
         return
     plain, limits = model_config(segment), batch_limits(init, config)

@@ -79,7 +79,7 @@ def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: s
 
 
 def _of_length(configured: Callable[[int], Any], directory: str, args: Mapping[str, Any], asked: int) -> Any:
-    """With the length of context that is ``asked`` for, or the model's if that is shorter."""
+    """Return the configuration with ``asked`` tokens of context, or with the model's own length if that is shorter."""
     try:
         return configured(asked)
     except ValueError as e:
@@ -92,7 +92,8 @@ def _of_length(configured: Callable[[int], Any], directory: str, args: Mapping[s
 
 
 def _longest(directory: str, args: Mapping[str, Any]) -> int | None:
-    """The length of the model's context as vLLM derives it; None when the configuration fails for another reason."""
+    """Return the length of the model's context as vLLM derives it, or None when the configuration fails for another
+    reason."""
     try:
         config = EngineArgs(**_arguments(directory, {**args, "max_model_len": None})).create_model_config()
     except Exception:  # noqa: BLE001  the caller raises the error of the configuration that was asked for
@@ -119,7 +120,7 @@ def _arguments(directory: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
-    """A group takes as many requests as its stages have batches in flight, each of ``batch``."""
+    """A group has one batch in flight for each stage, and each batch has up to ``batch`` requests."""
     os.environ[PARTITION] = ",".join(map(str, part.layer_counts))
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner sends tokens between stages by NCCL
     return {
@@ -132,7 +133,7 @@ def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
 
 
 def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
-    """How this stage's reserve is divided.  Raises MemoryTooSmall."""
+    """Return how this stage's reserve is divided.  Raises MemoryTooSmall."""
     limits = batch_limits(init, config)
     quantised = config.model_config.quantization is not None
     on_cpu = current_platform.is_cpu()

@@ -1,4 +1,4 @@
-"""Embedding models in vLLM's engine: which models they are, and how the texts of a request are computed.
+"""Embedding models in vLLM's engine: this module recognises them and computes the texts of a request.
 
 A request may have thousands of texts.  vLLM gets as many of them as it computes at once, and the requests take turns,
 so that one text does not wait for all of another request.
@@ -28,20 +28,22 @@ from thaw_runtime.weights.sidecars import model_config, read_sidecar
 
 TASK: Final = "embed"
 TEXTS_AT_ONCE: Final = 128
-"""As many as vLLM's own server computes at once on a CPU.  No text has logits, so memory does not grow with them."""
+"""The number of texts that are computed at once, the same as in vLLM's own server on a CPU.  Texts have no logits, so
+memory does not grow with this number."""
 REHEARSED_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """How the model's files say that it pools (thaw/checkpoints/pooling.py).  ``at_once``: a text is computed in one
-    batch, because its tokens see those behind them, or the pooling needs them all."""
+    """The pooling that the model's files ask for (thaw/checkpoints/pooling.py).  If ``at_once`` is true, a text must be
+    computed in one batch, because its tokens attend to later ones, or because the pooling needs all of them."""
 
     mode: str
     at_once: bool
 
     def args(self, own: Mapping[str, Any], most_tokens: int, length: int) -> dict[str, Any]:
-        """vLLM's arguments; ``own`` are the function's.  A batch has room for the longest text, where it must."""
+        """Return vLLM's arguments; ``own`` are the function's.  With ``at_once``, a batch has room for the longest
+        text."""
         tokens = int(own.get("max_num_batched_tokens", most_tokens))
         return {
             "runner": "pooling",
@@ -60,8 +62,11 @@ class Pooled:
 
 
 def found(init: LlmInit, segment: Segment, architecture: str) -> Pooled | None:
-    """None for a model that generates text.  One with modules.json embeds texts, as vLLM has it, or one that generates
-    nothing.  Raises ModelUnsupported for a function that asks for what such a model has not, ModelCorrupt."""
+    """Return the model's pooling, or None for a model that generates text.
+
+    As in vLLM, a model embeds texts if it has a modules.json or generates no text.  Raises ModelUnsupported for a
+    function that asks for stages or adapters, which an embedding model cannot have, and ModelCorrupt.
+    """
     generates = ModelRegistry.models[architecture].inspect_model_cls().is_text_generation_model
     if generates and read_sidecar(segment, pooling.MODULES_NAME) is None:
         return None
@@ -80,7 +85,7 @@ def found(init: LlmInit, segment: Segment, architecture: str) -> Pooled | None:
 
 
 def check_tasks(tasks: Collection[str]) -> None:
-    """``tasks``: what the built model can do.  Raises ModelUnsupported for one that classifies or ranks."""
+    """Check the ``tasks`` of the built model.  Raises ModelUnsupported for a model that classifies or ranks."""
     if TASK not in tasks:
         raise ModelUnsupported(
             f"the model has no embeddings of texts ({shown(', '.join(sorted(tasks)), 80)}), and Thaw serves models "
@@ -110,8 +115,8 @@ class Embeddings:
         """``facts`` is None for a model that generates text, which has no such requests."""
         self._core, self.facts = core, facts
         self._open: dict[str, _Open] = {}
-        self._turns: deque[str] = deque()  # of the requests with texts that vLLM has not got yet
-        self._owners: dict[str, tuple[str, int]] = {}  # by the name that vLLM has for a text
+        self._turns: deque[str] = deque()  # requests with texts that vLLM does not have yet
+        self._owners: dict[str, tuple[str, int]] = {}  # (request id, index of the text) by vLLM's name of the text
 
     @classmethod
     def of(cls, core: Any) -> Embeddings:
@@ -122,7 +127,7 @@ class Embeddings:
         return cls(core, _facts_of(core.vllm_config.model_config))
 
     def check_generates(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError for an embedding model."""
         if self.facts is not None:
             raise ValueError("this model computes embeddings and generates no text")
 
@@ -143,7 +148,7 @@ class Embeddings:
         return []
 
     def feed(self) -> None:
-        """Give vLLM texts, one of each request in turn, up to what it computes at once."""
+        """Give vLLM texts, one of each request in turn, until it has TEXTS_AT_ONCE."""
         while self._turns and len(self._owners) < TEXTS_AT_ONCE:
             request_id = self._turns.popleft()
             opened = self._open[request_id]
@@ -166,7 +171,7 @@ class Embeddings:
         opened.running.add(name)
 
     def events(self, output: Any) -> list[tuple[str, Event]]:
-        """What an EngineCoreOutput of vLLM says of these requests; nothing for one of somebody else."""
+        """Convert an EngineCoreOutput of vLLM to events; the list is empty if it belongs to none of these requests."""
         request_id, number = self._owners.pop(output.request_id, ("", 0))
         opened, vector = self._open.get(request_id), output.pooling_output
         if opened is None:

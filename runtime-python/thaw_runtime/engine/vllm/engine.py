@@ -98,9 +98,9 @@ class VllmEngine:
         self._memory: MemoryPlan | None = None
         self._background: BackgroundLoad | None = None
         self._consolidation: Consolidation | None = None
-        self._first_stage: VllmFirstStage | None = None  # of the consolidation
+        self._first_stage: VllmFirstStage | None = None  # set during a consolidation
         self._n_attempts = 0
-        self._staying = Staying(self._changed, None)  # of a later stage
+        self._staying = Staying(self._changed, None)  # used by a later stage only
         self._whole = False  # one worker computes everything, from the start or since its group was consolidated
 
     # ── the protocol ──
@@ -167,7 +167,7 @@ class VllmEngine:
             ended(dead)
 
     def _ask(self, item: AdapterWanted | EndConsolidation) -> ErrorInfo | None:
-        """Put it into the inbox; return why the engine takes nothing any more."""
+        """Put the item into the inbox.  If the engine takes no more items, return the reason."""
         with self._changed:
             if self._dead is None:
                 self._inbox.append(item)
@@ -253,7 +253,7 @@ class VllmEngine:
                 self._step()
 
     def _follow(self) -> None:
-        """Compute what stage 0 sends.  When it has left, become a worker too, if that is wanted."""
+        """Compute the batches that stage 0 sends.  When it has left, become a worker too, if that is wanted."""
         link = self._link
         assert link is not None  # noqa: S101  a later stage has one
         while (batch := link.next_batch()) is not None:
@@ -266,7 +266,7 @@ class VllmEngine:
             self._lead()
 
     def _become_worker(self, parted: Parted, waited_s: float) -> None:
-        """Build an engine core around the model in memory.  An error ends this engine, which no request needs."""
+        """Build an engine core around the model in memory.  An error ends this engine, but no request depends on it."""
         began_s, n_layers = monotonic(), self._part.bounds[-1][1]
         self._core = OwnCore(self._core, n_layers)
         verify(self._core, parted, n_layers)
@@ -426,7 +426,7 @@ class VllmEngine:
             self._dead = ErrorInfo(PlatformError.__name__, f"stage {init.stage} of a pipeline takes no requests")
         with starting_from(segment, trace, part, self._link) as begun:
             with ExitStack() as stack:
-                directory = stack.enter_context(materialised(segment))  # nothing reads it once the engine is built
+                directory = stack.enter_context(materialised(segment))  # the built engine does not read it any more
                 config = engine_config(init, segment, part, str(directory))
                 self._memory = memory_plan(init, segment, config)
                 config.cache_config.kv_cache_memory_bytes = self._memory.kv

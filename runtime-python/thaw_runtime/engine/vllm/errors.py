@@ -1,4 +1,4 @@
-"""Translates what vLLM raises while an engine starts into Thaw's errors."""
+"""Translates the errors that vLLM raises while an engine starts into Thaw's errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from thaw_runtime.shown import shown
 
 _LISTED: Final = re.compile(r" Must be one of \[.*?\]\.?| Supported architectures: .*")
 _ADVICE: Final = re.compile(r" To allow overriding this maximum.*| This could be because of an issue with the check.*")
-"""Parts of vLLM's and Transformers' sentences that are long, or advise what a user of Thaw cannot do."""
+"""Parts of vLLM's and Transformers' sentences that are long, or that give advice which a user of Thaw cannot follow."""
 _OWN_CODE: Final = re.compile(r"execute the (configuration|model) file|trust_remote_code|contains custom code")
 _MOST_SHOWN: Final = 300
-"""Characters of the engine's sentence, which may repeat whatever a config.json says."""
+"""The largest number of characters of the engine's sentence, which may quote any part of a config.json."""
 _NO_MEMORY: Final = re.compile(
     r"out of memory|(can.?t|cannot|could not) allocate memory"  # CUDA's driver, torch's allocators, the kernel
     r"|can't start new thread"
@@ -67,14 +67,14 @@ def unusable_adapter(name: str, error: Exception) -> ThawError:
 
 
 def _sentence(error: Exception) -> str:
-    """What the error says, in one line: of a failed validation the first fault, and of an error without words where it
-    was raised."""
+    """Return the error's message in one line.  For a failed validation it is the first fault; for an error without a
+    message it is the place where it was raised."""
     if callable(faults := getattr(error, "errors", None)) and (found := faults()):  # pydantic's
         where = ".".join(str(part) for part in found[0].get("loc", ()))
         words = str(found[0].get("msg", "")).removeprefix("Value error, ")
         text = f"{where}: {words}" if where else words
     else:
-        cause = error.__cause__  # of Transformers' validation: what it found
+        cause = error.__cause__  # Transformers' validation puts the fault here
         if type(error).__name__.startswith("StrictDataclass"):
             text = f"config.json cannot be used: {cause or error}"
         else:

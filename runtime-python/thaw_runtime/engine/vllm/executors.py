@@ -119,7 +119,7 @@ class StageExecutor(SegmentExecutor):
         return {name: tensor.clone() for name, tensor in self.run_layers(output, received).items()}
 
     def sample_slice(self) -> Any:
-        """What vLLM says of the batch whose last layers were computed."""
+        """Return vLLM's output for the batch whose last layers were computed."""
         return self.collective_rpc("sample_tokens", args=(None,), single_value=True)
 
     def rehearse(self) -> None:
@@ -191,7 +191,7 @@ class RelayExecutor(StageExecutor):
 
 
 class FollowerExecutor(StageExecutor):
-    """Any stage but the first: computes the batches that come from the stage before."""
+    """The executor of every stage but the first: it computes the batches that come from the previous stage."""
 
     def _init_executor(self) -> None:
         super()._init_executor()
@@ -223,8 +223,8 @@ def executor_for(part: StagePart) -> type[SegmentExecutor]:
 
 
 def rehearse_whole(core: Any, add: Callable[[EngineRequest], None]) -> None:
-    """Run a prompt and a decode step of two requests, one of them greedy, and keep nothing of them; of an embedding
-    model a text."""
+    """Run a prompt and a decode step of two requests, one of them greedy, or one text for an embedding model.  No
+    result is kept."""
     if core.vllm_config.model_config.runner_type == "pooling":
         embeddings.rehearse(core)
         return

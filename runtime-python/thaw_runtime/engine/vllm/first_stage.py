@@ -46,7 +46,7 @@ class VllmFirstStage:
         add(self._golden.request)
 
     def take_output(self, output: Any) -> None:
-        """Take what vLLM has computed of a request that no client sent."""
+        """Take vLLM's output for a request that no client sent."""
         if output.request_id == self._golden.request.request_id:
             self._golden.take(output)
             if self._golden.is_complete:
@@ -107,7 +107,7 @@ class VllmFirstStage:
         become_whole(self._core, self._n_layers, generators, set.intersection(*unusable))
 
     def parted(self) -> Parted:
-        """What the other stages are told after the switch."""
+        """Return the message to the other stages after the switch."""
         return Parted(tuple(self._golden.tokens), tuple(self._golden.logprobs))
 
     def give_up(self) -> None:

@@ -7,9 +7,9 @@
                      ╰── each sampled token; the next mask comes back while the model computes ────────╯
 
 vLLM compiles in its own front end, with its own tokenizer, and computes the masks on the engine's thread.  This engine
-has neither front end nor tokenizer, and some grammars need for ever to compile, or for one mask: both happen in a
-process of the request's own (grammar_process.py), which ends with its time.  The scheduler gets only requests whose
-first mask is there.
+has neither front end nor tokenizer, and some grammars take for ever to compile, or to compute one mask.  So each
+request has its own process for both (grammar_process.py), which is killed when it exceeds its time.  The scheduler gets
+only requests whose first mask is there.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PROCESS_S: Final = 60.0
 """Wall time for the process to import its libraries and prepare the vocabulary."""
 _FIRST_MASK_S: Final = 30.0
 _MASK_S: Final = 5.0
-"""Wall time, for the processor time that grammar_process.py allows, on a machine that is busy."""
+"""Wall time in which a busy machine can give a process the processor time that grammar_process.py allows."""
 _END_S: Final = 5.0
 _AT_ONCE: Final = 4
-"""Grammars that are compiled beside one another."""
+"""The number of grammars that are compiled at the same time."""
 _TOO_COSTLY: Final = "it takes too much time or memory to follow this grammar"
 _HINT: Final = "make it smaller, with less repetition inside repetition and fewer ways to write the same text"
 
@@ -62,7 +62,7 @@ class FollowedGrammar(StructuredOutputGrammar):
         assert grammar is not None  # noqa: S101  the caller has a request with one
         self._param, self._stops, self._sock = grammar.param, frozenset(request.sampling.stop_token_ids), sock
         self.problem: ThawError | None = None
-        self.is_begun = False  # nobody waits for the first mask any more
+        self.is_begun = False  # True: no thread waits for the first mask any more
         self._is_over = False
         self._mask: torch.Tensor | None = None
 
@@ -97,7 +97,7 @@ class FollowedGrammar(StructuredOutputGrammar):
     def tell(self, token: int) -> None:
         try:
             self._sock.send(TOKEN.pack(token))
-        except OSError:  # its process has ended, for which the next mask says the reason
+        except OSError:  # its process has ended; the wait for the next mask finds the reason
             pass
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
@@ -125,7 +125,7 @@ class FollowedGrammar(StructuredOutputGrammar):
 
 @dataclass(frozen=True, slots=True)
 class Constrained:
-    """A request whose first mask is there, behind the tokens that the request has already."""
+    """A request and its grammar, which has accepted the request's tokens so far and has the next mask ready."""
 
     request: EngineRequest
     grammar: FollowedGrammar
@@ -139,7 +139,7 @@ class Grammars:
         self._compiling = threading.Semaphore(_AT_ONCE)
         self._starting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # protects the attributes below
         self._channel: Channel | None = None
         self._wanted: dict[str, FollowedGrammar | None] = {}  # None: its process has not begun
 
@@ -189,7 +189,8 @@ class Grammars:
                 ready(made)
 
     def _begun(self, request: EngineRequest) -> Constrained | None:
-        """The request with its first mask; None if it has ended meanwhile.  Raises BadParameter, PlatformError."""
+        """Return the request with its first mask, or None if it has ended meanwhile.  Raises BadParameter,
+        PlatformError."""
         grammar, stops = request.sampling.grammar, request.sampling.stop_token_ids
         assert grammar is not None  # noqa: S101  the caller asks for a request that has one
         if not stops:
@@ -247,7 +248,8 @@ class Grammars:
             os.close(fd)
 
     def _tell(self, message: Any, *fds: int) -> None:
-        """Called with the lock.  A process that has ended has closed the sockets of its requests, too."""
+        """Send the grammar process a message.  The caller holds the lock.  An error is ignored: a process that has
+        ended has also closed its requests' sockets."""
         assert self._channel is not None  # noqa: S101  the process has begun
         try:
             self._channel.send(message, fds)
@@ -278,7 +280,8 @@ def rules_of(grammar: Grammar) -> Rules:
 
 
 def _check_schema(schema: Any, param: str) -> None:
-    """xgrammar passes over the keywords that it does not know, and the answer would not follow them."""
+    """Refuse keywords that xgrammar does not know: it would ignore them, and the answer would not follow them.  Raises
+    BadParameter."""
     if isinstance(schema, dict) and has_xgrammar_unsupported_json_features(schema):
         raise BadParameter(
             param,
@@ -289,7 +292,7 @@ def _check_schema(schema: Any, param: str) -> None:
 
 
 def set_grammar(core: Any, request: Any, grammar: FollowedGrammar) -> None:
-    """Give a vLLM request its grammar, and the manager memory for the masks of a batch, which its back end would."""
+    """Give a vLLM request its grammar.  Also allocate the memory for a batch's masks, as vLLM's own back end would."""
     request.structured_output_request.grammar = grammar
     manager, config = core.structured_output_manager, core.vllm_config
     if manager._grammar_bitmask is None:

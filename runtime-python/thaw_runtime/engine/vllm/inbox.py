@@ -1,4 +1,4 @@
-"""What an engine thread takes between two steps."""
+"""The items that an engine thread takes between two steps."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class AdapterWanted:
 
 
 Item = EngineRequest | EmbedRequest | Constrained | Unprepared | AdapterWanted | str | EndConsolidation
-"""A str aborts."""
+"""A str is the id of a request to abort."""
 
 
 def refuse(items: list[Item], error: ErrorInfo) -> None:
-    """The engine has ended.  Its requests are told by whoever knows those that are open."""
+    """Tell the waiting callers that the engine has ended.  The code that tracks open requests reports the end to
+    them."""
     for item in items:
         if isinstance(item, AdapterWanted):
             item.end(error)

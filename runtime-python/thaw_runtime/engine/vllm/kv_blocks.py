@@ -16,7 +16,7 @@ from thaw.errors import PlatformError, ProtocolError
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the size of an element: NaN is equal to nothing, but its bits are."""
+"""The integer type by the size of an element: NaN is not equal to itself, but its bits are."""
 
 
 class KvBlocks:
@@ -26,7 +26,7 @@ class KvBlocks:
     """
 
     def __init__(self, runner: Any, version: str) -> None:
-        """``version`` is vLLM's: another one may arrange a block differently.
+        """``version`` is vLLM's version: another version may arrange a block differently.
 
         Raises PlatformError for a cache in which a block is not one piece.
         """
@@ -56,7 +56,7 @@ class KvBlocks:
         return tuple(name for name in self._caches if (k := layer_of(name + ".")) is not None and a <= k < b)
 
     def layout(self, name: str) -> str:
-        """What two engines must have in common to read each other's blocks of a layer."""
+        """Return the properties that two engines must share to read each other's blocks of a layer."""
         cache = self._caches[name]
         shape = "x".join(map(str, cache.shape[1:]))
         return f"vllm {self._version} {cache.device.type} {self._isa[name]} {cache.dtype} {shape}"
@@ -68,8 +68,8 @@ class KvBlocks:
     def gather(self, name: str, blocks: Blocks) -> torch.Tensor:
         """A copy of a layer's blocks in host memory, (blocks, elements).
 
-        The elements are integers, so that equal bits are equal.  Raises ProtocolError for other groups than the cache
-        has.
+        The elements are integers, so that equal bits are equal.  Raises ProtocolError if the groups are not those of
+        the cache.
         """
         if len(blocks) != self.n_groups:
             raise ProtocolError(f"KV blocks of {len(blocks)} groups; this stage has {self.n_groups}")
@@ -82,8 +82,8 @@ class KvBlocks:
     def encode(self, name: str, wanted: KvWanted, copy: torch.Tensor, sent: Mapping[int, torch.Tensor]) -> memoryview:
         """The bytes of a layer for a KvPart.
 
-        ``copy`` is from ``gather``; ``sent`` has what was sent of each block in the round before.  Raises ProtocolError
-        for a known block that was not sent.
+        ``copy`` is from ``gather``; ``sent`` has the elements of each block that the round before sent.  Raises
+        ProtocolError for a known block that was not sent.
         """
         group = self._group_of[name]
         ids, known = wanted.blocks[group], wanted.known[group]
@@ -101,9 +101,9 @@ class KvBlocks:
     def scatter(self, name: str, wanted: KvWanted, data: memoryview, added: Sequence[Mapping[int, int]]) -> None:
         """Write a layer's blocks, as ``encode`` made them.
 
-        ``added`` says of each known block, by group, how many tokens it has more than what is in its place here.
-        Raises ProtocolError unless ``data`` are exactly the blocks' bytes, and for a known block of which more has
-        changed than these tokens: it is another one.
+        ``added`` says for each known block, by group, how many tokens it has gained since the copy here.  Raises
+        ProtocolError unless ``data`` are exactly the blocks' bytes, and for a known block in which more has changed
+        than these tokens, because it is a different block.
         """
         if name not in self._caches:
             raise ProtocolError(f"KV blocks of {name}, a layer without a cache here")

@@ -20,7 +20,8 @@ from thaw_runtime.pipeline.wire import KvWanted
 
 _log = Log("engine")
 PART_BYTES: Final = 4 << 20
-"""A part is a message, and a receiver writes it whole: some milliseconds of its receiving thread."""
+"""The largest part in bytes.  A part is one message, and the receiving thread writes it as a whole, which takes some
+milliseconds."""
 
 
 class KvSender:
@@ -30,7 +31,7 @@ class KvSender:
         self._link, self._runner, self._part = link, runner, part
         self._blocks: KvBlocks | None = None  # made when the cache has been allocated
         self._attempt = 0
-        self._sent: dict[str, dict[int, torch.Tensor]] = {}  # what the last round sent: layer → block → elements
+        self._sent: dict[str, dict[int, torch.Tensor]] = {}  # sent in the last round: layer → block → elements
 
     def send(self, wanted: KvWanted) -> None:
         """Send this stage's part of the blocks.  Raises ProtocolError for blocks that this stage does not have."""

@@ -12,8 +12,8 @@ import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 _FEW_ROWS: Final = 4
-"""For an adapter.  A step of decoding has one row for each request; then the calls of kernels cost more than the copies
-of the matrices, so all rows are computed in one call."""
+"""The number of rows per adapter up to which all rows are computed in one call.  A decode step has one row for each
+request, so calling kernels costs more than copying the matrices."""
 
 
 class GroupedLora(PunicaWrapperCPU):

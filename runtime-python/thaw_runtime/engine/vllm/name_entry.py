@@ -1,4 +1,4 @@
-"""How a name of vLLM is written down that Thaw uses (vllm_names.py)."""
+"""An entry of the table of vLLM's names that Thaw uses (vllm_names.py)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class OpenRequest:
         return events
 
     def _broken_grammar(self) -> ThawError:
-        """The same worker would do better with other rules, and another one would not with these."""
+        """Return the error of an answer whose grammar could not be followed.  It is an error of the request, because
+        another worker would fail with the same rules."""
         grammar = self._request.sampling.grammar
         assert self._grammar is not None and grammar is not None  # noqa: S101, PT018  the caller looks
         return self._grammar.problem or BadParameter(grammar.param, "the answer does not follow it")
@@ -74,7 +75,7 @@ class OpenRequest:
         (work, mark), self._began = self._began, None
         spent = work.since(mark)
         if (stats := output.prefill_stats) is not None and stats.num_cached_tokens:
-            spent["cached_tokens"] = stats.num_cached_tokens  # of its prompt, found in the prefix cache
+            spent["cached_tokens"] = stats.num_cached_tokens  # prompt tokens found in the prefix cache
         self._hops_told = self._hops()
         prompt = _of_prompt(output.new_prompt_logprobs_tensors, len(self._request.prompt_token_ids) - 1)
         return Token(self._next, token_id, logprobs, spent, self._hops_told, prompt)
@@ -93,7 +94,7 @@ def _logprobs(lists: Any, i: int) -> Logprobs | None:
 
 
 def _of_prompt(tensors: Any, n: int) -> tuple[Logprobs, ...]:
-    """The first ``n`` rows: behind the prompt are the tokens of a continued answer."""
+    """Return the first ``n`` rows: the tokens of a continued answer come after the prompt's."""
     if tensors is None:
         return ()
     columns = (tensors.logprob_token_ids, tensors.logprobs, tensors.selected_token_ranks)

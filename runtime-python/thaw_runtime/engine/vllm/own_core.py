@@ -1,7 +1,8 @@
 """vLLM's engine core of a later stage that outlives its pipeline: built around the model and the KV cache in memory.
 
-A follower has vLLM's executor, worker and runner, but no scheduler (scheduler.py).  What its core lacks is cheap: the
-block pool, the scheduler, and the bookkeeping of requests.  Nothing is loaded, copied or allocated for it.
+A follower has vLLM's executor, worker and runner, but no scheduler (scheduler.py).  The parts that its core lacks are
+cheap to make: the block pool, the scheduler, and the bookkeeping of requests.  Nothing is loaded, copied or allocated
+for it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from thaw_runtime.pipeline.wire import Parted
 
 
 class OwnCore(EngineCore):
-    """The core of a stage whose pipeline is over.  ``n_layers`` are all layers of the model, which are filled."""
+    """The core of a stage whose pipeline is over.  ``n_layers`` counts all layers of the model, whose weights are
+    loaded."""
 
     def __init__(self, follower: FollowerCore, n_layers: int) -> None:
         stage: Any = follower.model_executor
@@ -63,7 +65,8 @@ def _forget_requests(runner: Any) -> None:
 def verify(made: OwnCore, parted: Parted, n_layers: int) -> None:
     """Compare the answer of the pipeline to the golden request with what the whole model computes.
 
-    Raises ModelCorrupt for a difference, Unavailable without room for it, ProtocolError for an answer that is none.
+    Raises ModelCorrupt for a difference, Unavailable when there is no room for the check, and ProtocolError for an
+    invalid answer.
     """
     runner, model = made.stage.runner, made.vllm_config.model_config
     golden = GoldenRequest(0, model.get_vocab_size(), min(model.max_model_len - 1, runner.max_num_tokens))
@@ -78,7 +81,7 @@ def verify(made: OwnCore, parted: Parted, n_layers: int) -> None:
 
 
 def _at_once(check: Checking) -> ErrorInfo | None:
-    """Go through all slices of a check.  No step has to come between them, because no request is here yet."""
+    """Run all slices of a check without steps between them, because there are no requests yet."""
     while True:
         try:
             next(check)

@@ -85,7 +85,7 @@ class LayerPacker:
             self._packed.append((module, method))
 
     def restore(self) -> None:
-        """Give the modules their methods back, after vLLM's own pass."""
+        """Give the modules back their quant_method, after vLLM's own pass."""
         for module, method in (*self._packed, *self._spared):
             module.quant_method = method
 
@@ -127,7 +127,7 @@ class Rehearsal:
     MIN_LEFT_S = 0.8  # a rehearsal takes 0.1–0.3 s, on a busy host more
 
     def __init__(self, segment: Segment, end: int, packer: LayerPacker, run: Callable[[], None]) -> None:
-        """``end`` is where in the segment this stage's weights end."""
+        """``end`` is the offset in the segment at which this stage's weights end."""
         self._segment = segment
         self._end = end
         self._packer = packer
@@ -166,7 +166,8 @@ def give_back_freed() -> None:
 
 
 def pack(model: torch.nn.Module, deferred: DeferredModules) -> None:
-    """Pack what a LayerPacker has deferred, now that its weights are there.  Nothing computes with it meanwhile."""
+    """Pack the modules that a LayerPacker has deferred, now that their weights are there.  Nothing computes with them
+    meanwhile."""
     headed = _has_head(model) or getattr(model, "is_pooling_model", False)
     for module, method in deferred:
         module.quant_method = method

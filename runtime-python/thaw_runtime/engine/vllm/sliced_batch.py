@@ -28,7 +28,7 @@ SLICE_LAYERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CheckedSequence:
-    """A prompt in a batch of the check, of which ``computed`` tokens are in the cache."""
+    """A prompt in a batch of the check; ``computed`` of its tokens are in the cache."""
 
     name: str
     tokens: list[int]

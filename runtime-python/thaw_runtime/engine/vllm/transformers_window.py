@@ -2,9 +2,9 @@
 
 vLLM's own models loop over ``[start_layer, end_layer)`` and ask the pipeline group for their place at every batch.  A
 model of this backend runs the decoder that Transformers wrote, which loops over all its layers, and it keeps the group
-that there was when it was built.  So it gets the present group, and the modules that are not this stage's pass on what
-they are given, as vLLM's own PPMissingLayer does in their place.  The modules stay where they are, so that their
-weights can be loaded meanwhile.
+that there was when it was built.  So it gets the present group, and the modules of other stages return their input
+unchanged, as vLLM's own PPMissingLayer does.  The modules stay where they are, so that their weights can be loaded
+meanwhile.
 
 This file imports no vLLM, so its tests need none.
 """
@@ -32,8 +32,8 @@ class _Decoder(NamedTuple):
 
 
 def set_window(model: torch.nn.Module, layers: tuple[int, int], group: Any) -> None:
-    """From the next batch on, layers ``[a, b)`` compute, if this is a model of the backend.  ``group`` is the pipeline
-    group of the present."""
+    """From the next batch on, layers ``[a, b)`` compute, if this is a model of the backend.  ``group`` is the present
+    pipeline group."""
     for base in _of_backend(model):
         decoder, (begin, end) = _decoder_of(base), layers
         base.pp_group = group

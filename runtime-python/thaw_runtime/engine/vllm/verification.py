@@ -32,7 +32,8 @@ CHECKED_TOKENS, CHECKED_REQUESTS = 64, 2
 """The most tokens and requests of one batch of the check."""
 MAX_LOGPROB_DIFFERENCE: Final = {torch.float32: 0.0005, torch.bfloat16: 0.25, torch.float16: 0.05}
 MAX_KV_DIFFERENCE: Final = {torch.float32: 0.0001, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""The norm of a block's difference through the norm of the block.  docs/consolidation.md has the measurement."""
+"""The largest norm of a block's difference, divided by the norm of the block.  docs/consolidation.md has the
+measurement."""
 _CHECK: Final = "consolidation-check"
 
 
@@ -64,9 +65,8 @@ class Verification:
         self.overwritten: set[int] = set()  # blocks that held something else before
 
     def check_weights(self, golden: GoldenRequest) -> Checking:
-        """Compare the logprobs of the golden request, and return what differs; None if nothing does.
-
-        The engine thread goes on with it between two steps, as with ``check_blocks``.
+        """Compare the logprobs of the golden request, and return a description of the difference, or None.  The engine
+        thread continues the check between two steps, as with ``check_blocks``.
         """
         try:
             return (yield from self._check_logprobs(golden))
@@ -74,7 +74,7 @@ class Verification:
             return Unavailable(str(e), hint="it is tried again").info()
 
     def check_blocks(self, copied: Mapping[str, Sequence[str]], missing: Set[int]) -> Checking:
-        """Compare copied blocks with what the whole model computes; None if nothing differs.
+        """Compare copied blocks with the whole model's own results; return None if nothing differs.
 
         ``copied`` are the names of the layers whose blocks came from other stages, by the stage's name for the error;
         the blocks ``missing`` have not come.

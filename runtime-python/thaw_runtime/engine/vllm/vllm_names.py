@@ -2,7 +2,7 @@
 
 vLLM promises nothing about these names: nearly all of them are private, or inside ``vllm.v1``, or fields of objects
 that vLLM hands to the classes of this folder.  An upgrade of vLLM begins here: an engine process checks the table
-(compat.py), and the error says which name is missing and for what Thaw uses it.
+(compat.py), and the error says which name is missing and what Thaw uses it for.
 
 A test parses the folder's source and fails when it uses a name that the table lacks.
 """

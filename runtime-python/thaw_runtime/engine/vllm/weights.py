@@ -44,6 +44,6 @@ def arriving_tensors(
             packer.handing_out(info.name, tensor)
         with packer.kernels.counted() if packer is not None else nullcontext():
             yield info.name, tensor
-        del tensor  # our own reference must not look as if the model still held the tensor
+        del tensor  # drop our own reference, which would look as if the model still held the tensor
         if packer is not None:
             packer.pack_complete()
