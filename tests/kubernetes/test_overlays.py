@@ -94,6 +94,15 @@ def test_gpus_are_told_to_invokers_on_nodes_that_have_some() -> None:
     assert fetchd["resources"]["requests"]["cpu"] == "250m", "the rest is the base's"
 
 
+def test_a_node_with_gpus_has_the_models_image_before_it_joins() -> None:
+    """Its invoker keeps no stem cell of a model on a GPU, so nothing else pulls the image before the first start."""
+    made = build(KUBERNETES / "overlays/gpu")
+    pod = named(made, "DaemonSet", "node")["spec"]["template"]["spec"]
+    (pull,) = pod["initContainers"]
+    assert pull["image"] == named(made, "ConfigMap", "thaw")["data"]["THAW_IMAGE_LLM"]
+    assert "nvidia.com/gpu" not in pull["resources"]["limits"]
+
+
 def test_an_overlay_may_have_every_component_and_what_is_of_another_namespace(monitored: Path) -> None:
     made = build(monitored)
     check(made)
