@@ -46,10 +46,10 @@ SHORT_BYTES: Final = 4096
 """A record up to this length is written whether its namespace has room or not."""
 _FOR_TENANTS: Final = 0.9
 _FLOOR, _RESERVE = 1 / 8, 1 / 16
-"""Parts of the tenants' memory: what a namespace may have however little is free, and what is little for all."""
+"""Parts of the tenants' memory: the part that a namespace may always have, and the free part that counts as little."""
 _NO_LIMIT: Final = 2**53
 _MUCH_BYTES: Final = 256 * 1024
-"""After having written so much, a gateway asks with its next write how much memory is left."""
+"""After so many written bytes, a gateway asks with its next write how much memory is left."""
 _ASK_AGAIN_S: Final = 1.0
 """A namespace without room is asked for anew this often, however many of its requests are refused."""
 
@@ -71,7 +71,7 @@ return {n_actions(KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.c
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a namespace has of its quotas."""
+    """How much of its quotas a namespace uses."""
 
     actions: int
     code_bytes: int
@@ -82,13 +82,13 @@ class Usage:
 
 
 def expected_bytes(n_result: int) -> int:
-    """What a record that is not written yet is going to take at least, if it has no room."""
+    """The fewest bytes that a record to be written will take, even if its namespace has no room."""
     return OVERHEAD + min(n_result, SHORT_BYTES)
 
 
 class Storage:
-    """One gateway's knowledge of the state server's room.  It comes with the answers to what the gateway writes anyway.
-    Threads may use it."""
+    """One gateway's knowledge of the free memory on the state server.  It comes with the answers to the gateway's
+    ordinary writes. Thread-safe."""
 
     def __init__(
         self, client: redis.Redis, quotas_of: Callable[[Namespace], Quotas], now_s: Callable[[], float] = time.monotonic
@@ -97,7 +97,7 @@ class Storage:
         self._free = self._for_tenants = _NO_LIMIT
         self._written = 0  # since it was known how much is free
         self._used: dict[Namespace, int] = {}
-        self._accepted: dict[Namespace, int] = {}  # of it, the bytes of 202s
+        self._accepted: dict[Namespace, int] = {}  # the part of it that 202s take
         self._expected = Counter[Namespace]()
         self._expects = threading.Lock()
         self._asked_s: dict[Namespace, float] = {}
@@ -147,20 +147,21 @@ class Storage:
         self._used[namespace], self._accepted[namespace] = used, accepted
 
     def expect(self, namespace: Namespace, n_bytes: int) -> None:
-        """So many bytes more wait to be written; below 0: they do no longer."""
+        """Count ``n_bytes`` more that wait to be written; a negative number: they no longer wait."""
         with self._expects:
             self._expected[namespace] += n_bytes
             if not self._expected[namespace]:
                 del self._expected[namespace]
 
     def room(self, namespace: Namespace, *, promised: bool = False) -> tuple[int, int, int]:
-        """Return the quota of records and 202s, what a namespace may have now of these and code together, and what is
-        free for all.  ``promised``: of a result that a 202 has promised; others' greed does not take its place."""
+        """Return the quota of records and 202s, the bytes that a namespace may have now of these and code together, and
+        the bytes that are free for all.  ``promised``: the bytes are for the result of a 202, so the use of others must
+        not displace it."""
         share = _NO_LIMIT if promised else self._share()
         return self.quotas_of(namespace).record_bytes, share, self._free
 
     def room_of_202s(self, namespace: Namespace) -> tuple[int, int, int]:
-        """Like room(), for a 202.  Those that have not ended take at most half of the quota, so that their results have
+        """Like room(), for a 202.  202s that have not ended take at most half of the quota, so that their results have
         the other half."""
         quota, share, free = self.room(namespace)
         return quota // 2, share, free
@@ -200,7 +201,8 @@ class Storage:
         return self.quotas_of(namespace).code_bytes
 
     def code_share(self) -> tuple[int, int]:
-        """Return what a namespace may have now of code and records together, and what is free for all."""
+        """Return the bytes that a namespace may have now of code and records together, and the bytes that are free for
+        all."""
         return self._share(), self._free
 
     def too_much_code(self, namespace: Namespace, n_bytes: int) -> ThawError:

@@ -23,8 +23,9 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 GROUP_BYTES: Final = 128 * 1024 * 1024
-"""A group's quota: what its stages may have on the relay server, over all links and priorities.  The relay server has
-512 MB by default, so it can hold three groups whose receivers have died and still has room for the others."""
+"""A group's quota: the most bytes that its stages may have on the relay server, over all links and priorities.  The
+relay server has 512 MB by default, so it can hold three groups whose receivers have died and still has room for the
+others."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 MAX_STAGES: Final = 256
 """Names and handshakes hold a stage number in one byte; plans have at most eight stages today."""
@@ -128,7 +129,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """What a stage's end of its group's links is made from.  ``flow`` None: the transport chooses."""
+    """The arguments for a stage's end of its group's links.  If ``flow`` is None, the transport chooses it."""
 
     link: GroupLink
     group_id: GroupId

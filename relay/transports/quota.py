@@ -27,7 +27,7 @@ class LinkQuota:
         self._part_bytes, self._idle_bytes, self._shared = flow.window_bytes, flow.credit_bytes, flow.shared
         self._lock = threading.Lock()
         self._ahead = [0 for _ in Priority]  # bytes on their way, also those of a message that is being sent
-        self._total = 0  # of _ahead
+        self._total = 0  # the sum of _ahead
         self._taken = [0 for _ in Priority]  # bytes since the link was made, as the receiver has reported them
         self._n_sending = [0 for _ in Priority]
 

@@ -77,7 +77,7 @@ class RedisLane:
         self._connection: Connection | None = None
         self._parser: Generator[None] = self._parse()
         self._target: memoryview | None = None
-        self._crc = 0  # of the part of the payload in progress that has come
+        self._crc = 0  # checksum of the received part of the payload in progress
         self._armed = False
         self._between = True  # the parser waits for the first byte of a reply
         self._lost_since: float | None = None

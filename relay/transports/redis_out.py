@@ -105,7 +105,7 @@ class Sender:
                 raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
             self._send(link, link.seq if seq is None else seq, message, payload, until)
             if self._n_answers and self._n_silent > _SILENT // 2:
-                self._take_confirmations()  # of earlier messages, while this one is on its way
+                self._take_confirmations()  # those of earlier messages, while this one is on its way
 
     def send_frames(self, receiver: int, frames: Sequence[Frame], deadline_s: float) -> None:
         """Send frames that another path did not deliver."""
