@@ -58,7 +58,7 @@ class _Container:
     cancelled_fd: int = -1  # readable once it is to be stopped
     logs: LogFollower | None = None
     has_port: bool = True
-    """Whether another container stands beside it; so it is said of one that an earlier invoker made."""
+    """Whether a second container runs beside it; assumed to be true for one that an earlier invoker made."""
 
 
 class DockerDriver:

@@ -23,7 +23,7 @@ from thaw.errors import PlatformError
 CONTAINER: Final = "thaw.container"
 UID: Final = "thaw.uid"
 PORT_OF: Final = "thaw.port-of"
-"""The label with its owner.  It has no label of an instance, so nobody takes it for one."""
+"""The label with its owner.  The container has no label of an instance, so it is not taken for one."""
 _SUFFIX: Final = "-port"
 _PIDS: Final = 512  # a thread for each request in flight
 

@@ -7,11 +7,10 @@ So there is no address to connect to: not the host, not another function, not th
 
 Inside::
 
-    /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
-    /run/thaw/door         this container's descriptor socket (llm)
-    /run/thaw/packages/    installed packages, read-only; who does not know a layer's name does not find it (python)
-    /run/thaw/relays/      one socket a relay server, read-only (llm)
-    /tmp                   memory, bounded; everything else is read-only
+/run/thaw/io/s  the container's socket; the directory is closed to it once the socket is there /run/thaw/door  this
+container's descriptor socket (llm) /run/thaw/packages/  installed packages, read-only; a layer cannot be found without
+its name (python) /run/thaw/relays/  one socket a relay server, read-only (llm) /tmp  memory, bounded; everything else
+is read-only
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Asked:
     """The profile's JSON."""
     devices: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     volumes: Sequence[str] = ()
-    """What a user's image declares."""
+    """The volumes that a user's image declares."""
 
 
 def config(spec: Spec, asked: Asked) -> dict[str, Any]:
@@ -87,8 +86,8 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
 
 
 def _of_own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
-    """A user's image runs its own program and has no mount at all: port_config() makes its socket.  What it declares as
-    a volume would be a folder of the engine's disk without a bound, so it is memory instead, like /tmp."""
+    """A user's image runs its own program and has no mount at all: port_config() makes its socket.  A volume that it
+    declares would be a folder of the engine's disk without a bound, so it is in memory instead, like /tmp."""
     host = _host_config(spec, asked)
     size = f"rw,nosuid,nodev,size={asked.limits.tmp_mb}m,mode=1777"
     for path in asked.volumes:

@@ -45,7 +45,7 @@ class Cluster(Collection[Seen]):
         return _node_pod(self.call("read this invoker's own pod", "GET", f"/{name}"))
 
     def messages(self, uid: str, reason: str) -> Sequence[str]:
-        """What the node has noted of a pod for this reason."""
+        """The messages of the node's events about a pod for this reason."""
         query = [("fieldSelector", f"involvedObject.uid={uid},reason={reason}")]
         with self._translated("list events"):
             found = self.call("list events", "GET", "", query=query, timeout_s=_EVENTS_S, of=self._events_path)

@@ -61,7 +61,7 @@ class Container:
         """Take news of the pod; return how it ended, if it has."""
         pod = event.what
         if pod is None or (self.pod is not None and self.pod.uid != pod.uid):
-            return None  # of an earlier pod of this name
+            return None  # this is an earlier pod of the same name
         self.note(pod)
         ended = pod.ended
         if event.kind == "DELETED":
@@ -95,7 +95,7 @@ class Container:
 
 
 def _is_older(version: str, than: str) -> bool:
-    """Versions are numbers that grow; a cluster that counts otherwise is believed in the order in which it speaks."""
+    """Versions are numbers that grow; if a cluster counts differently, the report that came later counts as newer."""
     return version.isdigit() and than.isdigit() and int(version) < int(than)
 
 

@@ -43,7 +43,8 @@ CONTAINER_NAME: Final = "function"
 _TERMINATION_LOG: Final = "/root/termination-log"
 """A file of the node's disk that nothing bounds; by default everybody may write it, at /dev/termination-log."""
 _DISK: Final = {"requests": "16Mi", "limits": "1Gi"}
-"""Of its output, which is all that a container can write to its node's disk; one that writes more is evicted."""
+"""The disk space of a container's output, which is all that it can write to its node's disk.  A container that writes
+more is evicted."""
 GPU: Final = "nvidia.com/gpu"
 _FIRST_UID: Final = 1 << 20
 _N_UIDS: Final = 1 << 30
