@@ -7,10 +7,11 @@ So there is no address to connect to: not the host, not another function, not th
 
 Inside::
 
-/run/thaw/io/s  the container's socket; the directory is closed to it once the socket is there /run/thaw/door  this
-container's descriptor socket (llm) /run/thaw/packages/  installed packages, read-only; a layer cannot be found without
-its name (python) /run/thaw/relays/  one socket a relay server, read-only (llm) /tmp  memory, bounded; everything else
-is read-only
+    /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
+    /run/thaw/door         this container's descriptor socket (llm)
+    /run/thaw/packages/    installed packages, read-only; a layer cannot be found without its name (python)
+    /run/thaw/relays/      one socket a relay server, read-only (llm)
+    /tmp                   memory, bounded; everything else is read-only
 """
 
 from __future__ import annotations

@@ -407,7 +407,7 @@ class KubernetesDriver:
             if container.reported or not container.started:
                 return  # start reports it, when its lines can be followed
             container.reported = True
-        # on a thread of its own: the last lines may be on their way, and other containers end meanwhile
+        # a thread of its own, because the last lines may be on their way, and other containers end meanwhile
         threading.Thread(target=self._report, args=(container, ended), name="container-end", daemon=True).start()
 
     def _report(self, container: Container, ended: Ended) -> None:
