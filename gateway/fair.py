@@ -47,8 +47,8 @@ class VirtualTime(Generic[K]):
     def __init__(self, weight_of: Callable[[K], float] = lambda _: 1.0) -> None:
         self._weight_of = weight_of
         self._now = 0.0
-        self._begins: dict[K, float] = {}  # of owners that wait
-        self._ended: dict[K, float] = {}  # of owners that wait no more, and had more than others since
+        self._begins: dict[K, float] = {}  # only owners that wait
+        self._ended: dict[K, float] = {}  # owners that no longer wait, and have had more than others since
 
     def __contains__(self, owner: object) -> bool:
         return owner in self._begins
@@ -78,7 +78,7 @@ class VirtualTime(Generic[K]):
         self._advance()
         if not self._begins:
             self._now = 0.0
-            self._ended.clear()  # nobody waits, so nobody has had more than one who waits
+            self._ended.clear()  # nobody waits, so no owner has had more than a waiting one
         elif ended > self._now:
             self._ended[owner] = ended
 
@@ -91,8 +91,8 @@ class VirtualTime(Generic[K]):
 
 
 class FairQueue(Generic[K, T]):
-    """Items of owners that take turns; an owner's own items keep their order.  An item stands once.  What a call costs
-    depends on the number of owners only."""
+    """Items of owners that take turns; an owner's own items keep their order.  An item is in the queue once.  The cost
+    of a call depends on the number of owners only."""
 
     def __init__(self, weight_of: Callable[[K], float] = lambda _: 1.0) -> None:
         self._time = VirtualTime[K](weight_of)

@@ -67,7 +67,7 @@ class PoolAccount:
     def n_slabs(self) -> int:
         return UNLIMITED if self._report is None else self._report.n_slabs
 
-    # what changes --------------------------------------------------------------------------------------------------
+    # changes -------------------------------------------------------------------------------------------------------
 
     def claim(self, instance_id: InstanceId, claim: Claim) -> None:
         """A start was decided."""
@@ -150,7 +150,7 @@ class PoolAccount:
         if self._report is not None and any(instance_id in s.instances for s in self._report.held):
             self._claims[instance_id].is_reported = True
 
-    # what is asked -------------------------------------------------------------------------------------------------
+    # queries -------------------------------------------------------------------------------------------------------
 
     @property
     def is_doubted(self) -> bool:

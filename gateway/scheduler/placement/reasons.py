@@ -1,7 +1,7 @@
 """Why a group has the size and the hosts it has, for the trace.
 
-The trace says what every other size was worth and why it was not taken, and when a worker would have had its part on
-each host.
+The trace says how good every other size was and why it was not taken, and when a worker would have had its part on each
+host.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Server(NamedTuple):
     bandwidth: float
     pcie: float
     gpus: tuple[Gpu, ...]
-    times: Times | None = None  # of its own kind of device; None: the request's
+    times: Times | None = None  # those of its own kind of device; None: the request's
     fits: DeviceFits | None = None
     """Earlier answers of ``gpus``.  A caller whose devices have not changed passes the same dictionary again."""
     parts: tuple[int, ...] | None = None

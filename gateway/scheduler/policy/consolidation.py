@@ -1,4 +1,4 @@
-"""A pipeline becomes one worker while it answers: when its host is asked, and what follows when it has.
+"""A pipeline becomes one worker while it answers: when its host is asked, and the decisions after its switch.
 
 Stage 0 is a full worker and owns the group's requests, so it switches alone, between two of its steps.  The scheduler
 only asks for it, and learns from stage 0's record, which then says ``n_stages == 1``::
@@ -52,8 +52,8 @@ from thaw.plan import Plan, PlanTransport
 
 TRIES: Final = 5
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
-"""The pause before a group is asked again doubles with every try.  What kept it from it is mostly memory of a busy
-host."""
+"""The pause before a group is asked again doubles with every try.  The cause of a failure is mostly that a busy host
+lacks memory."""
 
 
 # asking ------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def due(view: ClusterView, group_id: GroupId, now_s: float) -> list[Decision]:
     return failed(view, group_id, error.info(), now_s)
 
 
-# what follows ------------------------------------------------------------------------------------------------------
+# consequences ------------------------------------------------------------------------------------------------------
 
 
 def has_switched(view: ClusterView, plan: Plan) -> bool:

@@ -65,7 +65,7 @@ class ClusterView:
         self.kept: dict[InstanceId, KeptStage] = {}
         self.models: dict[str, ModelView] = {}
         self.shares = Shares(settings.quota_starts)
-        self.blocked = Turns(self.shares.weight_of)  # actions that wait for memory
+        self.blocked = Turns(self.shares.weight_of)  # the actions that wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
@@ -272,7 +272,7 @@ class ClusterView:
         view.idle_since_s = idle_since_s
         self._note_group(view.record)
 
-    # what may be evicted -------------------------------------------------------------------------------------------
+    # evictions -----------------------------------------------------------------------------------------------------
 
     def _count(self, view: InstanceView, by: int) -> None:
         record = view.record

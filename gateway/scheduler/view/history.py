@@ -52,8 +52,8 @@ _CONTEXT: Final = (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END)
 _PREFILL: Final = (Phase.PREFILL_BEGIN, Phase.PREFILL_END)
 _RATES: Final = ("copy", "memory")
 _OF_LEARNED: Final = (*_RATES, "ttft_ratio")
-"""Values that are learned besides times.  The ratio shows people how good predictions were; the scheduler corrects
-nothing by it."""
+"""Values that are learned besides times.  The ratio shows people how good predictions were; the scheduler does not use
+it."""
 _COPY: Final = {"cpu": 20e9}
 """This holds until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
 _COPY_DEFAULT: Final = 12e9

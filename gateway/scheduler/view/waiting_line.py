@@ -5,10 +5,11 @@ Deadlines are moments (arrival + objective), so an action that waits comes neare
 newcomer with a tighter objective overtakes it only as long as it is really due earlier, and no action starves behind
 others of its size.
 
-Between namespaces deadlines do not decide: who asks for much, early, would be first for ever.  A start takes a part of
-its namespace's share, by the memory that it holds (gateway/fair.py), so a namespace with one waiting action waits for
-at most one start of each other namespace.  If two have had the same, the one that is due first is first.
-A start that found room without waiting takes from that share too, but the turns of those who wait stay as they are.
+Between namespaces deadlines do not decide: a namespace that asks for much, early, would be first for ever.  A start
+takes a part of its namespace's share, by the memory that it holds (gateway/fair.py), so a namespace with one waiting
+action waits for at most one start of each other namespace.  If two have had the same, the one that is due first is
+first.  A start that found room without waiting takes from that share too, but the turns of those who wait stay as they
+are.
 
 No action starves behind smaller ones either.  If the first action finds no room, it keeps the device that lacks least,
 so that the memory that comes free there adds up and is not taken, piece by piece, by others.
