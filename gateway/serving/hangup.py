@@ -1,4 +1,4 @@
-"""What a client's hanging up means to its request: who waits for the request wakes, and the answer is dropped."""
+"""Ends a request when its client hangs up: threads that wait for the request wake, and the answer is dropped."""
 
 from __future__ import annotations
 

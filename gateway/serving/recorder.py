@@ -86,8 +86,8 @@ class Recorder:
         told how many more bytes wait, or fewer."""
         self._records, self._pool, self._log, self._expect = records, pool, log, expect
         self._queue = FairQueue[Namespace, _Item](weight_of)
-        self._droppable: Counter[Namespace] = Counter()  # of those in the queue
-        self._progress: dict[Namespace, _Progress] = {}  # of those that have something in the queue or being written
+        self._droppable: Counter[Namespace] = Counter()  # among those in the queue
+        self._progress: dict[Namespace, _Progress] = {}  # namespaces with records in the queue or being written
         self._lock = threading.Lock()
         self._filled, self._settled = threading.Condition(self._lock), threading.Condition(self._lock)
         self._stop = threading.Event()

@@ -33,7 +33,7 @@ def usage(finished: RunFinished) -> Json:
 
 
 def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> Json:
-    """``chat.completion`` or ``text_completion``, or what vLLM says of a text's tokens and of tokens' text."""
+    """Return a ``chat.completion`` or ``text_completion``, or vLLM's object for a text's tokens or for tokens' text."""
     if call.endpoint in TEXT_ENDPOINTS:
         return _of_text(call, finished)
     text = "".join(t.text for t in tokens) + finished.text
@@ -63,7 +63,8 @@ def _of_text(call: Call, finished: RunFinished) -> Json:
 
 
 def _add_prompt(call: Call, choice: Json, tokens: Sequence[RunToken], prompt: RunPrompt) -> Json:
-    """Put into the choice what its request asked of the prompt.  Return what belongs beside the choices."""
+    """Put the information about the prompt that the request asked for into the choice.  Return the fields that belong
+    beside the choices."""
     if call.payload.get("echo"):
         choice["text"] = prompt.text + choice["text"]
         if prompt.logprobs:

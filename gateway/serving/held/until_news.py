@@ -34,7 +34,7 @@ LOOK_S: Final = 0.25
 _LOOKS_KEPT: Final = 256
 _NEVER: Final = float("-inf")
 _PLACES: Final = 2
-"""One of so many threads may be held: those that answer at once need the others."""
+"""One in this many threads may be held: requests that are answered at once need the others."""
 
 
 class _Look(Generic[T]):
@@ -50,7 +50,7 @@ class _Look(Generic[T]):
 
 
 class Looks(Generic[T]):
-    """What several requests look at, read for all of them."""
+    """Values that several requests look at, each read once for all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Looks(Generic[T]):
                     look.found = read()
                 except PlatformError as e:
                     look.error = e
-                look.began_s = began_s if look.error is None else time.monotonic()  # who waited for it has its error
+                look.began_s = began_s if look.error is None else time.monotonic()  # requests that waited get its error
             if look.error is not None:
                 raise look.error
             return look.began_s, look.found  # type: ignore[return-value]
@@ -96,7 +96,7 @@ class Held:
         self.is_over = False
 
     def end_all(self) -> None:
-        """The worker is about to end: whoever is held is answered now, and nobody is held any more."""
+        """The worker is about to end: held requests are answered now, and no request is held any more."""
         with self._lock:
             self.is_over = True
             events = list(self._events)
@@ -151,7 +151,7 @@ class Held:
         return is_set and not self.is_over
 
     def _pause(self, event: threading.Event, until_s: float) -> None:
-        """Only who hangs up, and the worker's end, wake it."""
+        """Sleep until then.  Only a client that hangs up, and the worker's end, end the sleep earlier."""
         event.clear()
         if not self.is_over:
             event.wait(max(0.0, until_s - time.monotonic()))

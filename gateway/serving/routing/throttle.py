@@ -31,7 +31,7 @@ class _Use:
     window: int = -1
     count: int = 0
     concurrent: int = 0
-    away: int = 0  # of these, without a request's thread
+    away: int = 0  # how many of these have no request's thread
 
     @property
     def places(self) -> int:

@@ -35,8 +35,8 @@ class KeptInstances:
         return sum(self._least(namespace).values())
 
     def check(self, action: Action, old: Action | None) -> int:
-        """Return how many instances more the namespace keeps with the action than with ``old``, which it replaces; what
-        is kept already is refused to nobody.  Raises Forbidden when the namespace would keep too many."""
+        """Return how many instances more the namespace keeps with the action than with ``old``, which it replaces;
+        instances that are kept already are never refused.  Raises Forbidden when the namespace would keep too many."""
         added, kept = self._added(action, old)
         self._check(action.namespace, added, kept)
         return added
@@ -107,7 +107,7 @@ class KeptInstances:
 def _with_old(
     is_: Mapping[str, object], wrote: Mapping[str, object], old: Mapping[str, object], before: Mapping[str, object]
 ) -> dict[str, object]:
-    """``is_`` with ``before`` in place of what was written over ``old`` and has not been changed since."""
+    """Return ``is_`` with ``before`` in place of the entries that were written over ``old`` and not changed since."""
     undone = {key for key in wrote if wrote[key] != old.get(key) and is_.get(key) == wrote[key]}
     return {**{k: v for k, v in is_.items() if k not in undone}, **{k: before[k] for k in undone & before.keys()}}
 
