@@ -29,8 +29,8 @@ MOST_INSTANCES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """``uri``: of the model, or of the base model of ``adapter``.  ``pool``: what functions have in common that share
-    instances (thaw/pools.py); empty without an adapter."""
+    """``uri``: the URI of the model, or of the base model of ``adapter``.  ``pool``: a hash that functions which share
+    instances have in common (thaw/pools.py); empty without an adapter."""
 
     uri: str
     served_name: str = field(default="", metadata={"default": "the action's name"})

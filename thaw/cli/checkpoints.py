@@ -140,7 +140,7 @@ def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
 
 
 def check_pushable(store: Store) -> None:
-    """Raises BadRequest for the URI of one version, and what ``store`` raises when it cannot be written."""
+    """Raises BadRequest for the URI of one version, and the errors of ``store`` when it cannot be written."""
     if versions.pinned(store.uri):
         raise BadRequest(
             f"{store.uri} is one version of a model, and a version never changes",
@@ -192,7 +192,7 @@ def upload(
                 hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
             )
         store.write(versions.POINTER_NAME, ours)
-    finally:  # an unfinished version keeps its stamp, which keeps it for a day
+    finally:  # an unfinished version keeps its stamp, so it stays for a day
         guards.end_push(version, stamp)
     return pushed
 
@@ -223,7 +223,7 @@ def _held(store: Store) -> dict[tuple[str, int], Held]:
     try:
         place = newest(store)
         if place is store:
-            return {}  # what is not a version may be written by anybody at any time
+            return {}  # other directories may be changed by anybody at any time
         files = read_index(place).files
     except (ModelNotFound, ModelCorrupt, ModelUnsupported):
         return {}  # a push is what repairs a damaged or an older pointer or index
@@ -300,7 +300,7 @@ def has_index(store: Store) -> bool:
 
 
 def read_architecture(store: Store) -> str:
-    """What config.json calls a model without an index, so nothing binds it.  Raises ModelNotFound, ModelCorrupt."""
+    """The model's name in config.json.  Without an index, no version binds it.  Raises ModelNotFound, ModelCorrupt."""
     architectures = _read_config(b"".join(store.read("config.json"))).get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 

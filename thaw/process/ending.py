@@ -1,4 +1,4 @@
-"""The end that an operator asks for with SIGTERM or SIGINT.  The main thread waits for it.
+"""Ends a process when an operator sends SIGTERM or SIGINT.  The main thread waits for the signal.
 
 A container's process exits at once instead (thaw_runtime/process/signals.py): the image of a Python function does not
 hold this file, and the container has nothing to finish.
