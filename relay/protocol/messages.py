@@ -153,8 +153,9 @@ class ColdStarted:
 @dataclass(frozen=True, slots=True)
 class ModelInspected:
     """``unchanged_version``: the version that the question named is still the current one, so its facts are not
-    repeated. ``command_id``: the id of the question.  An answer to an earlier question may be out of date.  ``took_s``:
-    seconds that the inspection took on the host, by its own clock, without the way of the command and of the answer."""
+    repeated.  ``command_id``: the id of the question.  An answer to an earlier question may be out of date.
+    ``took_s``: seconds that the inspection took on the host, by its own clock, without the way of the command and of
+    the answer."""
 
     uri: str
     host_id: HostId

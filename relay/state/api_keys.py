@@ -35,7 +35,7 @@ class Role(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The owner of an API key.  ``digest`` is the hash of that key: later actions of this owner are allowed as long as
-    the key is live. ``until_ms`` is the time at which the authority ends in any case; 0: it has no such time."""
+    the key is live.  ``until_ms`` is the time at which the authority ends in any case; 0: it has no such time."""
 
     namespace: Namespace
     subject: str

@@ -88,7 +88,7 @@ def expected_bytes(n_result: int) -> int:
 
 class Storage:
     """One gateway's knowledge of the free memory on the state server.  It comes with the answers to the gateway's
-    ordinary writes. Thread-safe."""
+    ordinary writes.  Thread-safe."""
 
     def __init__(
         self, client: redis.Redis, quotas_of: Callable[[Namespace], Quotas], now_s: Callable[[], float] = time.monotonic
