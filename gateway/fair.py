@@ -33,7 +33,7 @@ def may_have_more(n_own: int, n_free: int) -> bool:
     """Whether an owner that has ``n_own`` places may have one of ``n_free``: while it has fewer than seven times as
     many as are free (a dynamic threshold; Choudhury and Hahne, 1998).  Of 64 places it gets 56 alone, two that compete
     get 30 each, and so on.  Where some came one after the other and nothing is free, a place that one of them gives
-    back goes to whoever has fewer.  Fewer than eight places are not kept free for others."""
+    back goes to an owner that has fewer.  Fewer than eight places are not kept free for others."""
     return n_own < _OF_THE_FREE * n_free
 
 
@@ -42,7 +42,8 @@ class VirtualTime(Generic[K]):
     above 0.
 
     Only owners that wait move the time: it is the earliest of their next begins, and never goes back.  So an owner that
-    joins begins no later than all others' next items but one each, whatever was given to owners that did not wait."""
+    joins begins no later than all others' next items but one each, no matter how much was given to owners that did not
+    wait."""
 
     def __init__(self, weight_of: Callable[[K], float] = lambda _: 1.0) -> None:
         self._weight_of = weight_of

@@ -197,7 +197,7 @@ class Worker(ConnectionWorker):
         self._take_turn(self._threads, connection)
 
     def _trim(self, reserved: tuple[Namespace, int], connection: Connection, n_bytes: int) -> None:
-        """Give back what the body has not needed."""
+        """Give back the memory that the body has not needed."""
         namespace, n_reserved = reserved
         if n_bytes < n_reserved:
             connection.reserved = (namespace, n_bytes)

@@ -16,7 +16,7 @@ from gateway.front.connection import Connection
 from thaw.ids import Namespace
 
 LINE_PER_NAMESPACE: Final = 64
-"""Each holds up to 128 KiB already: its head, and what of its body came with it."""
+"""Each holds up to 128 KiB already: its head, and the part of its body that came with it."""
 
 
 class SharedMemory:
@@ -29,7 +29,7 @@ class SharedMemory:
 
     def take(self, namespace: Namespace, n_bytes: int, own: int = 0) -> bool:
         """Return False when there is no room for so much now.  A namespace's first body may have all that is free;
-        ``own`` is what this body has already."""
+        ``own`` is the memory that this body has already."""
         with self._lock:
             taken = self._taken.get(namespace, 0)
             if n_bytes > self._free or (taken > own and taken + n_bytes > self._free):

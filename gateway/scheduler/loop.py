@@ -71,7 +71,7 @@ _TURN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The event stream is up (again): what happened meanwhile is in the registry."""
+    """The event stream is up (again): the effects of missed events are in the registry."""
 
 
 @dataclass(frozen=True, slots=True)

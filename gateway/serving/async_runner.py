@@ -6,7 +6,7 @@
                              └────── namespaces take turns in both (gateway/fair.py) ──────┘
 
 The stream's consumer group gives an entry to one gateway; another claims a dead gateway's entries (heartbeat).
-Records.end keeps the record single, whatever is repeated; mark_started keeps user code from running twice.
+Records.end writes only one record, even if steps are repeated; mark_started prevents user code from running twice.
 
 The line is so long that a namespace with a few entries is not behind all those of another one in the stream.  It holds
 the arguments of a few entries only; those of the others are read again when their turn has come.

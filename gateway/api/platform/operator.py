@@ -57,8 +57,8 @@ def work() -> Response:
 
 @blueprint.get("/hosts/<host_id>/drain")
 def drained(host_id: str) -> Response:
-    """Tell what the host still holds.  With ``known``, an earlier answer, the call waits up to ``wait_s`` until that is
-    no longer true."""
+    """Return the instances and requests that the host still holds.  With ``known``, an earlier answer, the call waits
+    up to ``wait_s`` until that is no longer true."""
     known = _known(request.args.get("known"))
     left = gateway().host_drains.wait(HostId(host_id), known, wait_s())
     return json_response({"host": host_id, **wire.to_plain(left)})

@@ -87,7 +87,7 @@ def _annotations(plain: Any) -> dict[str, object]:
 
 
 def _noted(action: Action, notes: Mapping[str, object]) -> Mapping[str, object]:
-    """Raises TooLarge: no quota counts what a scaling writes."""
+    """Raises TooLarge: no quota counts the bytes that a scaling writes."""
     merged = {**action.annotations, **notes}
     n_bytes = len(json.dumps({key: value for key, value in merged.items() if "/" in key}))
     if notes and n_bytes > _MOST_NOTED:

@@ -109,7 +109,7 @@ class Effects:
         self._adapters = {d.activation_id: d.adapter for d in demand if d.adapter}
 
     def looked(self, event: ModelInspected) -> None:
-        """A host has answered what a model is."""
+        """A host has answered an inspection of a model."""
         if event.uri in self._looks_s:
             self._looks_s[event.uri] = event.took_s
 

@@ -173,7 +173,7 @@ def _lost_to(chosen: Scheme, scheme: Scheme) -> Reason:
 
 
 def _without_objectives(size: Size, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> Scheme | None:
-    """Return what the size would have come to on links where it has no deadline to keep."""
+    """Return the result that the size would have had on links where it has no deadline to keep."""
     found = candidates(servers, size, variant, bandwidth, fallback=True)
     full = [c for c in found if c.full is not None][: size.w]
     taken = {c.server.id for c in full}

@@ -178,8 +178,8 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One (s, w) under consideration and what follows from it alone.  Without a mix, every server is assumed to have
-    the request's times, and low workers to be held to 1/s."""
+    """One (s, w) under consideration and the values that follow from it alone.  Without a mix, every server is assumed
+    to have the request's times, and low workers to be held to 1/s."""
 
     request: Request
     s: int

@@ -22,8 +22,8 @@ ONE WORKER      stage 0                        *left behind*: told to go,       
 
 Later stages that are to stay as workers of their own are asked with stage 0, and set apart at its switch (scale_up.py).
 
-The plan is rewritten before any stage is released.  So a successor scheduler finds either all stages and asks again
-(a host that is asked twice begins once), or one stage, and releases whatever is left behind.
+The plan is rewritten before any stage is released.  So a successor scheduler finds either all stages and asks again (a
+host that is asked twice begins once), or one stage, and releases the stages left behind.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def fold(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
 
 
 def resume(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
-    """Go on where a former scheduler stopped: ask again, or release what it left behind."""
+    """Go on where a former scheduler stopped: ask again, or release the stages that were left behind."""
     return [*_dismiss(view, group, now_s), *pursue(view, group, now_s)]
 
 

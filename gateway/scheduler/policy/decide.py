@@ -312,7 +312,7 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
 
 
 def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
-    """Build the view from what the registry says.  Starts that were planned and never confirmed are taken back: the
+    """Build the view from the registry's content.  Starts that were planned and never confirmed are taken back: the
     scheduler cannot know whether their commands were sent, and a new start costs less than waiting."""
     for quotas in event.quotas:
         view.shares.take(quotas.namespace, quotas.own)

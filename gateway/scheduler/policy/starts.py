@@ -61,7 +61,7 @@ many actions wait that more than RECHECKS_PER_S would be examined in a second.""
 
 
 def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
-    """Bring an action's workers up to what its queue and its minimum ask for."""
+    """Bring the number of an action's workers up to the need of its queue and its minimum."""
     was_blocked = view.blocked.lift(name)  # blocked again below if there is no room
     try:
         return _rescale(view, name, was_blocked, now_s)

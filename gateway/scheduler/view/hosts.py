@@ -136,7 +136,8 @@ class HostView:
         )
 
     def pool_ever_takes(self, stages: Stages) -> bool:
-        """True when the host's memory for models is large enough for the whole model, whatever is held there now."""
+        """True when the host's memory for models is large enough for the whole model, without regard to its present
+        use."""
         return self.pool.slab_bytes == 0 or stages.slabs(1, self.pool.slab_bytes) <= self.pool.n_slabs
 
     def pool_takes(self, stages: Stages | None, n_stages: int) -> bool:

@@ -112,12 +112,12 @@ class Chunks:
     """The chunks of one streamed answer as server-sent events, in order: each step gives one text.
 
     Each event that carries a token or comes after the last one has an id (event_ids.py), and those that the client has
-    already are left out.  Most of what is ever sent are tokens without logprobs, so the JSON around their text is made
-    once.
+    already are left out.  Most events are tokens without logprobs, so the JSON around their text is made once.
     """
 
     def __init__(self, call: Call, ids: str | None, had: EventId | None = None, *, part: Part | None = None) -> None:
-        """``ids``: what all ids share; None: events have no ids.  ``had``: the last event that the client has."""
+        """``ids``: the part that all ids share; None: events have no ids.  ``had``: the last event that the client
+        has."""
         options = call.payload.get("stream_options") or {}
         self._call, self._include_usage = call, bool(options.get("include_usage"))
         self._chat = call.endpoint == "chat"

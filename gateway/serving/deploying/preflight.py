@@ -41,7 +41,7 @@ _MOST_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``found`` is what a host said; ``refusal`` the error of the start, on every kind of device; ``unchecked`` why
+    """``found`` is a host's answer; ``refusal`` the error of the start, on every kind of device; ``unchecked`` why
     nobody could say whether the engine can run the model.  A verdict may have notes and be unchecked."""
 
     found: PreflightFound | None = None

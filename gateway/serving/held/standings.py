@@ -94,7 +94,7 @@ class StandingsOf:
         watched.bell.ring()
 
     def action_changed(self, action: ActionName) -> None:
-        """An action, or what is kept of its starts."""
+        """An action, or the record of its starts, has changed."""
         with self._lock:
             watched = self._watched.get(namespace_of(action))
             if watched is None:
@@ -188,7 +188,7 @@ class StandingsOf:
 
 
 def _own_answer(action: Action, answered: ColdStart | None) -> ColdStart | None:
-    """None for a start of its pool from before the function was what it is."""
+    """None for a start of its pool from before the function had its present version."""
     is_older = answered is not None and action.served_by != action.name and answered.at_wall_ms < action.updated_ms
     return None if is_older else answered
 

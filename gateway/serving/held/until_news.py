@@ -57,8 +57,8 @@ class Looks(Generic[T]):
         self._looks: OrderedDict[Hashable, _Look[T]] = OrderedDict()
 
     def recent(self, key: Hashable, read: Callable[[], T], since_s: float = _NEVER) -> tuple[float, T]:
-        """Return what ``read`` found up to ``LOOK_S`` ago and not before ``since_s``, and when it began.  Raises its
-        PlatformError."""
+        """Return a result of ``read`` that is at most ``LOOK_S`` old and not from before ``since_s``, and when that
+        read began.  Raises its PlatformError."""
         with self._lock:
             look = self._looks.setdefault(key, _Look())
             self._looks.move_to_end(key)
@@ -126,8 +126,8 @@ class Held:
         look: Callable[[], tuple[float, T]],
         is_news: Callable[[T], bool],
     ) -> T:
-        """``look`` returns what it finds and when it began to look.  Return that as soon as it is news, or after
-        ``longest_s``.  The bell that ``listening`` gives rings for what may be news.  Raises Throttled, Unavailable,
+        """``look`` returns its finding and the time at which it began.  Return these as soon as they are news, or after
+        ``longest_s``.  The bell that ``listening`` gives rings when there may be news.  Raises Throttled, Unavailable,
         ClientGone."""
         began_s, found = look()
         if not longest_s or is_news(found):

@@ -1,4 +1,4 @@
-"""Moves of running LLM requests to other workers, by tokens: what happens beside the requests' own threads.
+"""Moves of running LLM requests to other workers, by tokens: the work beside the requests' own threads.
 
 ::
 
@@ -198,7 +198,7 @@ class Migrations:
         return True
 
     def _attend(self) -> None:
-        """The asker.  Slots come first, because the state server may take its time over what is told to it."""
+        """The asker.  Slots come first, because writes to the state server may take long."""
         try:
             while self._has_news():
                 self._look_at_all()
@@ -265,7 +265,7 @@ class Migrations:
             move.ask_again_s, move.n_refusals = time.monotonic() + pause_s, move.n_refusals + 1
 
     def _tell(self, move: Move) -> None:
-        """Tell the scheduler what the room says, unless it would start another version than the source's."""
+        """Tell the scheduler the room's demand, unless it would start another version than the source's."""
         if self._check(move):
             self._demand.settle(move.call)
 
@@ -325,7 +325,7 @@ class Migrations:
             self._stop_waiting(move)
 
     def _rounds(self, move: Move) -> None:
-        """Let the destination compute what was emitted, until the switch will be short.  Raises as _compute(), and
+        """Let the destination compute the emitted tokens, until the switch will be short.  Raises as _compute(), and
         TimeLimitExceeded when it would not be."""
         emitted = move.call.emitted
         known = n_in_vain = 0  # tokens that the destination has, its prompt among them

@@ -1,4 +1,4 @@
-"""One attempt to move one run to one destination: its state, its place in the waiting room and what it has cost.
+"""One attempt to move one run to one destination: its state, its place in the waiting room and its cost so far.
 
 migration.py advances it.
 """

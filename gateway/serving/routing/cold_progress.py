@@ -113,7 +113,7 @@ class ColdProgress:
                 continue  # the state server is away: there is nothing new to say
 
     def _look(self, groups: Mapping[GroupId, Group]) -> None:
-        """Tell those who wait for a model about its start, of several about the first that began.  Raises
+        """Tell clients that wait for a model about its start; if there are several starts, about the first one.  Raises
         Unavailable."""
         hosts = {host for group in groups.values() for host in group.hosts.values()}
         reports = {host: report for host in hosts if (report := self._registry.live_host(host)) is not None}

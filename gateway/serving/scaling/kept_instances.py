@@ -44,8 +44,9 @@ class KeptInstances:
     def check_written(self, action: Action, old: Action | None, added: int) -> None:
         """Check the action once more when it is written: of several that are written at once, each sees the others
         then.  ``added``: what check() returned.  Raises Forbidden, and the action keeps as many as before, and has the
-        annotations of ``old``: whoever notes in them what it has written has not.  A mark of ``old`` stands for no
-        config any more where another one was written with this one, which stays.  A new action goes again."""
+        annotations of ``old``, so that a client which notes its writes in them does not find this one.  A mark of
+        ``old`` stands for no config any more where another one was written with this one, which stays.  A new action
+        goes again."""
         added_now, kept = self._added(action, old)
         added = max(added, added_now)
         try:
