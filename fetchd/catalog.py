@@ -228,7 +228,8 @@ class Catalog:
             return place
 
     def _load(self, uri: str, place: _Place, root: str, deadline: Deadline) -> Entry:
-        """Read the description and remember it.  ``root``: (the first digits of) what its hash tree must have."""
+        """Read the description and remember it.  ``root``: (the first digits of) the root that its hash tree must
+        have."""
         source = self._source(uri, place)
         before = place.entry  # the digests learned for bytes that no version binds stay while the store is away
         place.entry = before.without_tensors() if before is not None and not before.index.verified else None

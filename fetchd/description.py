@@ -53,7 +53,7 @@ class _Head(NamedTuple):
 class Description:
     """One model's description, on one connection, and on several for a model of many files.
 
-    ``objects`` has the store's answers for what was inspected.
+    ``objects`` has the store's answers for the inspected objects.
     """
 
     def __init__(self, uri: str, source: Source, connection: Connection, large: LargeTexts, deadline: Deadline) -> None:
@@ -63,7 +63,7 @@ class Description:
         self._refused: AccessRefused | None = None
 
     def index(self, root: str) -> ModelIndex:
-        """``root``: (the first digits of) what the hash tree of the index must have; empty for a directory.
+        """``root``: (the first digits of) the root that the hash tree of the index must have; empty for a directory.
 
         Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable.
         """

@@ -26,7 +26,7 @@ class Meter:
     """The network's rate when nothing else bounds the reads: the best of the last _RUNS runs.
 
     A run is a time of unpaced reading; its rate is its mean, which settles as the run goes on.  Single windows would
-    include what the kernel had buffered while this process was not scheduled: a fifth more than the link carries.
+    include bytes that the kernel had buffered while this process was not scheduled: a fifth more than the link carries.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Which addresses fetchd connects to for a store that a tenant has named.
 
-A tenant chooses the URI of its model, and a name resolves to whatever its owner likes.  So the address decides, and it
-is judged after it was resolved and right before the connection is made to it::
+A tenant chooses the URI of its model, and a name resolves to any address that its owner chooses.  So the address
+decides, and it is judged after it was resolved and right before the connection is made to it::
 
     host ──getaddrinfo──▶ addresses ──Reach──▶ those that may be reached ──connect──▶ that very address
 
@@ -73,8 +73,8 @@ _NOT_PUBLIC: Final = tuple(
     )
 )
 """IANA's registries of special-purpose addresses (iana-ipv4- and iana-ipv6-special-registry), whole, with multicast and
-what clouds put at addresses that are nobody else's.  Python's own table differs from one version to the next, and calls
-some of these global."""
+the services that clouds put at addresses of their own.  Python's own table differs from one version to the next, and
+calls some of these global."""
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 """No other IPv6 addresses were given to anybody."""
 

@@ -219,7 +219,7 @@ def _retry_after_s(response: http.client.HTTPResponse) -> float:
 
 
 class _Body:
-    """The bytes of an answer: first what http.client has buffered behind the head, then the socket itself."""
+    """The bytes of an answer: first those that http.client has buffered behind the head, then those of the socket."""
 
     def __init__(self, response: http.client.HTTPResponse, sock: socket.socket | None, timeout_s: float) -> None:
         self._response, self._timeout_s = response, timeout_s

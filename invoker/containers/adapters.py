@@ -181,7 +181,7 @@ class Adapters:
             slots.forget(held)
 
     def _slots_of(self, live: Live, deadline: float) -> AdapterSlots:
-        """The instance's own table.  A restarted invoker asks the container what it has."""
+        """The instance's own table.  A restarted invoker asks the container for its adapters."""
         if live.adapters is None:
             config = live.function.config if live.function is not None else None
             n_slots = config.adapter_slots if config is not None else 0

@@ -1,4 +1,4 @@
-"""All instances of this host: which of them take runs, how they end, and what is released when they do."""
+"""All instances of this host: which of them take runs, how they end, and the resources that are released then."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class Fleet:
     def _tell_fetchd(self, record: InstanceRecord, failure: str, tell: Callable[[], None]) -> None:
         try:
             tell()
-        except ThawError as e:  # fetchd is away: its own clean-up and our next start close what is left
+        except ThawError as e:  # fetchd is away: its own clean-up and our next start close the rest
             self.log.event(failure, instance_id=record.instance_id, error=e.message)
 
     def _in_background(self, run: Callable[[], None]) -> None:

@@ -42,7 +42,7 @@ class LastOutput:
         self._lock = threading.Lock()
 
     def keep(self, record: InstanceRecord, text: str, reason: str) -> None:
-        """``text`` is what the container printed last, if it did.  A full disk costs the output and nothing else."""
+        """``text`` is the container's last output, if there is any.  On a full disk only this output is lost."""
         if not text:
             return
         output = EndedOutput(

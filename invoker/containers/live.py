@@ -82,12 +82,12 @@ class Live:
                 self.error = error
 
     def amend(self, **fields: Any) -> None:
-        """Complete the record with what the start has learnt."""
+        """Complete the record with the facts from the start."""
         with self.lock:
             self.record = replace(self.record, **fields)
 
     def become(self, made: Callable[[InstanceRecord], InstanceRecord]) -> None:
-        """Replace the record by what ``made`` makes of it."""
+        """Replace the record by the result of ``made`` for it."""
         with self.lock:
             self.record = made(self.record)
 

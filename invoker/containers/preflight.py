@@ -55,7 +55,7 @@ while the invoker lives, so an answer is asked for again after this time."""
 SLOW_S: Final = 60.0
 """After a check took too long, its error is repeated for this long, so that nobody keeps a host busy with one model."""
 _NO_END: Final = "the engine looked at the model for too long"
-_LABEL: Final = "preflight"  # a restarted invoker ends what it finds with another role than an instance's
+_LABEL: Final = "preflight"  # a restarted invoker ends containers whose role is not that of an instance
 
 
 class Preflights:

@@ -24,7 +24,7 @@ class Spec:
     """The container that a driver is asked for.
 
     :meth:`Driver.list_owned` gives ``labels`` back.  ``share`` is the part of the host's cores that it may use, and
-    ``memory_bytes`` what it may use of the host's memory, where the driver can bound it (0: the driver's default).
+    ``memory_bytes`` the memory that it may use, where the driver can bound it (0: the driver's default).
     ``descriptor_socket`` is the path of its own socket to fetchd, ``device`` the accelerator that it may use.
     """
 
@@ -71,7 +71,7 @@ class Exit:
     """How a container ended.
 
     ``status`` is the exit status, the negative number of the signal, or None where the driver saw only that the process
-    is gone (an adopted one).  ``reason`` is what else the driver knows, empty for most ends.
+    is gone (an adopted one).  ``reason`` is a further cause that the driver knows, empty for most ends.
     """
 
     container_id: str

@@ -21,7 +21,7 @@ class Shares(Protocol):
     def remove(self, container_id: str) -> None: ...
 
     def sweep(self, kept: frozenset[str]) -> None:
-        """Remove what earlier invokers left of containers that are not in ``kept``."""
+        """Remove the groups that earlier invokers left for containers that are not in ``kept``."""
 
     def close(self) -> None: ...
 

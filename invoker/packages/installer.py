@@ -244,8 +244,8 @@ def usage(directory: Path) -> tuple[int, int]:
 
 
 def _make_plain(target: Path, *, own: bool) -> None:
-    """Make the files the invoker's, which everybody may read.  Raises BadRequest for what is neither a file nor a
-    folder: a link would lead out of the layer."""
+    """Make the files the invoker's, which everybody may read.  Raises BadRequest for an entry that is neither a file
+    nor a folder: a link would lead out of the layer."""
     target.mkdir(exist_ok=True)  # nothing was asked for that is not there already
     for parent, folders, files in os.walk(target):
         for path in (parent, *(os.path.join(parent, name) for name in (*folders, *files))):

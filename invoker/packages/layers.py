@@ -1,4 +1,4 @@
-"""The layers of a host: folders with installed packages, one for each set of packages, kept by what is in them.
+"""The layers of a host: folders with installed packages, one for each set of packages, named by their content.
 
 ::
 

@@ -216,7 +216,7 @@ class RunFinished:
     completion_tokens: int
     text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
-    calls: tuple[CallDelta, ...] = ()  # in what was held back
+    calls: tuple[CallDelta, ...] = ()  # in the text that was held back
     prompt: RunPrompt | None = None
 
 

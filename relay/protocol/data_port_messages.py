@@ -31,7 +31,7 @@ class LogsFound:
 
 @dataclass(frozen=True, slots=True)
 class OutputWanted:
-    """``POST /output``: ask for what the action's containers wrote to stderr before they ended here."""
+    """``POST /output``: ask for the last stderr output of the action's containers that have ended here."""
 
     action: ActionName
 

@@ -80,7 +80,7 @@ class Row(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row of a change: what was read (None: there was none) and what it becomes (None: it is deleted)."""
+    """One row of a change: the old row (None: there was none) and the new one (None: it is deleted)."""
 
     was: Row[Any] | None
     becomes: Package | Trigger | Rule | None

@@ -92,7 +92,7 @@ class Records(RecordLists):
 
     def put_action(self, action: Action, *, last: str | None, old: Action | None = None, row: str = "") -> None:
         """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
-        is that version if it exists, and ``row`` the digest of what was read of it.  Raises Conflict when another
+        is that version if it exists, and ``row`` the digest of the row that was read.  Raises Conflict when another
         version was written meanwhile, ``old`` deleted, or its row changed in place (rewriting.py): a version stands for
         one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and StorageFull when the
         namespace may have no more.  An action with an adapter comes and goes with its pool."""

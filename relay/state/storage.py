@@ -10,18 +10,18 @@ count behind.  Records expire by themselves, so their bytes are counted by the h
 that expire a week after hour 491011), and an hour is subtracted when all of it has expired.  A record that gives way to
 a newer one before (retention.py) is subtracted from its hour.  Those that versions without that order wrote are among
 "records" and not among "kept": the quota of bytes is not asked for them, so that newer ones do not give way to them.
-Actions and their code are counted where they are, when one is written, and their sum is noted for those who write
+Actions and their code are counted where they are, when one is written, and their sum is noted for the writers of
 records.
 
 The server's memory has a limit and it evicts nothing, so a full server would refuse everything, the platform's own
 state included.  A namespace may therefore have as much as is still free, code and records together, and at most its
-quotas (the dynamic threshold of Choudhury and Hahne, 1998): alone it gets half, and however many fill what they may
-have, the next one still gets something.  An eighth of the memory is what a namespace may have whatever others have, as
-long as anything is free.  A tenth of the memory is the platform's own.
+quotas (the dynamic threshold of Choudhury and Hahne, 1998): alone it gets half, and even if many namespaces fill their
+parts, the next one still gets something.  A namespace may have an eighth of the memory in any case, as long as anything
+is free.  A tenth of the memory is the platform's own.
 
 That threshold refuses 202s and actions, and leaves the results out of long records.  Calls whose answer goes to their
-client are refused when little is left for all.  A namespace's quota of bytes refuses an invocation only for what cannot
-give way: 202s that have not ended, and results that wait to be written.
+client are refused when little is left for all.  A namespace's quota of bytes refuses an invocation only because of
+bytes that cannot give way: 202s that have not ended, and results that wait to be written.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Message(NamedTuple):
 class Flow:
     """How much may be on its way.  Both ends of a link have the same flow.
 
-    ``window_bytes`` is what each priority of a link may always have on its way.  When the flow is ``shared``, a
-    priority may also use the windows of the lower ones while they are idle (quota.py).
+    ``window_bytes`` is the number of bytes that each priority of a link may always have on their way.  When the flow is
+    ``shared``, a priority may also use the windows of the lower ones while they are idle (quota.py).
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -85,8 +85,8 @@ class Flow:
 
     @property
     def credit_bytes(self) -> int:
-        """A receiver reports what it has taken each time it has taken so many bytes, which is often enough that a
-        sender never stands still."""
+        """A receiver reports its total each time it has taken this many bytes.  That is often enough, so a sender never
+        stands still."""
         return max(1, self.window_bytes // 4)
 
     @property
@@ -100,9 +100,9 @@ class Transport(Protocol):
     """One stage's end of its group's links.
 
     One thread receives as long as the stage lives: after the last ``send`` this thread notices a cut connection and
-    sends again what the cut lost.  Any thread may send.  Messages of one (receiver, priority) leave one after the
-    other, and a message never waits for another of lower priority.  Any thread may call ``close``, also a second time:
-    a waiting ``receive`` or ``send`` then ends at once with Unavailable.
+    sends the lost frames again.  Any thread may send.  Messages of one (receiver, priority) leave one after the other,
+    and a message never waits for another of lower priority.  Any thread may call ``close``, also a second time: a
+    waiting ``receive`` or ``send`` then ends at once with Unavailable.
     """
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
@@ -110,7 +110,7 @@ class Transport(Protocol):
 
         The caller may reuse ``payload`` afterwards.  Raises Unavailable when the window stays full or the relay server
         does not answer until the deadline; of a message up to ``Flow.at_once_bytes`` nothing was sent then.  Raises
-        WorkerLost when the link cannot go on: its group has ended, or the relay server has lost what it held.
+        WorkerLost when the link cannot go on: its group has ended, or the relay server has lost its frames.
         """
 
     def receive(self, *, deadline_s: float) -> Message:

@@ -77,7 +77,7 @@ class LinkQuota:
     def _fits_shared(self, priority: Priority, n_bytes: int) -> bool:
         for level in Priority:
             if level <= priority and self._ahead_from(level) + n_bytes > self._parts_from(level):
-                return False  # it would take what belongs to a higher priority
+                return False  # it would take a higher priority's part
         ahead = self._ahead[priority] + n_bytes
         below = sum(self._kept(p) for p in Priority if p > priority)
         return ahead <= self._part_bytes or ahead + below <= self._parts_from(priority)

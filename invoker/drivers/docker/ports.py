@@ -1,4 +1,4 @@
-"""The container beside that of a user's image: it makes the socket and passes on what comes through it.
+"""The container beside that of a user's image: it makes the socket and forwards the requests that come through it.
 
 It joins the network of the image's container, which has no interface but loopback, and has what every container of a
 function has: a uid of its own, no capability, the list of system calls, a read-only root, limits.  The image's

@@ -108,8 +108,9 @@ def _of_own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
 
 
 def port_config(container: str, asked: Asked) -> dict[str, Any]:
-    """The small container beside that of a user's image: it makes the socket, and passes on what comes through it to
-    the port on which the image listens.  It shares the image's network, which has no interface but loopback."""
+    """The small container beside that of a user's image: it makes the socket, and forwards the requests that come
+    through it to the port on which the image listens.  It shares the image's network, which has no interface but
+    loopback."""
     spec = Spec("", KIND_PYTHON, memory_bytes=_PORT_BYTES)
     host = _host_config(spec, asked)
     host["NetworkMode"] = f"container:{container}"

@@ -6,8 +6,8 @@ neighbours.
 
 The engine's labels say which uids its containers have, those of an earlier invoker and of other hosts too.  This file
 notes uids that are about to become labels.  A uid comes back into use as late as possible, after all others.  Hosts
-that share an engine begin at different places of the range, because they do not see what another one is about to
-create.
+that share an engine begin at different places of the range, because they do not see the containers that another one is
+about to create.
 """
 
 from __future__ import annotations

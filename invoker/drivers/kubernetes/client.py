@@ -57,8 +57,8 @@ class Cluster(Collection[Seen]):
         return None if changed is None else seen(changed)
 
     def resize(self, name: str, body: Mapping[str, Any]) -> Seen:
-        """Merge ``body`` into the pod, lists by their items' names.  The answer says what is wanted, not what is.
-        Raises PlatformError for a cluster that cannot resize running pods (before 1.33)."""
+        """Merge ``body`` into the pod, lists by their items' names.  The answer has the wanted state, not the actual
+        one.  Raises PlatformError for a cluster that cannot resize running pods (before 1.33)."""
         path = f"/{name}/resize"
         return seen(self.call("limit the container", "PATCH", path, body=body, content=MERGE_BY_NAME))
 
@@ -73,7 +73,8 @@ class Cluster(Collection[Seen]):
 
 
 def _node_pod(pod: Mapping[str, Any]) -> NodePod:
-    """The owner is what made the pod (a DaemonSet): it outlives the pod, as the containers do when it is replaced."""
+    """The owner is the object that made the pod (a DaemonSet): it outlives the pod, as the containers do when the pod
+    is replaced."""
     meta, spec = pod["metadata"], pod["spec"]
     maker = next((o for o in meta.get("ownerReferences") or [] if o.get("controller")), None)
     owner = (

@@ -1,4 +1,4 @@
-"""One container of the driver: its handle, its pod as it was last seen, and what wakes those that wait for it."""
+"""One container of the driver: its handle, its pod as it was last seen, and events for threads that wait for it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Container:
         return self.pod is None or (not self.pod.trouble and bool(self.pod.node))
 
     def cancel(self) -> None:
-        """Wake whoever waits for its start."""
+        """Wake the threads that wait for its start."""
         self._cancelled.set()
         self._signal(self.cancelled_fd)
 
     def note(self, pod: Seen) -> None:
-        """Keep what is newest: an answer may be overtaken by the watch."""
+        """Keep the newest state: the watch may be ahead of an answer."""
         with self.lock:
             if self.pod is None or not _is_older(pod.version, self.pod.version):
                 self.pod = pod

@@ -40,7 +40,8 @@ def pieces(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 class PodLogs:
-    """One thread that copies until the container has ended.  ``only_new`` leaves out what is there already."""
+    """One thread that copies until the container has ended.  ``only_new`` leaves out the lines that are there
+    already."""
 
     def __init__(self, watch: LogWatch, path: Path, handle: Handle, *, only_new: bool = False) -> None:
         """Raises OSError when the node's directory cannot be read."""

@@ -94,7 +94,7 @@ def seen(pod: Mapping[str, Any]) -> Seen:
 
 
 def quantity_bytes(text: str) -> int:
-    """``2Gi`` → 2147483648; 0 for what is no amount of memory."""
+    """``2Gi`` → 2147483648; 0 for a text that is no amount of memory."""
     digits = text.rstrip("".join(_UNITS))
     try:
         return int(float(digits) * _UNITS.get(text[len(digits) :], 1))

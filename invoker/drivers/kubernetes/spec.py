@@ -94,7 +94,7 @@ def pod_name(container_id: str) -> str:
 
 
 def owner_label(name: str) -> str:
-    """The label's value for an invoker of this name; names end with a hash, so the end is what is kept."""
+    """The label's value for an invoker of this name; names end with a hash, so the end is kept."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[-_LABEL_CHARACTERS:].strip("-_.")
 
 

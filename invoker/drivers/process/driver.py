@@ -82,7 +82,7 @@ class ProcessDriver:
         return cls(context.run_dir, shares, settings.n_cores, context.log, zygote_parent=settings.zygote_parent)
 
     def command(self, kind: str) -> list[str]:
-        """The program that runs in a container of ``kind``, and what it is started with."""
+        """The program that runs in a container of ``kind``, and its arguments."""
         return [sys.executable, *PROGRAMS[kind]]
 
     def reachable(self) -> bool:
