@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import jsonschema
 
 LORA_RANK: Final = 16
-"""``engine.max_lora_rank`` of a function with an adapter that does not set it; what most adapters have."""
+"""``engine.max_lora_rank`` of a function with an adapter that does not set it; most adapters have this rank."""
 MOST_INSTANCES: Final = 1024
 """The schema's maximum of ``min_instances`` and ``max_instances`` of one action."""
 

@@ -156,12 +156,12 @@ def upload(
     before: bytes | None = None,
     approve: Callable[[str], None] = lambda uri: None,
 ) -> Pushed:
-    """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
-    ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
+    """Write the files that the version's place lacks, its index, and the pointer.  ``before``: the pointer at the
+    push's begin.  ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
 
-    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that is not what was hashed,
-    and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so two
-    pushes that end at once may both move it.
+    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that has changed since it was
+    hashed, and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so
+    two pushes that end at once may both move it.
     """
     text = _index_text(hashed)
     check_pushable(store)
@@ -226,7 +226,7 @@ def _held(store: Store) -> dict[tuple[str, int], Held]:
             return {}  # other directories may be changed by anybody at any time
         files = read_index(place).files
     except (ModelNotFound, ModelCorrupt, ModelUnsupported):
-        return {}  # a push is what repairs a damaged or an older pointer or index
+        return {}  # this push repairs a damaged or an older pointer or index
     return {
         (digest, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
         for f in files
@@ -306,7 +306,7 @@ def read_architecture(store: Store) -> str:
 
 
 def index_of(store: Store, root: str = "") -> ModelIndex:
-    """As :func:`read_index`; for a hub, which has no index of ours, what its files say."""
+    """As :func:`read_index`; for a hub, which has no index of ours, an index made from its files."""
     from thaw.cli.hub import HubStore
 
     return store.index() if isinstance(store, HubStore) else read_index(store, root)

@@ -38,7 +38,7 @@ class Content:
 
     n_bytes: int
     chunk: Callable[[int], bytes]
-    """Read a chunk by its number.  Raises ModelCorrupt for one that is not what was hashed."""
+    """Read a chunk by its number.  Raises ModelCorrupt for one that has changed since it was hashed."""
     held: Callable[[int], Held | None]
     """Returns the place where the store has the same chunk."""
     sent: Callable[[int], None]

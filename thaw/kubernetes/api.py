@@ -41,8 +41,8 @@ EXPIRED: Final = "EXPIRED"
 
 @dataclass(frozen=True, slots=True)
 class Event(Generic[T]):
-    """``kind``: ADDED, MODIFIED, DELETED, BOOKMARK (only the version counts), or EXPIRED: what happened since the
-    version from which we wanted to go on is forgotten, and a list must be read instead."""
+    """``kind``: ADDED, MODIFIED, DELETED, BOOKMARK (only the version counts), or EXPIRED: the cluster no longer has the
+    changes since the version from which we wanted to go on, and a list must be read instead."""
 
     kind: str
     version: str = ""
