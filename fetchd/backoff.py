@@ -18,6 +18,6 @@ def backoff_s(failures: int) -> float:
 
 
 def pause_s(failures: int, error: StoreUnavailable) -> float:
-    """The pause after the last of ``failures`` failures: more than what the store has asked for, by another bit for
-    each host."""
+    """The pause after the last of ``failures`` failures: longer than the store has asked for, by a different random
+    part on each host."""
     return backoff_s(failures) + (error.after_s if isinstance(error, Busy) else 0.0)

@@ -1,9 +1,9 @@
-"""The catalogue: what each of the models used last consists of.
+"""The catalogue: the descriptions of the models that were used last.
 
 A model's description is read once and remembered while the store still has that version.  A plain name leads to its
-newest version through a small object, the pointer (checkpoints/versions.py), which every inspection reads anew; what a
-pin names never changes, so it is read once.  A hub is asked each time, because it also says whether we may read the
-model.
+newest version through a small object, the pointer (checkpoints/versions.py), which every inspection reads anew; a pin
+always names the same files, so they are read once.  A hub is asked each time, because it also says whether we may read
+the model.
 
 With ``thaw-index.json`` beside the model everything is known and verified.  Without it the safetensors headers are
 read and checked, the model counts as unverified, and its version is a hash of the store's etags; the checksums of its
@@ -85,7 +85,7 @@ class _Place:
 
 
 class Catalog:
-    """Thread-safe; loads of one uri wait for each other, loads of different ones do not."""
+    """Thread-safe; loads of one URI wait for each other, loads of different URIs do not."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Catalog:
         self._places: dict[str, _Place] = {}  # by uri, least recently used first
 
     def inspect(self, uri: str) -> ModelFacts:
-        """Return the facts of the version that the store has now: of a plain name, the newest one."""
+        """Return the facts of the version that the store has now; for a plain name, those of the newest version."""
         facts = self._inspect(uri)
         if adapter.is_one(facts.files):
             raise ModelUnsupported(
@@ -113,8 +113,8 @@ class Catalog:
         return facts
 
     def inspect_adapter(self, uri: str, base: str, max_rank: int) -> ModelFacts:
-        """As :meth:`inspect`, of an adapter.  With a ``base``, raises ModelUnsupported for an adapter that does not fit
-        it, or that has a higher rank."""
+        """Do the same as :meth:`inspect` for an adapter.  With a ``base``, raises ModelUnsupported for an adapter that
+        does not fit it, or that has a higher rank."""
         facts = self._inspect(uri)
         if not adapter.is_one(facts.files):
             raise ModelUnsupported(f"{uri} holds a model and not an adapter", hint="name it as model.uri")
@@ -131,7 +131,7 @@ class Catalog:
         with deadline.holding(place.lock, uri):
             entry = place.entry
             is_known = entry is not None and entry.version.startswith(root)
-            is_fixed = bool(root) or hub.is_hub(found_at)  # of a hub it is a commit
+            is_fixed = bool(root) or hub.is_hub(found_at)  # a hub's root is a commit
             if entry is None or not is_known or not (is_fixed or _is_current(uri, entry, deadline)):
                 entry = self._load(found_at, place, root, deadline)
             if entry.facts is None:
@@ -191,7 +191,7 @@ class Catalog:
         """
         deadline = self._deadline()
         try:
-            source = self._source(uri, self._place(uri))  # no lock: whoever holds it may wait for a store that is away
+            source = self._source(uri, self._place(uri))  # no lock: its holder may wait for a store that is away
             if source.host:
                 return ""
             connection = source.connect()
@@ -208,7 +208,7 @@ class Catalog:
         deadline = self._deadline()
         place = self._place(uri)
         with deadline.holding(place.lock, uri):
-            if place.entry is not None:  # what was learned of its bytes goes on to count
+            if place.entry is not None:  # the learned digests stay valid
                 place.entry = place.entry.without_tensors()
         self.planned(uri, version, deadline)
 
@@ -228,9 +228,10 @@ class Catalog:
             return place
 
     def _load(self, uri: str, place: _Place, root: str, deadline: Deadline) -> Entry:
-        """Read the description and remember it.  ``root``: (the first digits of) what its hash tree must have."""
+        """Read the description and remember it.  ``root``: (the first digits of) the root that its hash tree must
+        have."""
         source = self._source(uri, place)
-        before = place.entry  # what was learned of bytes that no version binds outlives a store that is away
+        before = place.entry  # the digests learned for bytes that no version binds stay while the store is away
         place.entry = before.without_tensors() if before is not None and not before.index.verified else None
 
         def load(connection: Connection) -> Entry:
@@ -250,7 +251,7 @@ class Catalog:
         return entry
 
     def _forget_beyond(self, tensors: int, ranges: int) -> None:
-        """Forget what has no room beside the models used more recently: a large one, and not all that are older."""
+        """Forget each entry that has no room beside the models used more recently; smaller, older entries may stay."""
         with self._lock:
             for place in reversed(self._places.values()):
                 entry = place.entry
@@ -306,7 +307,8 @@ def _read_pointer(connection: Connection) -> bytes:
 
 
 def _hides_what_is_missing(connection: Connection) -> bool:
-    """True for a store that refuses access to what does not exist: S3 does so to whoever may not list the bucket."""
+    """True for a store that refuses access to an object that does not exist: S3 does so if the client may not list the
+    bucket."""
     try:
         connection.stat(f"{versions.POINTER_NAME}-{secrets.token_hex(8)}")
     except AccessRefused:

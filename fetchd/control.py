@@ -123,7 +123,7 @@ class Control:
         except Exception as e:
             told = disclosed(uri, e, self._log)
             if told is e:
-                raise  # "from" itself would make a circle, which keeps alive what its frames have read
+                raise  # "from" itself would make a reference cycle, which would keep the frames' data alive
             raise told from e
 
     def _status(self) -> Status:

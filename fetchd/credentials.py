@@ -28,9 +28,9 @@ _HINT = "docs/fetchd.md shows such a file"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One entry of the file: a server, and who reads there what is below ``prefix``.  Without an endpoint the server is
-    this process's.  Without keys and profile, and not ``anonymous``, the credentials are this process's.  On a hub it
-    is a token, or the file that has it."""
+    """One entry of the file: a server, and the credentials for the URIs below ``prefix``.  Without an endpoint the
+    server is this process's.  Without keys and profile, and not ``anonymous``, the credentials are this process's.  On
+    a hub it is a token, or the file that has it."""
 
     prefix: str = ""
     endpoint: str = ""

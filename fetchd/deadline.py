@@ -1,4 +1,4 @@
-"""The one deadline of an inspection, which also a store that sends a byte now and then does not get past."""
+"""The one deadline of an inspection.  It also ends reads from a store that sends a byte now and then."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CallLater = Callable[[float, Callable[[], None]], None]
 """(delay in seconds, call): Janitor.call_later."""
 
 _PATIENCE_S: Final = 20.0
-"""The pauses of one inspection together.  Those who wait for it wait half a minute, so a store that wants to be asked
-only later has failed."""
+"""The longest sum of all pauses of one inspection.  Its callers wait half a minute, so a store that asks for a longer
+pause has failed."""
 
 
 class _Interruptible(Protocol):
@@ -24,7 +24,8 @@ class _Interruptible(Protocol):
 
 
 class Deadline:
-    """``call_later`` runs what interrupts the connections at the end; without it reads end by their own limits."""
+    """``call_later`` runs the function that interrupts the connections at the deadline; without it reads end by their
+    own limits."""
 
     def __init__(self, seconds: float = math.inf, call_later: CallLater | None = None) -> None:
         self._seconds, self._call_later = seconds, call_later
@@ -39,7 +40,7 @@ class Deadline:
         return self._end_s - time.monotonic()
 
     def check(self, uri: str) -> None:
-        """Raises StoreUnavailable."""
+        """Raise StoreUnavailable when the deadline has passed."""
         if self.left_s <= 0:
             raise self._passed(uri)
 

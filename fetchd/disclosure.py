@@ -1,10 +1,10 @@
-"""What a tenant hears when a store that it named cannot be read.
+"""The errors that a tenant gets when a store that it named cannot be read.
 
 An error that told "connection refused" from "answered 501" would make fetchd a scanner of networks that only it
-reaches, and one that quoted what is wrong with a file would read the file to the tenant.  So a tenant gets one fixed
-sentence for each class of errors and an id, and the operator finds the reason under that id in fetchd's log.  Stores
-that an operator has chosen (s3, file, a package's) are no secret: their errors stay as they are.  A hub's are sentences
-for tenants, and what is behind them, such as the address of a store, is in the log.
+reaches, and one that quoted the wrong part of a file would show the file's content to the tenant.  So a tenant gets one
+fixed sentence for each class of errors and an id, and the operator finds the reason under that id in fetchd's log.
+Stores that an operator has chosen (s3, file, a package's) are no secret: their errors stay as they are.  A hub's errors
+are written for tenants, and the details, such as the address of a store, are in the log.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _TOLD: Final[tuple[tuple[type[ThawError], str, str], ...]] = (
 
 
 def disclosed(uri: str, error: Exception, log: Log) -> Exception:
-    """The error to answer with.  Its class stays one that callers handle differently, its text says nothing of what the
-    store answered.  An error that is no ThawError may quote an answer, too, so it becomes a PlatformError.
+    """Return the error to answer with.  It keeps a class that callers handle differently, and its text reveals nothing
+    of the store's answer.  An error that is no ThawError may quote an answer, too, so it becomes a PlatformError.
 
-    These stay as they are: NotAUri, because no store was asked, MemoryTooSmall, which only a whole and sound model
-    leads to, and the platform's own errors."""
+    These stay as they are: NotAUri, because no store was asked; MemoryTooSmall, because only a complete and valid model
+    causes it; and the platform's own errors."""
     if is_hub(uri) and isinstance(error, ThawError):
         _log_what_is_behind(uri, error, log)
         return error

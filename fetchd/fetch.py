@@ -1,4 +1,4 @@
-"""One fetch: it reads the index, then the bytes into one segment, for every group that wants exactly these bytes."""
+"""One fetch: it reads the index, and then the bytes into one segment, for all groups that want exactly these bytes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class FetchTable:
         places.check_fetches(unfinished.count(namespace), len(unfinished), namespace)
 
     def _of_version(self, request: FetchStart) -> FetchStart:
-        """A request without a version gets the newest one."""
+        """Return the request with a version: one without gets the newest version."""
         if request.model.version:
             return request
         facts = self._machinery.catalog.inspect(request.model.uri)

@@ -1,4 +1,4 @@
-"""The inspections that run, by question: whoever asks the same waits for the answer, and takes no place of its
+"""The running inspections, by question: a caller with the same question waits for the answer, and takes no place of its
 namespace.
 
 ::
@@ -7,7 +7,7 @@ namespace.
                     2 ┄┄┄┄┄┄┄┄┄┄ waits ┄┄┄┄┄┄┄┄┄┄┄► error: the same     else ── inspection ──► answer
                          3 ┄┄┄┄┄ waits ┄┄┄┄┄┄┄┄┄┄┄► error: the same     else ┄┄┄┄ waits ┄┄┄┄► the same
 
-An answer counts for those only who asked before its inspection began: a push may have come between.
+An answer is valid only for callers that asked before its inspection began: a push may have come between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from thaw.errors import ErrorInfo, PlatformError, ThawError, Throttled, from_inf
 from thaw.model import ModelFacts
 
 WAITING: Final = 16
-"""For one inspection.  A scheduler asks again every few seconds, and each holds a conversation."""
+"""The largest number of callers that wait for one inspection.  A scheduler asks again every few seconds, and each
+caller occupies a conversation."""
 WAITING_OF_ALL: Final = 128
 
 
@@ -91,7 +92,7 @@ class Inspections:
         finally:
             with self._lock:
                 del self._running[question]
-            place.close()  # before somebody who waits wants one
+            place.close()  # before a waiting caller wants one
             running.ended.set()
 
     def _wait(self, running: _Running) -> ModelFacts:

@@ -54,8 +54,8 @@ def connect_marked(
     refusal: Callable[[str, int], str] = _welcome,
 ) -> socket.socket:
     """Connect like socket.create_connection, with a marked socket.  ``refusal`` is asked about each address of the host
-    and says why it must not be connected to.  ``timeout`` is for all addresses together, of which a name may have
-    hundreds.  Raises OSError."""
+    and says why it must not be connected to.  ``timeout`` is for all addresses together: a name may have hundreds of
+    them.  Raises OSError."""
     last: OSError = OSError(f"{address[0]} has no address")
     try:
         found = socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)
@@ -80,8 +80,8 @@ def connect_marked(
 
 
 def _share(deadline_s: float | None, n_left: int) -> float | None:
-    """The time for one of the addresses that are left: one that is silent leaves some to the next.  Raises
-    TimeoutError when there is none."""
+    """Return the time limit for the next address.  An address that does not answer must leave time for the others.
+    Raises TimeoutError when no time is left."""
     if deadline_s is None:
         return None
     left_s = deadline_s - time.monotonic()

@@ -26,7 +26,7 @@ class Meter:
     """The network's rate when nothing else bounds the reads: the best of the last _RUNS runs.
 
     A run is a time of unpaced reading; its rate is its mean, which settles as the run goes on.  Single windows would
-    include what the kernel had buffered while this process was not scheduled: a fifth more than the link carries.
+    include bytes that the kernel had buffered while this process was not scheduled: a fifth more than the link carries.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Meter:
         return True
 
     def count_held(self, n_bytes: int, now: float, allowed: float) -> bool:
-        """The same while reads are limited to ``allowed``, so that they show only a lower bound of the link's rate.
+        """Count bytes while reads are limited to ``allowed``, so that they show only a lower bound of the link's rate.
 
         If fetches take all that is allowed, the link may carry more: the estimate grows by steps until the link does
         not follow, and is tried again after a while.  Without this, one slow store would lower the estimate for ever.

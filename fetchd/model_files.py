@@ -30,7 +30,7 @@ _SPECULATIVE_BYTES: Final = 64 * 1024
 
 
 class LargeTexts:
-    """Lets one large text be read and parsed at a time on this host.  Small ones never wait."""
+    """Lets only one large text at a time be read and parsed on this host.  Small texts never wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class LargeTexts:
 
 
 class _Head(NamedTuple):
-    """The length of a file's header, and what the first read brought of it."""
+    """The length of a file's header, and the part of it that the first read brought."""
 
     file: str
     n_bytes: int
@@ -53,7 +53,7 @@ class _Head(NamedTuple):
 class Description:
     """One model's description, on one connection, and on several for a model of many files.
 
-    ``objects`` has the store's answers for what was inspected.
+    ``objects`` has the store's answers for the inspected objects.
     """
 
     def __init__(self, uri: str, source: Source, connection: Connection, large: LargeTexts, deadline: Deadline) -> None:
@@ -63,7 +63,7 @@ class Description:
         self._refused: AccessRefused | None = None
 
     def index(self, root: str) -> ModelIndex:
-        """``root``: (the first digits of) what the hash tree of the index must have; empty for a directory.
+        """``root``: (the first digits of) the root that the hash tree of the index must have; empty for a directory.
 
         Raises ModelNotFound, ModelCorrupt, ModelUnsupported, StoreUnavailable.
         """
@@ -221,7 +221,8 @@ class Description:
             raise ModelCorrupt(f"{self._uri}: {name} has {n_bytes} bytes; at most {most} make sense")
 
     def _text(self, name: str, info: ObjectInfo) -> str:
-        """Read a whole text.  What has not arrived takes no memory: a store may say a length and send nothing."""
+        """Read a whole text.  Bytes that have not arrived take no memory: a store may announce a length and send
+        nothing."""
         if not info.n_bytes:
             return ""
         view = memoryview(mmap.mmap(-1, info.n_bytes))

@@ -7,9 +7,9 @@ Ranks, best first; within a rank bytes are shared by weight (start-time fair que
     2  background fetches, and the later part of any fetch: they get what is left over
 
 The link is a token bucket.  Its rate is the configured one.  Without a configured rate it is unlimited while all
-fetches have the same rank.  While ranks compete, the best rank is not paced, and the others get what it leaves of KEPT
-of the measured rate: a pace above what the network carries would leave the sharing to TCP, which knows no ranks.  A
-fetch that ends stops asking, so its tokens go to the others.
+fetches have the same rank.  While ranks compete, the best rank is not paced.  The others get the rest of KEPT of the
+measured rate: a pace above what the network carries would leave the sharing to TCP, which knows no ranks.  A fetch that
+ends stops asking, so its tokens go to the others.
 
 Nothing polls: the best waiter sleeps until its tokens exist, the others until they are the best.  A changed rate, a
 changed rank, an end or a cancel wakes the waiters concerned.
@@ -42,12 +42,12 @@ _SETTLE_S: Final = 1.5
 """When a fetch of a better rank joins, the others stop for this long.  Bytes for which the kernel has room still arrive
 for them (a second of a slow link), and then the newcomer's connections have to grow."""
 _FILLED: Final = 0.7
-"""A best rank that reads this part of the measured rate wants all of it.  TCP's sharing takes the rest from it, so that
-rest is not left over."""
+"""If the best rank reads this part of the measured rate, it wants all of it: only TCP's sharing keeps it from the
+remaining part, so that part is not free for others."""
 _RECENT_S: Final = 0.5
 _SILENT_S: Final = 1.0
-"""On a link that is not measured yet, a fetch that has read nothing for this long no longer delays others: its store
-may be gone."""
+"""On a link that is not measured yet, a fetch without any read for this long no longer delays others: its store may be
+gone."""
 
 
 class TokenBucket:

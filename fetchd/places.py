@@ -1,4 +1,4 @@
-"""How many inspections and fetches one namespace may have at once in fetchd, so that it keeps out nobody else."""
+"""How many inspections and fetches one namespace may have at once in fetchd, so that it does not lock out others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCHES_OF_ALL: Final = 512
 
 
 class Places:
-    """Counts what runs by namespace.  Thread-safe."""
+    """Counts the running inspections or fetches of each namespace.  Thread-safe."""
 
     def __init__(self, most: int, most_of_all: int, what: str) -> None:
         self._most, self._most_of_all, self._what = most, most_of_all, what
@@ -29,7 +29,8 @@ class Places:
 
     @contextmanager
     def one_of(self, namespaces: Sequence[str]) -> Iterator[None]:
-        """Take a place of the namespace that has most left.  Without a namespace (an older peer) all share one name.
+        """Take a place of the namespace with the most free places.  Without a namespace (an older peer) all share one
+        name.
 
         Several namespaces may have an action of the same model: one of them cannot lock the others out of it.  Raises
         Throttled at once when none has a place.

@@ -1,12 +1,12 @@
 """Which addresses fetchd connects to for a store that a tenant has named.
 
-A tenant chooses the URI of its model, and a name resolves to whatever its owner likes.  So the address decides, and it
-is judged after it was resolved and right before the connection is made to it::
+A tenant chooses the URI of its model, and a name resolves to any address that its owner chooses.  So the address
+decides, and it is judged after it was resolved and right before the connection is made to it::
 
     host ──getaddrinfo──▶ addresses ──Reach──▶ those that may be reached ──connect──▶ that very address
 
-Without a word of the operator these are the public ones.  An address that carries another one inside (IPv4 in IPv6) is
-as good as the one that it carries.
+By default, these are the public addresses.  An address that contains another one (IPv4 in IPv6) is judged by the
+address that it contains.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NOT_PUBLIC: Final = tuple(
             "172.16.0.0/12",  # private
             "192.0.0.0/24",  # protocols, and Oracle's metadata
             "192.0.2.0/24",  # documentation
-            "192.31.196.0/24",  # AS112: whatever is nearest
-            "192.52.193.0/24",  # AMT: whatever is nearest
+            "192.31.196.0/24",  # AS112: the nearest server
+            "192.52.193.0/24",  # AMT: the nearest relay
             "192.88.99.0/24",  # relays of 6to4
             "192.168.0.0/16",  # private
             "192.175.48.0/24",  # AS112
@@ -54,7 +54,7 @@ _NOT_PUBLIC: Final = tuple(
             "203.0.113.0/24",  # documentation
             "224.0.0.0/4",  # multicast
             "240.0.0.0/4",  # reserved, and broadcast
-            "::/8",  # unspecified, loopback, and what carries IPv4
+            "::/8",  # unspecified, loopback, and addresses that contain IPv4
             "64:ff9b::/96",  # NAT64
             "64:ff9b:1::/48",  # local translation
             "100::/64",  # discarded
@@ -73,8 +73,8 @@ _NOT_PUBLIC: Final = tuple(
     )
 )
 """IANA's registries of special-purpose addresses (iana-ipv4- and iana-ipv6-special-registry), whole, with multicast and
-what clouds put at addresses that are nobody else's.  Python's own table differs from one version to the next, and calls
-some of these global."""
+the services that clouds put at addresses of their own.  Python's own table differs from one version to the next, and
+calls some of these global."""
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 """No other IPv6 addresses were given to anybody."""
 
@@ -97,7 +97,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """``refused`` wins over ``allowed``, which wins over what is public."""
+    """``refused`` has precedence over ``allowed``, and ``allowed`` over the default, the public addresses."""
 
     allowed: tuple[Place, ...] = ()
     refused: tuple[Place, ...] = ()
@@ -151,7 +151,7 @@ def _carried(address: Address) -> Iterable[ipaddress.IPv4Address]:
 def _is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if any(_carried(address)):
-            return True  # the address that it carries is judged
+            return True  # the address that it contains is judged
         if address not in _GLOBAL_UNICAST:
             return False
     return not any(address.version == n.version and address in n for n in _NOT_PUBLIC)

@@ -32,8 +32,9 @@ from thaw.model import FileRange, TensorInfo
 
 
 class SegmentKey(NamedTuple):
-    """Keys with the same bytes may differ in their URI and version (hub/models.py).  The version is the root sha256, or
-    the etag while unverified.  ``stamp`` tells whether local files were written after their index (Catalog.stamp)."""
+    """Keys with the same bytes may differ in their URI and version (hub/models.py).  The version is the root's SHA-256,
+    or the etag while the model is unverified.  ``stamp`` tells whether local files were written after their index
+    (Catalog.stamp)."""
 
     uri: str
     version: str
@@ -162,9 +163,9 @@ class Segment:
     def serves(self, key: SegmentKey) -> bool:
         """Whether a start with ``key`` may use this segment.
 
-        Bytes that are here serve every model that has them.  Bytes that are still coming serve their own one: a fetch
-        fails for reasons of its model (access, a pause that its hub wants), which are no other's.  Another model's
-        start meanwhile has a segment of its own, and sharing.py still reads each byte once.
+        Complete segments serve every model with the same bytes.  A segment that is still being filled serves only its
+        own model: its fetch may fail for reasons that concern only that model (access, a pause that its hub wants).
+        Meanwhile, the start of another model gets a segment of its own, and sharing.py still reads each byte once.
         """
         if self.error is not None or not self.key.has_same_bytes(key):
             return False

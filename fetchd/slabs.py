@@ -1,9 +1,9 @@
 """The slab pool: host memory that exists, is populated and is mapped before the first byte arrives.
 
 A fault costs more than the copy it serves, so the whole pool is faulted in at start by two threads and never given
-back.  Slabs are memfds: in whatever way fetchd dies, the kernel frees them, and there is nothing to clean up.  fetchd
-maps each slab writable once and then seals it: no process, not even root in a container, can map or open it writable
-again.  A slab that held one model is zeroed before the next model's readers may map it.
+back.  Slabs are memfds: however fetchd ends, the kernel frees them, and there is nothing to clean up.  fetchd maps each
+slab writable once and then seals it: no process, not even root in a container, can map or open it writable again.  A
+slab that held one model is zeroed before the next model's readers may map it.
 """
 
 from __future__ import annotations

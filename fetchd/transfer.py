@@ -1,4 +1,4 @@
-"""One fetch's bytes: chunks from a shared counter, several connections, a watermark behind the last verified byte.
+"""Transfers one fetch's bytes: readers on several connections take chunks from a shared counter.
 
 ::
 
@@ -42,7 +42,7 @@ only later has failed.  A cancelled fetch ends its pause at once."""
 
 
 class FetchCancelled(PlatformError):
-    """No group wants the bytes any more.  Readers of the segment see a PlatformError."""
+    """No group wants the bytes any more.  Readers of the segment get a PlatformError."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Transfer:
 
     @property
     def pending_bytes(self) -> tuple[int, int]:
-        """The bytes that have not arrived yet: of the first part, and of the later one."""
+        """The numbers of bytes that have not arrived yet: those of the first part, and those of the later part."""
         return max(self._first_left, 0), max(self._later_left, 0)
 
     def run(self) -> None:
@@ -285,11 +285,11 @@ class _Reader:
         self._has_turn = False
         self._chunk: Chunk = transfer.chunks[0]
         self.claim: Claim | None = None
-        """On the chunk; none while the store wants a pause."""
+        """The claim on the chunk; None while the store wants a pause."""
         self.account: ReaderAccount  # made by the thread that reads
 
     def begin_turn(self) -> None:
-        with self.account.waiting_for(self._waits_for(CHUNK_BYTES)):  # for what the other reader waits for
+        with self.account.waiting_for(self._waits_for(CHUNK_BYTES)):  # it waits for the same as the other reader
             self._acquire_turn()
 
     def _acquire_turn(self) -> None:
@@ -297,7 +297,7 @@ class _Reader:
         self._has_turn = True
 
     def end_turn(self) -> None:
-        """May be called twice."""
+        """Give the turn back.  This may be called twice."""
         if self._has_turn:
             self._has_turn = False
             self._shared.turn.release()
@@ -393,12 +393,12 @@ class _Reader:
 
     def _leave_alone(self, after_s: float) -> None:
         """Pause without the claim and without the turn: the store may give others the bytes that it does not give us.
-        The read goes on behind those that we have, also if others have read the chunk meanwhile."""
+        Afterwards the read goes on behind the bytes that we have, even if others have read the chunk meanwhile."""
         t, board, had_turn = self._transfer, self._transfer.origin.board, self._has_turn
         self.release()
         self.end_turn()
         t.stopped.wait(after_s)
-        if had_turn:  # and then the claim, as at first: whoever has a claim waits for no turn
+        if had_turn:  # the turn before the claim, as at first: a reader with a claim must not wait for a turn
             self._acquire_turn()
         self._check_stopped()
         while self.claim is None:

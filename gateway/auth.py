@@ -48,8 +48,8 @@ class Authenticator:
         return known[1].namespace if known is not None and known[0] > self._now_s() else None
 
     def subject(self, authorization: str | None, *, anew: bool = False) -> Subject:
-        """Return the subject that the header belongs to.  ``anew``: ask the state server, whatever is remembered.
-        Raises Unauthorized, Unavailable."""
+        """Return the subject that the header belongs to.  ``anew``: ask the state server even if the answer is
+        remembered.  Raises Unauthorized, Unavailable."""
         credentials = _credentials(authorization)
         of_run = None if self._run_keys is None else self._run_keys.subject(credentials, wall_ms())
         if of_run is None:

@@ -1,7 +1,6 @@
-"""How the connections of the gateway's worker begin, wait and end, whatever they wait for (gateway/worker.py).
+"""How the connections of the gateway's worker begin, wait and end (gateway/worker.py has the states).
 
-Where all are taken, the owner that has most of those that wait gives way, with the one that has waited longest
-(front/holdings.py).
+When all are taken, the owner with most waiting connections loses the one that has waited longest (front/holdings.py).
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ from thaw.process.lasting import LastingThread
 
 
 class OwnHeartbeats:
-    """The times of this gateway's own heartbeats, by which others are judged.  If one of ours was late, the state
-    server may have been away, and the leases that are missing may be those of gateways that are alive."""
+    """The times of this gateway's own heartbeats; they decide whether others count as dead.  If one of ours was late,
+    the state server may have been away, and the leases that are missing may be those of gateways that are alive."""
 
     def __init__(self, interval_s: float) -> None:
         self._late_s = interval_s + LEASE_MS / 3000
@@ -217,7 +217,7 @@ class Gateway:
         self.recorder.submit(call, outcome)
 
     def problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the state server, a sentence each.  Raises PlatformError when it does not answer.
+        """Return the faults of the state server, one sentence for each.  Raises PlatformError when it does not answer.
 
         A server whose disk is full may still answer reads, so the last heartbeat says whether it also writes.
         """

@@ -33,7 +33,7 @@ def may_have_more(n_own: int, n_free: int) -> bool:
     """Whether an owner that has ``n_own`` places may have one of ``n_free``: while it has fewer than seven times as
     many as are free (a dynamic threshold; Choudhury and Hahne, 1998).  Of 64 places it gets 56 alone, two that compete
     get 30 each, and so on.  Where some came one after the other and nothing is free, a place that one of them gives
-    back goes to whoever has fewer.  Fewer than eight places are not kept free for others."""
+    back goes to an owner that has fewer.  Fewer than eight places are not kept free for others."""
     return n_own < _OF_THE_FREE * n_free
 
 
@@ -42,13 +42,14 @@ class VirtualTime(Generic[K]):
     above 0.
 
     Only owners that wait move the time: it is the earliest of their next begins, and never goes back.  So an owner that
-    joins begins no later than all others' next items but one each, whatever was given to owners that did not wait."""
+    joins begins no later than all others' next items but one each, no matter how much was given to owners that did not
+    wait."""
 
     def __init__(self, weight_of: Callable[[K], float] = lambda _: 1.0) -> None:
         self._weight_of = weight_of
         self._now = 0.0
-        self._begins: dict[K, float] = {}  # of owners that wait
-        self._ended: dict[K, float] = {}  # of owners that wait no more, and had more than others since
+        self._begins: dict[K, float] = {}  # only owners that wait
+        self._ended: dict[K, float] = {}  # owners that no longer wait, and have had more than others since
 
     def __contains__(self, owner: object) -> bool:
         return owner in self._begins
@@ -78,7 +79,7 @@ class VirtualTime(Generic[K]):
         self._advance()
         if not self._begins:
             self._now = 0.0
-            self._ended.clear()  # nobody waits, so nobody has had more than one who waits
+            self._ended.clear()  # nobody waits, so no owner has had more than a waiting one
         elif ended > self._now:
             self._ended[owner] = ended
 
@@ -91,8 +92,8 @@ class VirtualTime(Generic[K]):
 
 
 class FairQueue(Generic[K, T]):
-    """Items of owners that take turns; an owner's own items keep their order.  An item stands once.  What a call costs
-    depends on the number of owners only."""
+    """Items of owners that take turns; an owner's own items keep their order.  An item is in the queue once.  The cost
+    of a call depends on the number of owners only."""
 
     def __init__(self, weight_of: Callable[[K], float] = lambda _: 1.0) -> None:
         self._time = VirtualTime[K](weight_of)

@@ -91,7 +91,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         return self._gateway is not None and self._gateway.auth.knows(authorization)
 
     def known_namespace(self, authorization: str) -> Namespace | None:
-        """Runs in the worker: whose the header's key is, if it was asked for lately."""
+        """Runs in the worker: returns the namespace of the header's key, if it was asked for lately."""
         return None if self._gateway is None else self._gateway.auth.known_namespace(authorization)
 
     def ends(self) -> None:

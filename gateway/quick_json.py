@@ -16,8 +16,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def encode(plain: Any) -> bytes:
-    """Return UTF-8 with the same value as what wire.encode() returns.  ``plain`` is JSON's own: NaN and Infinity would
-    become null."""
+    """Return UTF-8 with the same value as wire.encode().  ``plain`` is JSON's own: NaN and Infinity would become
+    null."""
     try:
         return _ENCODER.encode(plain)
     except (ValueError, OverflowError, TypeError, RecursionError):  # half a surrogate pair, an integer beyond 64 bits

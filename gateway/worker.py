@@ -4,7 +4,7 @@ gunicorn gives a connection a thread with its first byte, and reads and writes o
 the gateway.  Here the worker's selector reads heads and bodies, waits for clients that read slowly, and waits for the
 end of a connection after its last answer (RFC 9112 section 9.6).  Each wait has a deadline.
 
-Where something is full, the owner that has most of it gives way, with what has waited longest (front/holdings.py).
+When something is full, the owner that has most of it loses its oldest connection (front/holdings.py).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Worker(ConnectionWorker):
         n_bytes = _READ_BYTES
         if connection.reserved is not None and request is not None:
             n_bytes = _BODY_READ_BYTES
-            if request.n_bytes is not None:  # what comes behind it has no memory
+            if request.n_bytes is not None:  # the bytes behind it have no memory reserved
                 n_bytes = min(n_bytes, request.n_bytes - request.n_body)
         try:
             data = connection.sock.recv(n_bytes)
@@ -87,7 +87,7 @@ class Worker(ConnectionWorker):
             data = b""
         if not data:
             self._close(connection)
-        elif connection.state is State.ENDING:  # what comes behind the last request is thrown away
+        elif connection.state is State.ENDING:  # bytes behind the last request are discarded
             latest_s = connection.began_s + self.bounds.linger_total_s
             self._deadlines.set(connection, min(latest_s, time.monotonic() + self.bounds.linger_on_s))
         else:
@@ -176,7 +176,7 @@ class Worker(ConnectionWorker):
         self._waiting.drop(connection)
         self._forget_parts(connection)
         connection.state = State.READING
-        connection.began_s += time.monotonic() - connection.since_s  # to wait for memory is not the client's fault
+        connection.began_s += time.monotonic() - connection.since_s  # the wait for memory is not the client's fault
         self._deadlines.set(connection, self.bounds.body_deadline_s(connection.began_s, request.n_body))
         self._watch(connection, selectors.EVENT_READ)
         if request.expects:
@@ -197,7 +197,7 @@ class Worker(ConnectionWorker):
         self._take_turn(self._threads, connection)
 
     def _trim(self, reserved: tuple[Namespace, int], connection: Connection, n_bytes: int) -> None:
-        """Give back what the body has not needed."""
+        """Give back the memory that the body has not needed."""
         namespace, n_reserved = reserved
         if n_bytes < n_reserved:
             connection.reserved = (namespace, n_bytes)
@@ -288,9 +288,9 @@ class Worker(ConnectionWorker):
         out, now_s = connection.out, time.monotonic()
         connection.state = State.WRITING
         if not out.began_s:
-            out.began_s, out.n_read = now_s, 0  # nobody has read what the kernel took at once
+            out.began_s, out.n_read = now_s, 0  # the client has not yet read the bytes that the kernel took at once
         elif connection.since_s > out.began_s:
-            out.began_s += now_s - connection.since_s  # to wait for the next part is not the client's fault
+            out.began_s += now_s - connection.since_s  # the wait for the next part is not the client's fault
         self._deadlines.set(connection, self.bounds.answer_deadline_s(out.began_s, out.n_read))
         self._waiting.set(connection)
         self._watch(connection, selectors.EVENT_WRITE)
@@ -299,7 +299,7 @@ class Worker(ConnectionWorker):
             self._close(max(self._unread.heaviest(), key=partial(self._seconds_behind, now_s)))
 
     def _seconds_behind(self, now_s: float, connection: Connection) -> float:
-        """How much longer than it might the client has taken for what it has read of its answer."""
+        """Return how much later than allowed the client has read its part of the answer."""
         return now_s - connection.out.began_s - connection.out.n_read / self.bounds.rate
 
     def _write_on(self, connection: Connection) -> None:
@@ -334,7 +334,7 @@ class Worker(ConnectionWorker):
             self._end(connection)
             return
         self._wait_for_request(connection, self.bounds.idle_s if self.alive else STOP_KEEPALIVE_LINGER)
-        if self.nr_conns >= self.bounds.connections:  # those who send one request behind another would keep it so
+        if self.nr_conns >= self.bounds.connections:  # clients that send one request after another would keep it full
             self._make_room()
         if connection.rest:
             rest, connection.rest = connection.rest, b""

@@ -1,4 +1,4 @@
-"""The heartbeat: this host reports its state once a second.  Silence for 10 s means that the host is lost.
+"""The heartbeat: this host reports its state once a second.  A host without a report for 10 s counts as lost.
 
 Room in fetchd's pool is reported at once, with an event, because a start may be waiting for it.  fetchd tells when a
 segment became complete or lost its last holder, the fleet when an instance has released its part of the pool.

@@ -156,7 +156,7 @@ class Agent:
         self._log.event("ready", address=self.address, share=self.driver.share)
 
     def stop(self) -> None:
-        """Finish what runs (bounded), end every container, take the host out of the registry."""
+        """Let runs finish (for a bounded time), end every container, take the host out of the registry."""
         threading.Thread(target=self._end_without_engine, name="end-without-engine", daemon=True).start()
         self._commands.draining = True
         self.reporter.drain()
@@ -222,7 +222,7 @@ class Agent:
         return self._token
 
     def _state_is_up(self) -> None:
-        """Called after every (re)connection: publish again what the state server may have lost."""
+        """Called after every (re)connection: publish the records again that the state server may have lost."""
         self._publisher.forget_sent()
         for live in self.fleet.all():
             if live.state is not State.GONE:

@@ -1,4 +1,4 @@
-"""What the kernel counts of one thread, read by its process: time on a core, time ready for one, and so time asleep."""
+"""The kernel's times of one thread, read by its process: time on a core, time ready for one, and so time asleep."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TASKS: Final = "/proc/self/task"
 
 
 class ThreadAccount:
-    """What the kernel counts of one thread of this process.  Keeps its file open: opening costs more than reading."""
+    """The kernel's times of one thread of this process.  The file stays open: opening costs more than reading."""
 
     def __init__(self, tid: int | None = None) -> None:
-        """``tid``: the thread to read; without it, the thread that makes this."""
+        """``tid``: the thread to read; without it, the thread that creates this object."""
         self._is_own = tid is None
         try:
             self._fd = os.open(f"{TASKS}/{tid or threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -26,7 +26,8 @@ class ThreadAccount:
             self._fd = -1
 
     def spent(self) -> tuple[float, float]:
-        """CPU seconds, and seconds ready to run in which another thread ran.  Zeros of a thread that has ended."""
+        """Return the CPU seconds, and the seconds in which the thread was ready but another one ran; zeros if it has
+        ended."""
         cpu_s, core_wait_s = 0.0, 0.0
         if self._fd >= 0:
             with suppress(OSError):

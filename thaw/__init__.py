@@ -2,7 +2,7 @@
 
 This package is the vocabulary that every component shares (errors, ids, action, activation, model, plan, host,
 instance) and does no I/O.  Its folders: ``checkpoints/`` and ``hub/`` are about models in their stores, ``tracing/`` is
-about the seconds of a start, and ``process/`` has what every process needs.  ``thaw.cli`` is the command line,
+about the seconds of a start, and ``process/`` has the code that every process needs.  ``thaw.cli`` is the command line,
 ``thaw.dev`` runs the platform on one machine, and ``thaw.kubernetes`` talks to a cluster; the vocabulary imports none
 of them.
 """

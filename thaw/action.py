@@ -83,10 +83,10 @@ class Action:
     config: LlmConfig | None = None  # llm kinds
     keep_alive_s: float = 600.0
     max_instances: int = 8
-    min_instances: int = 0  # of a function; a model's are in its config
+    min_instances: int = 0  # for a function; a model's are in its config
 
     def check_version(self, wanted: str) -> None:
-        """``wanted``: empty for any.  Raises Conflict for another one."""
+        """``wanted``: the version that is expected; empty: any.  Raises Conflict for another one."""
         if wanted and wanted != self.version:
             raise Conflict(f"The action has version {self.version}, not {wanted:.40}.", hint="look what it is now")
 
@@ -101,7 +101,7 @@ class Action:
 
     @property
     def served_by(self) -> ActionName:
-        """Whose instances run it: its own, or those of its pool."""
+        """The name of the action whose instances run it: its own, or its pool's."""
         pool = self.config.model.pool if self.config is not None else ""
         return ActionName(f"{self.namespace}/{POOL_MARK}{pool}") if pool else self.name
 
@@ -126,7 +126,7 @@ class Action:
 
     @property
     def is_composed(self) -> bool:
-        """Its run is made of other calls, and needs no instance of its own."""
+        """It runs as other calls, and needs no instance of its own."""
         return self.is_sequence or self.is_conductor
 
     @property

@@ -6,6 +6,6 @@ import hmac
 
 
 def is_bearer(authorization: str, *tokens: str) -> bool:
-    """Whether the header carries one of the tokens.  An empty token lets nobody in."""
+    """Whether the header carries one of the tokens.  An empty token matches no header."""
     given = authorization.encode("utf-8", "surrogateescape")
     return any(bool(token) and hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens)

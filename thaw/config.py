@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import jsonschema
 
 LORA_RANK: Final = 16
-"""``engine.max_lora_rank`` of a function with an adapter that does not set it; what most adapters have."""
+"""``engine.max_lora_rank`` of a function with an adapter that does not set it; most adapters have this rank."""
 MOST_INSTANCES: Final = 1024
 """The schema's maximum of ``min_instances`` and ``max_instances`` of one action."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """``uri``: of the model, or of the base model of ``adapter``.  ``pool``: what functions have in common that share
-    instances (thaw/pools.py); empty without an adapter."""
+    """``uri``: the URI of the model, or of the base model of ``adapter``.  ``pool``: a hash that functions which share
+    instances have in common (thaw/pools.py); empty without an adapter."""
 
     uri: str
     served_name: str = field(default="", metadata={"default": "the action's name"})

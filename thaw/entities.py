@@ -38,7 +38,7 @@ class RuleStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuleLink:
-    """What a trigger knows of one of its rules, so that a firing reads one row."""
+    """A trigger's copy of the data of one of its rules, so that a firing reads one row."""
 
     action: ActionName
     status: RuleStatus

@@ -52,8 +52,7 @@ class ErrorInfo:
     message: str
     hint: str = ""
     printed: str = ""
-    """The end of what a container wrote to stderr before its start failed: for the activation's logs, not for
-    answers."""
+    """The end of a container's stderr before its start failed: for the activation's logs, not for answers."""
     printed_out: str = ""
     """The same of stdout."""
 

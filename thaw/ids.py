@@ -32,8 +32,8 @@ def random_hex_id() -> str:
 def own_group(group_id: GroupId, stage: int) -> GroupId:
     """The group that a stage is by itself once it has left its pipeline.
 
-    Stage 0 keeps the pipeline's.  The name follows from what everybody knows, so a scheduler and an invoker that were
-    restarted in between agree on it.
+    Stage 0 keeps the pipeline's.  The name follows from known ids, so a scheduler and an invoker that were restarted in
+    between agree on it.
     """
     if stage == 0:
         return group_id

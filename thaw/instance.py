@@ -59,7 +59,7 @@ class InstanceRecord:
     n_stages: int = 1
     drained: bool = False  # it is DRAINING because a host that it needs is being emptied
     is_consolidating: bool = False  # a stage of a pipeline that is becoming a worker; then n_stages is 1, and stage 0
-    model_version: str = ""  # of the model that runs (ModelFacts.version); empty for an ordinary function
+    model_version: str = ""  # the running model's (ModelFacts.version); empty for an ordinary function
 
     @property
     def takes_requests(self) -> bool:

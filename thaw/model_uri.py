@@ -1,9 +1,9 @@
-"""The URI of a model, taken apart in the one way in which everybody compares it.
+"""Parses the URI of a model in one way, so that all components compare URIs alike.
 
 An operator allows models by prefixes (``s3://models``, ``hf://org``, ``https://host/path``, ``file:///srv/models``).  A
 prefix is compared part by part, after everything was decoded once: ``s3://models-evil`` is not below ``s3://models``.
-What could mean one thing here and another thing to a store is refused: ``..`` in any spelling, a backslash, a name and
-password, a query, half an escape.
+A URI that a store could interpret differently is refused: ``..`` in any spelling, a backslash, a name and password, a
+query, half an escape.
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ class ModelUri:
 
 @dataclass(frozen=True, slots=True)
 class ModelPolicy:
-    """What namespaces may run.  ``default`` holds the prefixes of all of them."""
+    """The models that namespaces may run.  ``default`` holds the prefixes for all namespaces."""
 
     default: tuple[str, ...]
 
     def check(self, namespace: str, uri: str, more: Sequence[str]) -> None:
-        """``more``: the namespace's own prefixes.  Raises Forbidden, and BadRequest for what is no model's URI."""
+        """``more``: the namespace's own prefixes.  Raises Forbidden, and BadRequest for a text that is no model's
+        URI."""
         model, prefixes = ModelUri.parse(uri), (*self.default, *more)
         if not any(model.is_below(ModelUri.parse_prefix(prefix)) for prefix in prefixes):
             allowed = ", ".join(prefixes) if prefixes else "nothing"

@@ -1,9 +1,8 @@
 """Pools: functions that differ in nothing but their adapter share instances, which are those of one more function.
 
-That one is their pool.  It has the base model and all their settings, and its name is a hash of these
-(thaw/config.py), so nobody has to remember which pool there is, and nothing of it ever changes.  Requests of
-the functions wait for the pool's instances, and the scheduler and the hosts see the pool alone
-(docs/decisions/0043-adapters-share-instances.md).
+That one is their pool.  It has the base model and all their settings, and its name is a hash of these (thaw/config.py),
+so no list of pools is needed, and a pool never changes.  Requests of the functions wait for the pool's instances, and
+the scheduler and the hosts see the pool alone (docs/decisions/0043-adapters-share-instances.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a namespace may have at most, and its weight among others.
+"""The upper limits for a namespace, and its weight among others.
 
-The defaults are settings (THAW_QUOTA_...); an operator's own values for one namespace win over them
-(``thaw namespace quota``).  Every count is of the whole installation, however many gateways it has.
+The defaults are settings (THAW_QUOTA_...); an operator's own values for one namespace have precedence
+(``thaw namespace quota``).  Every count is for the whole installation with all its gateways.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from thaw.ids import Namespace
 MOST_WEIGHT: Final = 1_000.0
 RECORDS: Final = 1_000_000
 RECORD_AGE_S: Final = 7 * 24 * 3600
-"""The defaults of what is kept: OpenWhisk's records stay for a week, too."""
+"""The default age of records: OpenWhisk's records stay for a week, too."""
 KEPT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """``actions`` and ``code_bytes`` are of deployed actions, ``record_bytes`` of the records and 202s that the state
-    server has, ``held`` of requests that wait for an instance, ``accepted`` of 202s that have not ended, ``starts`` of
-    starts in progress, ``kept`` of instances that actions keep while nobody calls.  Beyond ``records`` and
-    ``record_bytes`` the oldest record gives way to a new one, and after ``record_age_s`` seconds each one does."""
+    """``actions`` and ``code_bytes`` count deployed actions, ``record_bytes`` the records and 202s on the state server,
+    ``held`` requests that wait for an instance, ``accepted`` 202s that have not ended, ``starts`` starts in progress,
+    ``kept`` instances that actions keep while nobody calls.  Beyond ``records`` and ``record_bytes`` the oldest record
+    gives way to a new one, and after ``record_age_s`` seconds each one does."""
 
     actions: int
     code_bytes: int
@@ -59,7 +59,8 @@ class OwnQuotas:
 
 
 LEAST: Final = {"records": 1, "record_age_s": 1}
-"""What these are at least, and others 0: whoever waits for a record could not read it if none were kept."""
+"""The least values of these quotas; the others may be 0.  If no record were kept, a client that waits for one could not
+read it."""
 NAMES: Final = tuple(f.name for f in dataclasses.fields(OwnQuotas))
 
 

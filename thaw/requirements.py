@@ -1,7 +1,7 @@
-"""What a function's ``requirements.txt`` may say: names of packages, versions and markers, and nothing else.  Pure.
+"""Checks a function's ``requirements.txt``: names of packages, versions and markers are allowed, nothing else.  Pure.
 
-An option (``--index-url``), a URL, a path or a VCS requirement would let whoever deploys choose what the host connects
-to, or what it runs.  The lines that are left are PEP 508's; their exact meaning is the installer's business.
+With an option (``--index-url``), a URL, a path or a VCS requirement, a user could choose the servers that the host
+connects to, or the code that it runs.  The other lines are PEP 508's; the installer decides their exact meaning.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def spliced(
     """Yield the JSON of ``plain``, in which the string ``mark`` stands for the text of ``pieces``.
 
     ``mark`` must be one that occurs nowhere else, such as a random id.  The pieces are UTF-8, each of whole characters;
-    ``escape`` makes of one what stands in a JSON string.
+    ``escape`` turns a piece into the text of a JSON string.
     """
     before, quoted, after = wire.encode(plain, separators).partition(json.dumps(mark).encode())
     if not quoted:

@@ -1,4 +1,4 @@
-"""How a deployed model stands: what of it serves, what starts, and why nothing does, as a gateway tells it."""
+"""The state of a deployed model as a gateway reports it: instances that serve or start, or why there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs, starts and waits, for whoever looks at a platform (``thaw top``)."""
+"""The running, starting and waiting work of a platform, as ``thaw top`` shows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Worker:
     n_stages: int = 1
     created_ms: int = 0
     idle_since_ms: int | None = None  # None: it has a request, or is starting
-    due_ms: int | None = None  # when the first token is predicted of a start; None: it has started, or nobody knows
+    due_ms: int | None = None  # the predicted time of a start's first token; None: it has started, or no one knows
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What every storage source offers, and the cursor that lets a broken read go on.
+"""The interface of every storage source, and the cursor that lets a broken read go on.
 
-A source raises ModelNotFound, ModelCorrupt or ModelUnsupported for what no retry changes, and StoreUnavailable for what
-may pass: the reader then tries again from :attr:`Target.done`.
+A source raises ModelNotFound, ModelCorrupt or ModelUnsupported if a retry cannot help, and StoreUnavailable if it may:
+the reader then tries again from :attr:`Target.done`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ SourceOpener = Callable[[str], Source]
 
 
 class OpenSource(Protocol):
-    """What the registry holds for the scheme of a URI."""
+    """The function that the registry has for the scheme of a URI."""
 
     def __call__(self, uri: str, settings: FetchdSettings, *, huge: bool) -> Source:
         """``huge``: reads go into huge pages.  Raises ModelNotFound for a URI that names no model of this store, and

@@ -77,7 +77,7 @@ class FileSource:
     def __init__(self, uri: str, *, huge: bool = False, roots: Sequence[Path] = (Path("/"),)) -> None:
         """``huge``: the targets of reads are huge pages.  ``roots``: see :func:`roots_of`."""
         self._root, self._huge, self._roots = Path(unquote(urlsplit(uri).path)), huge, roots
-        if not _is_below(self._root.resolve(), roots):  # before it is looked for: nobody learns what else there is
+        if not _is_below(self._root.resolve(), roots):  # before looking for it: nobody learns which other files exist
             raise _outside(uri)
         if not self._root.is_dir():
             raise ModelNotFound(f"{uri}: no such directory on this host", hint="every host needs the same directory")

@@ -29,7 +29,8 @@ _FIRST_READ_BYTES: Final = 16 * 1024
 _READ_BYTES: Final = 8 * 1024 * 1024
 """Each read hands the interpreter lock over once: fewer, larger reads disturb the other connections less."""
 _SLOW_READ_S: Final = 0.05
-"""On a slow link reads stay short, so that progress is seen, and a changed rank obeyed, about this soon."""
+"""The time that one read should take.  On a slow link reads are short, so that progress is seen and a changed rank
+takes effect about this soon."""
 _GROWTH: Final = 8
 """A read is at most this many times longer than the last one: bytes that were already buffered come at once and say
 nothing about the link."""
@@ -40,7 +41,8 @@ _DROPPED: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenP
 
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
-    """Made once: to read the system's certificates takes 26 ms, and a fetch from a hub has eight connections."""
+    """The context is made once: to read the system's certificates takes 26 ms, and a fetch from a hub has eight
+    connections."""
     return ssl.create_default_context()
 
 
@@ -217,7 +219,7 @@ def _retry_after_s(response: http.client.HTTPResponse) -> float:
 
 
 class _Body:
-    """The bytes of an answer: first what http.client has buffered behind the head, then the socket itself."""
+    """The bytes of an answer: first those that http.client has buffered behind the head, then those of the socket."""
 
     def __init__(self, response: http.client.HTTPResponse, sock: socket.socket | None, timeout_s: float) -> None:
         self._response, self._timeout_s = response, timeout_s

@@ -7,8 +7,8 @@
     GET  hub/org/name/resolve/<commit>/<file>     ──▶ the bytes, or 302 ──▶ GET store/…?signature, with ranges
 
 Everything behind the first line names the commit, so files of two commits never mix.  The token goes to the hub and
-nowhere else.  The operator has chosen the hub, and the hub says where its bytes are: that address is judged as one that
-a tenant has named (decision 28).  A signed URL serves until a read from it fails, then the hub signs another one.
+nowhere else.  The operator has chosen the hub, and the hub says where its bytes are.  That address is judged like one
+that a tenant has named (decision 28).  A signed URL serves until a read from it fails, then the hub signs another one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MOST_HOPS: Final = 4
 _MOST_NOTE_BYTES: Final = 64 * 1024
 """The longest body of a redirect, which says again where to go."""
 _SAID: Final = {"Accept-Encoding": "identity", "User-Agent": "thaw-fetchd"}
-"""With every request; a hub counts and helps clients by their names."""
+"""The headers of every request.  A hub counts and helps clients by their names."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,500}")
 
 
@@ -90,7 +90,7 @@ class Hub:
         return text
 
     def rest(self, after_s: float) -> None:
-        """Ask nothing for so long, whoever wants to."""
+        """Let no caller ask the hub anything for this long."""
         self._busy_until_s = max(self._busy_until_s, time.monotonic() + after_s)
 
     def check_rested(self, what: str) -> None:
@@ -253,8 +253,8 @@ class HubConnection:
         raise Refused(f"{what}: the hub leads from one place to the next", hint="is HF_ENDPOINT of fetchd a hub?")
 
     def _read_signed(self, name: str, signed: Link, offset: int, target: Target, throttle: Throttle) -> bool:
-        """False: the store does not take this URL, which has probably expired.  It is kept while reads from it end
-        well: whatever went wrong, the hub may know a better place next time."""
+        """Return False if the store refuses this URL, which has probably expired.  The URL is kept only while reads
+        from it succeed: after any failure, the hub may know a better place next time."""
         first, what, is_good = offset + target.done, f"{self._model}/{name}", False
         try:
             found = self._ask_stores(signed, first, target, what)
@@ -335,7 +335,8 @@ def _of_hub(connection: Connection) -> HubConnection:
 
 
 def _led(place: Link, location: str, what: str) -> Link:
-    """Where an answer from ``place`` leads.  Its text may be a secret, and is in no error."""
+    """Return the address to which an answer from ``place`` redirects.  Its text may be a secret, so no error contains
+    it."""
     found = link_of(location, place)
     if found is None:
         raise StoreUnavailable(f"{what}: the hub leads to a place that is no URL", hint="retry later")

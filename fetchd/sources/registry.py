@@ -31,7 +31,7 @@ SOURCES: Final = Registry[OpenSource](
 def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> Source:
     """Open the source that serves ``uri``.  Raises ModelNotFound when there is none, and the errors of OpenSource."""
     try:
-        ModelUri.parse(uri)  # what it refuses, some source might read in another way than those who allowed the model
+        ModelUri.parse(uri)  # a source might read a malformed URI differently than the check that allowed the model
         parts = urlsplit(uri)
         _ = parts.port  # reading the port checks it
     except BadRequest as e:

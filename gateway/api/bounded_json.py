@@ -34,7 +34,7 @@ _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse(data: bytes) -> Any:
-    """Raises BadRequest for what is no JSON (RFC 8259) or nested too deep, TooLarge for too many values."""
+    """Raises BadRequest for a text that is no JSON (RFC 8259) or nested too deep, TooLarge for too many values."""
     with _LONG_ONES if len(data) > _LONG_BYTES else nullcontext():
         check(data)
         try:

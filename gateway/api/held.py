@@ -1,4 +1,4 @@
-"""What requests that are held have in common: how long (``wait_s``), and the end of the wait when the client goes."""
+"""Shared code for held requests: how long they wait (``wait_s``), and the end of the wait when the client goes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.serving.hangup import Hangup, watched
 from thaw.errors import BadRequest
 
 LONGEST_WAIT_S: Final = 30.0
-"""A request that is held has one of the gateway's threads, and asks again after this."""
+"""The longest wait of a held request.  It occupies one of the gateway's threads, so the client has to ask again."""
 
 
 def wait_s() -> float:
-    """In seconds, by default 0.  Raises BadRequest."""
+    """Return the wait that the request asks for, in seconds, by default 0.  Raises BadRequest."""
     text = request.args.get("wait_s")
     try:
         found = float(text or 0)

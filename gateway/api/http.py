@@ -66,7 +66,7 @@ def gateway() -> Gateway:
 
 
 def caller() -> Subject:
-    """Whose request it is, which counts among that namespace's from here on.  Raises Unauthorized, Throttled."""
+    """Return the caller.  From here on the request counts as one of that namespace.  Raises Unauthorized, Throttled."""
     if "subject" not in g:
         subject: Subject = gateway().auth.subject(request.headers.get("Authorization"))
         visit: Visit | None = request.environ.get(VISIT)
@@ -99,9 +99,9 @@ def account(namespace: Namespace) -> None:
 
 
 def takes(limit: Callable[..., int], *, needs_key: bool = True) -> Callable[[View], View]:
-    """A view that takes a body of up to ``limit(...)`` bytes, a function of the view's own arguments.  It may raise
-    what the view would raise before it reads the body.  Without ``needs_key`` it also says whose memory the body takes
-    (account())."""
+    """A view that takes a body of up to ``limit(...)`` bytes, a function of the view's own arguments.  It may raise the
+    errors that the view would raise before it reads the body.  Without ``needs_key`` it also decides which namespace's
+    memory the body takes (account())."""
 
     def mark(view: View) -> View:
         view.body_limit, view.needs_key = limit, needs_key  # type: ignore[attr-defined]
@@ -129,8 +129,8 @@ def too_large(n_bytes: int, max_bytes: int) -> TooLarge:
 
 
 def caller_now() -> Subject:
-    """The caller by what the state server says now, for routes where a revoked key must not work for another moment.
-    Raises Unauthorized."""
+    """Return the caller after asking the state server now, for routes where a revoked key must not work for another
+    moment.  Raises Unauthorized."""
     g.subject = gateway().auth.subject(request.headers.get("Authorization"), anew=True)
     return caller()
 

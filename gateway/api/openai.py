@@ -93,7 +93,7 @@ def detokenize() -> Response:
 
 
 def _model(action: Action, name: str) -> dict[str, Any]:
-    """``name`` is what a client asks for it by; ``root`` names the action."""
+    """``name`` is the name that a client uses; ``root`` is the name of the action."""
     root = simple_name(action.name)
     return {
         "id": name,

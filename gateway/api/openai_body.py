@@ -1,8 +1,8 @@
 """Checks the bodies of /v1/chat/completions and /v1/completions.
 
-Types and ranges are checked here, so that the container sees only what it can run.  The container itself checks what
-needs the model (lengths, token ids, grammars).  No parameter is passed over in silence: one that Thaw does not know, or
-that has no effect here, is refused by its name, unless no value of it changes an answer.
+Types and ranges are checked here, so that the container gets only bodies that it can run.  The container makes the
+checks that need the model (lengths, token ids, grammars).  No parameter is passed over in silence: one that Thaw does
+not know, or that has no effect here, is refused by its name, unless no value of it changes an answer.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ NO_EFFECT: Final[Mapping[str, tuple[Check, str]]] = {
     "prompt_cache_retention": (_text, "a string"),
     "prediction": (_object, "an object"),
 }
-"""They say who asks, where OpenAI keeps what, and how fast it is: no value of them changes an answer."""
+"""Parameters about the user, about what OpenAI stores, and about the speed: no value of them changes an answer."""
 ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),

@@ -1,4 +1,4 @@
-"""Checks what says which form an answer has: ``response_format``, and vLLM's parameters for the same."""
+"""Checks the parameters for the form of an answer: ``response_format``, and vLLM's parameters for the same."""
 
 from __future__ import annotations
 

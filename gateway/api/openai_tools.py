@@ -49,7 +49,7 @@ def _name(path: str, tool: Any) -> str:
 
 
 def _object_alone(path: str, schema: Mapping[str, Any]) -> None:
-    """Arguments are an object.  Beside one of these keywords, nothing would hold the answer to it."""
+    """Arguments must be an object.  With one of these keywords in the schema, nothing would enforce that."""
     if schema.get("type", "object") != "object":
         raise BadField(f"{path}.type", f'{path}.type must be "object", not {schema["type"]!r:.60}.')
     for name in NOT_BESIDE:

@@ -1,7 +1,7 @@
 """The API as an OpenAPI 3.0 document, at ``/openapi.json`` and ``/api/v1/api-docs`` (OpenWhisk's path).
 
-The table below says what each route takes.  A test holds it to the routes, and another one sends what it describes, and
-what it does not.
+The table below says what each route takes.  One test compares it with the routes.  Another one sends requests that it
+describes, and requests that it does not.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ _STATUS: Final = {
 
 
 def _entity_routes(name: str, entity: Json) -> list[tuple[str, str, str, list[Json], Json | None]]:
-    """What packages, triggers and rules have in common: method, end of the path, what it does, parameters, body."""
+    """The routes that packages, triggers and rules have in common: method, end of the path, summary, parameters,
+    body."""
     one, path = f"/{{{name}}}", [_path(name)]
     more = _query(public=_FLAG) if name == "package" else []
     return [
@@ -164,7 +165,7 @@ _OPEN: Final = {
     "/live": "alive?",
     "/metrics": "Prometheus",
 }
-"""What needs no key."""
+"""The routes that need no key."""
 _HERE: Final = ("/openapi.json", "/api/v1/api-docs")
 _ROUTES: Final[tuple[tuple[str, str, str, list[Json], Json | None], ...]] = (
     ("get", "/api/v1/namespaces", "the key's namespace", [], None),

@@ -1,8 +1,8 @@
 """The bodies of /v1, /tokenize and /detokenize as the OpenAPI document has them.
 
-A null counts as absent everywhere, and no parameter is passed over in silence, so every body is closed.  What one
-parameter says of another (``stream_options`` needs ``stream``) is in the answer of a 400 only.  A test holds the names
-to those that the checks know, and another one sends what is described and what is not.
+A null counts as absent everywhere, and no parameter is ignored, so every body is closed.  Conditions between parameters
+(``stream_options`` needs ``stream``) are only in the answer of a 400.  One test compares the names with those that the
+checks know.  Another one sends bodies that are described, and bodies that are not.
 """
 
 from __future__ import annotations

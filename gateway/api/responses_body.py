@@ -2,7 +2,7 @@
 
 Only the shapes differ: ``input`` becomes messages, ``text.format`` a response format, and so on.  The values are
 checked where the chat's are, and own_words() gives an error the names of this API.  Nothing is kept between two
-requests, so what refers to an earlier response is refused by its name.
+requests, so a parameter that refers to an earlier response is refused by its name.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _logprobs(body: Mapping[str, Any]) -> Json:
 
 
 def _check_unused(body: Mapping[str, Any]) -> None:
-    """What changes no answer here must still be what it is said to be."""
+    """Check parameters that change no answer here: their values must still be valid."""
     most = body.get("max_tool_calls")
     if most is not None and not (type(most) is int and 1 <= most < 2**31):
         raise BadField("max_tool_calls", f"max_tool_calls must be a whole number of at least 1, not {most!r:.60}.")

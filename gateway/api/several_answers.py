@@ -6,8 +6,8 @@
     part 1 ─ steps ─▶┼─▶ queue ─▶ the request's thread ─▶ chunks of all choices, as they come
     part 2 ─ steps ─▶╯
 
-When one part fails, or the client hangs up, all of them end.  Their events have no ids: such a stream cannot be gone on
-with.
+When one part fails, or the client hangs up, all of them end.  Their events have no ids: a client cannot resume such a
+stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from thaw.errors import ThawError
 
 
 class _Parts:
-    """The calls of one request, and what ends all of them."""
+    """The calls of one request, and the means to end all of them."""
 
     def __init__(self, core: Gateway, asked: Asked, made: Several, entered: ExitStack) -> None:
         self.core, self.stop = core, Hangup()
@@ -71,7 +71,7 @@ def _to_end(parts: _Parts, call: Call) -> Outcome:
 
 
 def _first_error(outcomes: list[Outcome]) -> ThawError | None:
-    """The one that ended the others, which were told that their client had gone."""
+    """Return the error that ended the others; those were told that their client had gone."""
     errors = [o.error for o in outcomes if o.error is not None]
     return next((e for e in errors if not isinstance(e, ClientGone)), errors[0] if errors else None)
 

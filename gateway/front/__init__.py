@@ -1,4 +1,4 @@
-"""What stands between a socket and the application, so that no client can hold one of its threads by being slow.
+"""The layer between a socket and the application, so that no slow client can occupy one of the threads.
 
 ::
 
@@ -12,6 +12,6 @@ requests do not get.
 
 Only RUNNING and CHECKING (key and size) are on a thread; QUEUED waits for one, LINED_UP for memory.  In every other
 state the worker's selector waits for the client (gateway/worker.py).  Every state but RUNNING has a deadline, and in
-each of them an account has what the connection holds, so that somebody gives way when there is too much of it.  The
-files here are pure but for ``connection.py``.
+each of them an account counts the resources that the connection holds, so that a connection is closed when they run
+out.  The files here are pure but for ``connection.py``.
 """

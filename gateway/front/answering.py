@@ -1,4 +1,4 @@
-"""What a thread does with a connection: it reads the head, calls the application and writes the answer.
+"""A thread's work on a connection: it reads the head, calls the application and writes the answer.
 
 The parser and the response are gunicorn's.  The body is in memory already, and ``100 Continue`` was sent by the worker.
 """

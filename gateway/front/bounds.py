@@ -1,8 +1,8 @@
 """How long a client may take, and how much memory clients may take together.
 
 A body has to come at a minimum rate, and an answer has to be read at one: after ``k`` bytes the deadline is
-``began + grace + k / rate``.  A client that makes no progress is therefore out after the grace, whatever length it has
-announced.
+``began + grace + k / rate``.  The connection of a client that makes no progress is therefore closed after the grace
+time, for any announced length.
 """
 
 from __future__ import annotations

@@ -75,15 +75,15 @@ class Connection:
         self.request: RequestReader | None = None
         self.visit = Visit()
         self.rest = b""
-        """What the client has sent behind its last request."""
+        """The bytes that the client has sent behind its last request."""
         self.reserved: tuple[Namespace, int] | None = None
         """The memory that the request's body has."""
         self.wants = 0
         """How much more memory the body needs."""
         self.namespace: Namespace | None = None
-        """Whose key the last request on this connection had that had a valid one."""
+        """The namespace of the last valid key that a request on this connection had."""
         self.turns: Line | None = None
-        """Where it waits for a thread."""
+        """The line in which it waits for a thread."""
         self.keep = False
         """The connection stays when its answer is written."""
         self.began_s = self.since_s = 0.0
@@ -147,7 +147,8 @@ class More(Protocol):
 
 
 class Out:
-    """What gunicorn's Response takes for its socket.  Its first write is the head, which waits for the body."""
+    """The object that gunicorn's Response uses as its socket.  Its first write is the head, which waits for the
+    body."""
 
     def __init__(self, sock: socket.socket | None, answer_s: float) -> None:
         """Without a socket everything is left to the worker."""
@@ -155,11 +156,11 @@ class Out:
         self._head = b""
         self._begun = self._leaves = False
         self.left: memoryview | None = None
-        """What the client has not taken of a whole answer."""
+        """The part of a whole answer that the client has not taken."""
         self.more: More | None = None
-        """What makes the rest of the answer, when the client has taken that."""
+        """It makes the rest of the answer, when the client has taken that part."""
         self.began_s = 0.0
-        """When there was something first that the client did not take at once; 0: there has been nothing."""
+        """The first time at which the client did not take all bytes at once; 0: there was none."""
         self.n_read = 0
         """The bytes that the client has taken since then."""
 
@@ -234,7 +235,8 @@ class Out:
 
 
 def reset_at_close(sock: socket.socket) -> None:
-    """Else the kernel would keep what it has of the answer, and offer it to the client for minutes more."""
+    """Reset the connection: otherwise the kernel would keep its part of the answer, and offer it to the client for
+    minutes."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:

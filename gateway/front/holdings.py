@@ -32,7 +32,7 @@ class Holdings:
         return iter(self._held)
 
     def set(self, connection: Connection, amount: int = 1) -> None:
-        """What its owner already holds by this connection is replaced, and keeps its age."""
+        """Set the amount that the owner holds by this connection.  It replaces an earlier amount, and keeps its age."""
         owner = connection.namespace
         before = self._held.get(connection)
         if before is not None:

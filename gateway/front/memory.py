@@ -16,7 +16,7 @@ from gateway.front.connection import Connection
 from thaw.ids import Namespace
 
 LINE_PER_NAMESPACE: Final = 64
-"""Each holds up to 128 KiB already: its head, and what of its body came with it."""
+"""Each holds up to 128 KiB already: its head, and the part of its body that came with it."""
 
 
 class SharedMemory:
@@ -29,7 +29,7 @@ class SharedMemory:
 
     def take(self, namespace: Namespace, n_bytes: int, own: int = 0) -> bool:
         """Return False when there is no room for so much now.  A namespace's first body may have all that is free;
-        ``own`` is what this body has already."""
+        ``own`` is the memory that this body has already."""
         with self._lock:
             taken = self._taken.get(namespace, 0)
             if n_bytes > self._free or (taken > own and taken + n_bytes > self._free):
@@ -54,7 +54,7 @@ class Line:
         self._of: dict[Namespace, deque[Connection]] = {}
 
     def take(self, connection: Connection, namespace: Namespace) -> bool:
-        """Return whether there is memory for what the connection wants, and nobody waits whose turn is before."""
+        """Return whether there is memory for the connection, and no other connection waits that comes first."""
         may_try = namespace not in self._of or connection.reserved is not None
         return may_try and self._take(connection, namespace)
 
@@ -64,7 +64,7 @@ class Line:
 
     def join(self, connection: Connection, namespace: Namespace) -> bool:
         """Return False when too many of the namespace wait.  A request that has a part of its memory goes first in its
-        namespace: otherwise it would wait for requests that wait for what it holds."""
+        namespace: otherwise it would wait for requests that wait for its memory."""
         waiting = self._of.setdefault(namespace, deque())
         if len(waiting) >= LINE_PER_NAMESPACE:
             return False
@@ -81,7 +81,7 @@ class Line:
             del self._of[namespace]
 
     def serve(self) -> Iterator[Connection]:
-        """Yield those for whom memory has been taken now.  They have left the line."""
+        """Yield the connections for which memory has been taken now.  They have left the line."""
         stuck: set[Namespace] = set()
         while len(stuck) < len(self._of):
             namespace = next(n for n in self._of if n not in stuck)

@@ -1,7 +1,8 @@
 """Finds the end of a request in the bytes of a connection (RFC 9112).  Pure.
 
-Only this file decides where a request ends; gunicorn's parser then reads the head, and refuses what is not HTTP.  What
-two readers could understand differently is refused here: two lengths, a length beside chunks, another coding.
+Only this file decides where a request ends; gunicorn's parser then reads the head, and refuses text that is not HTTP.
+Requests that two readers could interpret differently are refused here: two lengths, a length beside chunks, another
+coding.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class BrokenRequest(BadRequest):
 
 
 class RequestReader:
-    """Feed it what arrives until it is complete; ``rest`` then has what came behind the request."""
+    """Feed it all arriving bytes until it is complete; ``rest`` then has the bytes behind the request."""
 
     __slots__ = ("_body", "_chunks", "_head", "_scanned", "complete", "expects", "head", "n_bytes", "n_read", "rest")
 
@@ -83,12 +84,13 @@ class RequestReader:
         return self.complete
 
     def body(self) -> io.BytesIO:
-        """What has arrived of the body.  The reader keeps nothing of it, so that the memory is its user's to free."""
+        """Return the part of the body that has arrived.  The reader keeps nothing of it, so the caller can free the
+        memory."""
         body, self._body = self._body, io.BytesIO()
         return io.BytesIO(body.getvalue())
 
     def _feed_head(self, data: bytes) -> bytes | None:
-        """Return what came behind the head, None while it is incomplete."""
+        """Return the bytes behind the head, None while it is incomplete."""
         if self._head:
             self._head += data
             data = b"" if self._head.find(b"\r\n\r\n", self._scanned) < 0 else bytes(self._head)
@@ -168,7 +170,7 @@ class _Chunks:
         self._n_framing = self._n_trailer = 0
 
     def feed(self, data: bytes) -> bytes | None:
-        """Return what came behind the body, None while it is incomplete.  Raises BrokenRequest."""
+        """Return the bytes behind the body, None while it is incomplete.  Raises BrokenRequest."""
         if self._held:
             data, self._held = self._held + data, b""
         at = 0

@@ -33,7 +33,7 @@ class Turns:
             self._line.remove(self._owners.pop(connection), connection)
 
     def pass_on(self) -> Connection | None:
-        """A thread is free: return who has its turn now, if anybody waits."""
+        """A thread is free: return the connection whose turn it is, if any waits."""
         following = self._line.take()
         if following is None:
             self._free += 1

@@ -1,4 +1,4 @@
-"""What the worker and the application tell each other about one request: ``environ["thaw.visit"]``."""
+"""Data that the worker and the application exchange about one request: ``environ["thaw.visit"]``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Visit:
     refusal: ThawError | None = None
     """The worker has the request answered with this error."""
     namespace: Namespace | None = None
-    """The application's answer: whose key it is.  None while no key was accepted."""
+    """The application's answer: the namespace of the key.  None while no key was accepted."""
     as_read: bool = False
-    """The application's word on its answer: make the next part of it when the client has read the part before."""
+    """Set by the application: make the next part of its answer when the client has read the part before."""
     max_bytes: int | None = None
     """The application's answer to ``head_only``: how much of the body it would read."""

@@ -1,6 +1,6 @@
 """Parts of the policy that can be left out.
 
-The simulator leaves one out to see what it is worth (docs/simulation.md).  A scheduler that runs has all of them.
+The simulator leaves one out to measure its effect (docs/simulation.md).  A scheduler in production has all of them.
 """
 
 from __future__ import annotations

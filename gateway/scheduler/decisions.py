@@ -38,7 +38,7 @@ class ReleaseInstance:
     command_id: CommandId
     only_idle: bool
     reason: str
-    drained: bool = False  # because a host is emptied: what runs is to be moved
+    drained: bool = False  # because a host is emptied: running requests are to be moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class RevokeCredential:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Actions were deleted: forget what was learned of them (keys of the history and of the best), and the models that
+    """Actions were deleted: forget the times learned of them (keys of the history and of the best), and the models that
     no other action has."""
 
     learned: tuple[str, ...]

@@ -71,7 +71,7 @@ _TURN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The event stream is up (again): what happened meanwhile is in the registry."""
+    """The event stream is up (again): the effects of missed events are in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ class Scheduler:
             self._log.event("leading_ended")
 
     def _turns(self) -> Iterator[list[object]]:
-        """Yield what has arrived whenever the loop is ready for it: messages in the order in which they came, then the
-        timers that are due.  Neither keeps the other waiting for longer than a turn."""
+        """Yield the items that have arrived whenever the loop is ready: messages in the order in which they came, then
+        the timers that are due.  Neither makes the other wait for longer than a turn."""
         while True:
             items, due_s = list[object](), self._timers[0][0]  # never empty: a refresh is always planned
             with contextlib.suppress(queue.Empty):

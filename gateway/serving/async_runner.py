@@ -6,7 +6,7 @@
                              └────── namespaces take turns in both (gateway/fair.py) ──────┘
 
 The stream's consumer group gives an entry to one gateway; another claims a dead gateway's entries (heartbeat).
-Records.end keeps the record single, whatever is repeated; mark_started keeps user code from running twice.
+Records.end writes only one record, even if steps are repeated; mark_started prevents user code from running twice.
 
 The line is so long that a namespace with a few entries is not behind all those of another one in the stream.  It holds
 the arguments of a few entries only; those of the others are read again when their turn has come.
@@ -84,7 +84,7 @@ class AsyncRunner:
         log: Log,
         weight_of: Callable[[Namespace], float] = lambda _: 1.0,
     ) -> None:
-        """``weight_of``: a namespace's share of the turns, of those that wait."""
+        """``weight_of``: a namespace's weight in the turns of those that wait."""
         self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
         self._actions = actions
         self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder
@@ -154,7 +154,7 @@ class AsyncRunner:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin what has its turn, as far as there are threads, and announce what comes next."""
+        """Begin the entries whose turn it is, as far as there are threads, and announce the next ones."""
         while not self._stop.is_set():
             with self._lock:
                 following = self._begin()
@@ -191,7 +191,7 @@ class AsyncRunner:
             self._log.event("entry_unprepared", activation_id=pending.activation_id, error=e.message)
 
     def _announced(self, pending: Pending) -> Call | None:
-        """A call whose demand is known before its thread is there.  What is composed of calls needs no instance."""
+        """A call whose demand is known before its thread is there.  A sequence or composition needs no instance."""
         call = self._call(pending)
         if call.action.is_composed:
             return None
@@ -312,5 +312,5 @@ def _make_call(pending: Pending, action: Action) -> Call:
 
 
 def _deleted(pending: Pending) -> Action:
-    """Return what the record needs of an action that has been deleted."""
+    """Return the fields of a deleted action that the record needs."""
     return Action(pending.action, pending.namespace, pending.action_version, Exec(KIND_PYTHON), Limits())

@@ -1,4 +1,4 @@
-"""One activation while it runs: its request, and what became of it so far."""
+"""One activation while it runs: its request, and its state so far."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Call:
     cause: str = ""  # the activation of the sequence or trigger that invoked it
     caused_by: str = ""  # "sequence"
     binding: str = ""  # through which it was named
-    lines: list[str] = field(default_factory=list)  # that the platform writes into its logs
+    lines: list[str] = field(default_factory=list)  # lines that the platform writes into its logs
     received_s: float = field(default_factory=time.monotonic)
     received_ms: int = field(default_factory=wall_ms)
     announced_s: float | None = None  # when demand was put; None: not in the registry
@@ -49,11 +49,11 @@ class Call:
     cold: bool = False  # it waited for this instance's start
     dispatched_ms: int | None = None
     emitted: list[int] = field(default_factory=list)
-    answer_bytes: int = 0  # that the answer's tokens take in memory
-    prompts_bytes: list[int] = field(default_factory=list)  # that the prompts' logprobs take; one for all parts
-    vectors: Vectors | None = None  # that an embedding model has answered
+    answer_bytes: int = 0  # the memory of the answer's tokens
+    prompts_bytes: list[int] = field(default_factory=list)  # the memory of the prompts' logprobs; one for all parts
+    vectors: Vectors | None = None  # an embedding model's answer
     losses: int = 0
-    model_version: str = ""  # that the answer's tokens come from
+    model_version: str = ""  # the version that made the answer's tokens
     adapter: str = ""  # the same, with its version; empty until the first token
 
     def note_instance(self, record: InstanceRecord) -> None:

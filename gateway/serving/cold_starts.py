@@ -1,4 +1,4 @@
-"""Tells what the first answer of a start took, from a thread of its own: no first token waits for the state server."""
+"""Reports how long a start's first answer took, on a thread of its own: no first token waits for the state server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from thaw.standing import ColdStart
 from thaw.tracing.trace import Phase
 
 _MOST: Final = 256
-"""That wait while the state server is away.  Later ones are dropped: a later start is told in their place."""
+"""The most reports that wait while the state server is away.  Further ones are dropped: a later start is reported in
+their place."""
 
 
 class ColdStarts:

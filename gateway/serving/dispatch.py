@@ -49,8 +49,8 @@ class Dispatcher:
         llm_result_bytes: int = 64 << 20,
         on_cold_start: Callable[[Call], None] = lambda _: None,
     ) -> None:
-        """``llm_result_bytes``: what the tokens of one answer may take in memory.  ``on_cold_start`` is called with a
-        call that waited for a start when it has its first token."""
+        """``llm_result_bytes``: the most memory for the tokens of one answer.  ``on_cold_start`` is called with a call
+        that waited for a start when it has its first token."""
         self.on_cold_start = on_cold_start
         self.llm_result_bytes = llm_result_bytes
         self.room, self._demand, self._pool, self._versions, self._log = room, demand, pool, versions, log

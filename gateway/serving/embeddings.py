@@ -20,7 +20,7 @@ from thaw.errors import DeveloperError, ProtocolError, TimeLimitExceeded, Worker
 from thaw.tracing.trace import Phase
 
 _VECTOR_BYTES: Final = 64
-"""What a vector takes in memory beside its characters."""
+"""The memory of a vector beside its characters."""
 
 
 def embeddings_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:

@@ -38,7 +38,7 @@ def steps(dispatcher: Dispatcher, call: Call) -> Steps:
 
 
 def to_end(run: Generator[object, None, T]) -> T:
-    """Drive a generator to its return value, whatever it waits for."""
+    """Drive a generator to its return value, through all of its waits."""
     while True:
         try:
             next(run)

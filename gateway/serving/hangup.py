@@ -1,4 +1,4 @@
-"""What a client's hanging up means to its request: who waits for the request wakes, and the answer is dropped."""
+"""Ends a request when its client hangs up: threads that wait for the request wake, and the answer is dropped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Hangup:
 
 
 def watched(watcher: HangupWatcher, sock: socket.socket | None) -> tuple[Hangup, Callable[[], None]]:
-    """The request's hangup, and what ends the watch (see HangupWatcher.watch).  A test client has no socket."""
+    """The request's hangup, and the function that ends the watch (see HangupWatcher.watch).  A test client has no
+    socket."""
     hangup = Hangup()
     if sock is None or sock.fileno() < 0:
         return hangup, lambda: None

@@ -27,14 +27,14 @@ def outcome_of(error: ThawError) -> Outcome:
 
 def start_mode(call: Call) -> str:
     """Return the start mode of the instance that the call ran on.  A call that reached no instance waited for a cold
-    start; what is composed of calls has none."""
+    start; a sequence or composition has none."""
     if call.instance is None:
         return "" if call.action.is_composed else str(StartMode.COLD)
     return str(call.instance.start_mode if call.cold else StartMode.WARM)
 
 
 def activation_of(call: Call, outcome: Outcome, logs: tuple[str, ...] = ()) -> Activation:
-    """``start`` is where OpenWhisk puts it: before init for a cold run, else at the dispatch.  The wait lies before
+    """``start`` is defined as in OpenWhisk: before init for a cold run, else at the dispatch.  The wait lies before
     it."""
     instance = call.instance if call.dispatched_ms is not None else None
     init_ms = instance.init_ms if instance is not None and call.cold else None

@@ -8,7 +8,7 @@
       │ no
     compute it again, with the same seed
 
-Whatever the way, the reader gets the answer from its first token on, and what the client has already is left out
+In each case the reader gets the answer from its first token on, and events that the client has already are left out
 (event_ids.Progress).
 """
 
@@ -121,7 +121,7 @@ class Reconnects:
         return Way.COMPUTED_AGAIN if handed is None else Way.TAKEN_OVER, reader
 
     def _from_elsewhere(self, call: Call) -> HandedOver | None:
-        """What another gateway had of the answer, or None.  This gateway is the stream's home then."""
+        """Return the part of the answer that another gateway had, or None.  This gateway is the stream's home then."""
         activation_id = call.activation_id
         home = self._homes.home(activation_id)
         if home is not None and home != self._gateway and self._registry.is_gateway_alive(home):

@@ -1,7 +1,7 @@
 """Writes records and traces after the answers, so that no client waits for the state server.
 
 A blocking call's record may be lost with the process (its client has the answer); a 202's is written by its runner
-before its entry is acknowledged (async_runner.py).  Reads at this gateway wait for what is still in the queue
+before its entry is acknowledged (async_runner.py).  Reads at this gateway wait for the records still in the queue
 (``settle``).
 """
 
@@ -86,8 +86,8 @@ class Recorder:
         told how many more bytes wait, or fewer."""
         self._records, self._pool, self._log, self._expect = records, pool, log, expect
         self._queue = FairQueue[Namespace, _Item](weight_of)
-        self._droppable: Counter[Namespace] = Counter()  # of those in the queue
-        self._progress: dict[Namespace, _Progress] = {}  # of those that have something in the queue or being written
+        self._droppable: Counter[Namespace] = Counter()  # among those in the queue
+        self._progress: dict[Namespace, _Progress] = {}  # namespaces with records in the queue or being written
         self._lock = threading.Lock()
         self._filled, self._settled = threading.Condition(self._lock), threading.Condition(self._lock)
         self._stop = threading.Event()
@@ -98,7 +98,7 @@ class Recorder:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Write what is queued, within the time given."""
+        """Write the queued records, within the time given."""
         self.settle(timeout_s)
         self._stop.set()
         with self._filled:
@@ -110,8 +110,8 @@ class Recorder:
         self._put(_Item(call, outcome, pending_entry))
 
     def settle(self, timeout_s: float, namespace: Namespace | None = None) -> bool:
-        """Wait until what the namespace has submitted so far is written, so that a client finds the record of the
-        answer it has; without a namespace, until nothing waits.  False means that the time was too short."""
+        """Wait until the records that the namespace has submitted so far are written, so that a client finds the record
+        of the answer it has; without a namespace, until nothing waits.  False means that the time was too short."""
         with self._settled:
             if namespace is None:
                 return self._settled.wait_for(lambda: not self._progress, timeout_s)

@@ -1,4 +1,4 @@
-"""Sequences, whose components run one after another, and compositions, in which a conductor says what runs next.
+"""Sequences, whose components run one after another, and compositions, in which a conductor names the next action.
 
 ::
 
@@ -86,7 +86,7 @@ class Sequences:
             raise BadRequest(f"{_TOO_LONG} It has {most}, and {self._most_actions} are allowed.")
 
     def steps(self, call: Call) -> Steps:
-        """Run the call, whatever it is composed of.  Never raises."""
+        """Run the call of a sequence or composition.  Never raises."""
         return self._steps(
             call, _Left(self._most_actions, self._most_actions, conductors.most_runs(self._most_actions))
         )
@@ -159,7 +159,8 @@ class Sequences:
     # compositions --------------------------------------------------------------------------------------------------
 
     def _conducted(self, call: Call, left: _Left) -> Generator[str | Reply, None, Outcome]:
-        """A component's failure is for the conductor to deal with, which sees its result.  Its own ends all."""
+        """If a component fails, the conductor gets its result and decides.  If the conductor itself fails, the
+        composition ends."""
         given: Any = call.payload
         while True:
             outcome = yield from self._conductor(call, given, left)

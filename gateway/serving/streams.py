@@ -69,7 +69,7 @@ class Reader:
     hangup: Hangup
     cut: Callable[[], None]
     left: bool = False
-    unread_bytes: int = field(init=False)  # of tokens that its thread has not fetched
+    unread_bytes: int = field(init=False)  # bytes of tokens that its thread has not fetched
     _n_tokens: int = 0
     _n_notices: int = field(init=False)
 
@@ -153,7 +153,7 @@ class Streams:
         with self._lock:
             return self._shelf.n_absent
 
-    # what requests do ----------------------------------------------------------------------------------------------
+    # calls by requests ---------------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -164,8 +164,8 @@ class Streams:
         body_bytes: int = 0,
         handed: HandedOver | None = None,
     ) -> Reader:
-        """Run ``call``, which the throttle has counted, and read its answer.  ``handed`` is what another gateway had of
-        it.  Raises Conflict when it runs here already."""
+        """Run ``call``, which the throttle has counted, and read its answer.  ``handed`` is the part that another
+        gateway had.  Raises Conflict when it runs here already."""
         kept = Kept(call.activation_id, body_bytes)
         stream = Stream(call, kept, threading.Condition(self._lock), call.action)
         if handed is not None:
@@ -194,8 +194,8 @@ class Streams:
             return self._streams.get(activation_id)
 
     def attach(self, activation_id: ActivationId, hangup: Hangup, cut: Callable[[], None]) -> Reader | None:
-        """Read a stream that is here, in the place of whoever reads it now.  Raises Throttled, and Conflict while
-        another client does the same."""
+        """Read a stream that is here, in the place of its present reader.  Raises Throttled, and Conflict while another
+        client does the same."""
         with self._lock:
             stream = self._streams.get(activation_id)
             if stream is None:
@@ -234,10 +234,10 @@ class Streams:
         _end(cut)
         return not stream.kept.dropped
 
-    # what other gateways do ----------------------------------------------------------------------------------------
+    # calls by other gateways ---------------------------------------------------------------------------------------
 
     def picture(self, activation_id: ActivationId) -> HandedOver | None:
-        """What another gateway needs to go on with a stream.  None for one that is not here or has failed."""
+        """Return the data with which another gateway can continue a stream; None if it is not here or has failed."""
         with self._lock:
             stream = self._streams.get(activation_id)
             if stream is None or isinstance(stream.kept.end, ThawError):
@@ -361,7 +361,7 @@ def _end(streams: Sequence[Stream]) -> None:
 
 
 def cutting(sock: object) -> Callable[[], None]:
-    """What breaks a request's connection (a socket; a test client has none)."""
+    """Return a function that breaks a request's connection (a socket; a test client has none)."""
     shutdown = getattr(sock, "shutdown", None)
 
     def cut() -> None:

@@ -57,11 +57,11 @@ class AdapterSlots:
     """Thread-safe."""
 
     def __init__(self, n_slots: int, loaded: Sequence[str] = ()) -> None:
-        """``loaded``: the names of what the container has already, the one loaded last at the end."""
+        """``loaded``: the names of the adapters that the container has already; the one loaded last is at the end."""
         self._n_slots = n_slots
         self._changed = threading.Condition()
         self._held: dict[str, Held] = {}  # by URI; the one used last is at the end
-        self._old: dict[str, None] = {}  # the names of what the container has beside these
+        self._old: dict[str, None] = {}  # the names of the other adapters in the container
         self._closed = False
         self.take_over(loaded, ())
 
@@ -104,7 +104,8 @@ class AdapterSlots:
         self.forget(held)
 
     def lose(self, held: Held) -> bool:
-        """The container does not have it: whoever wants it waits for forget().  False when that is known already."""
+        """Note that the container does not have it: runs that want it wait for forget().  Return False when this is
+        known already."""
         with self._changed:
             is_news = not held.lost and self._held.get(held.uri) is held
             held.lost = True
@@ -122,8 +123,9 @@ class AdapterSlots:
             return [*self._old, *(held.name for held in self._held.values() if held.name)]
 
     def take_over(self, names: Sequence[str], known: Collection[str]) -> None:
-        """The container has these.  Those that nobody knew of are the first to go, and the older versions among them
-        before the others.  What was ``known`` before the container was asked, and is not among them, has gone."""
+        """Note that the container has these adapters.  Those that were unknown here are removed first, older versions
+        before the others.  An adapter that was ``known`` before the container was asked, and is not among them, has
+        gone."""
         with self._changed:
             there = {name: name.rpartition("#")[0] for name in names}
             for held in [h for h in self._held.values() if h.name in known and not h.pins]:
@@ -166,7 +168,8 @@ class AdapterSlots:
         self._changed.wait(wait.left_s())
 
     def _room(self) -> str | None:
-        """Free a place; return the name of what was there, empty for a free place, None when there is none."""
+        """Free a place; return the name of the adapter that was there.  The name is empty for a free place, and None
+        when no place can be freed."""
         if len(self._held) + len(self._old) < self._n_slots:
             return ""
         if self._old:

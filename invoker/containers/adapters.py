@@ -58,7 +58,7 @@ AHEAD_S: Final = 60.0
 """How long the bytes of an adapter may take to come before a run has asked for them."""
 
 FETCHED_AHEAD: Final = 8
-"""At once, of all namespaces."""
+"""The most adapters that are fetched ahead at once, for all namespaces together."""
 
 INSPECTIONS: Final = 6
 """A namespace has at most so many adapters inspected at once.  fetchd refuses more than 8 of models and adapters
@@ -67,7 +67,8 @@ together (fetchd/places.py)."""
 LOOK_S: Final = 5.0
 
 WatchHangup = Callable[[Callable[[], None]], Callable[[], None]]
-"""Calls the first function when the run's client hangs up, until the returned one is called."""
+"""A function that watches the run's client: it calls its argument when the client hangs up, until the function that it
+returned is called."""
 
 
 class Adapters:
@@ -125,8 +126,8 @@ class Adapters:
         slots.loaded(held, name)
 
     def fetch_ahead(self, uris: Sequence[str], namespace: str) -> None:
-        """Bring adapters into fetchd's pool while the instance starts for which requests that want them wait.  Whatever
-        goes wrong is said to the runs themselves."""
+        """Bring adapters into fetchd's pool while the instance for the requests that want them starts.  An error is not
+        reported here: the runs meet it themselves."""
         deadline = time.monotonic() + AHEAD_S
         with self._lock:
             self._ahead.extend((uri, namespace, deadline) for uri in uris)
@@ -180,7 +181,7 @@ class Adapters:
             slots.forget(held)
 
     def _slots_of(self, live: Live, deadline: float) -> AdapterSlots:
-        """The instance's own table.  A restarted invoker asks the container what it has."""
+        """The instance's own table.  A restarted invoker asks the container for its adapters."""
         if live.adapters is None:
             config = live.function.config if live.function is not None else None
             n_slots = config.adapter_slots if config is not None else 0
@@ -194,8 +195,8 @@ class Adapters:
         return live.adapters
 
     def _look_again(self, live: Live, slots: AdapterSlots) -> None:
-        """After a load that failed, nobody here knows whether the other adapter has made room for it.  One that was
-        given up may have ended since."""
+        """After a failed load it is unknown whether the other adapter was removed to make room.  A load that was given
+        up may have ended since."""
         known = slots.names()
         with suppress(ThawError):
             slots.take_over(_asked(live, "GET", "/adapters", "", b"", time.monotonic() + LOOK_S)["names"], known)
@@ -205,7 +206,7 @@ class Adapters:
         namespace = live.record.action.partition("/")[0]
         try:
             return self._load_for(live, uri, replaces, namespace, deadline)
-        except Throttled as e:  # which means something else to a client: this is the host's own limit
+        except Throttled as e:  # to a client this error means something else: this is the host's own limit
             raise InstanceBusy(e.message, hint=e.hint) from e
 
     def _load_for(self, live: Live, uri: str, replaces: str, namespace: str, deadline: float) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""A stage of a pipeline becomes a worker, as its host follows it.
+"""The host's part while a stage of a pipeline becomes a worker.
 
 ::
 
@@ -104,7 +104,7 @@ class Consolidating:
                     return self._failed(live, e)
             else:
                 return self._became_one_worker(live, reply)
-            method = "GET"  # it goes on in there, whoever has asked for it
+            method = "GET"  # it goes on in the container, even if another invoker asked for it
 
     def _ask(self, live: Live, method: str) -> ConsolidateReply:
         """Raises TimeoutError at the deadline, else the container's error or why there is none."""
@@ -183,7 +183,7 @@ def as_worker(record: InstanceRecord, function: Action) -> InstanceRecord:
 
 
 def health_of(path: str) -> dict[str, Any] | None:
-    """What a container says of itself; None when it does not answer."""
+    """Return the container's answer to /health; None when it does not answer."""
     try:
         return ContainerCall(path, HEALTH_S).ask("GET", "/health")[1]
     except (OSError, ProtocolError):

@@ -1,4 +1,4 @@
-"""All instances of this host: which of them take runs, how they end, and what is released when they do."""
+"""All instances of this host: which of them take runs, how they end, and the resources that are released then."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Fleet:
             self.publisher.put(live.record, flip=flip)
 
     def announce_again(self, live: Live) -> None:
-        """Answer a repeated command: its sender may have missed how things are."""
+        """Answer a repeated command: its sender may have missed the state."""
         with live.lock:
             self.publisher.say_again(live.record)
 
@@ -168,8 +168,8 @@ class Fleet:
     # ends ----------------------------------------------------------------------------------------------------------
 
     def release(self, instance_id: InstanceId, *, only_idle: bool, drain_s: float, drained: bool = False) -> None:
-        """Drain and remove.  ``drained``: because a host is emptied.  Raises InstanceBusy when ``only_idle`` and a
-        request is in flight."""
+        """Drain and remove.  ``drained``: this happens because the host is emptied.  Raises InstanceBusy when
+        ``only_idle`` and a request is in flight."""
         live = self.find(instance_id)
         if live is None:
             return  # a repeated command: the instance has gone
@@ -297,7 +297,7 @@ class Fleet:
     def _tell_fetchd(self, record: InstanceRecord, failure: str, tell: Callable[[], None]) -> None:
         try:
             tell()
-        except ThawError as e:  # fetchd is away: its own clean-up and our next start close what is left
+        except ThawError as e:  # fetchd is away: its own clean-up and our next start close the rest
             self.log.event(failure, instance_id=record.instance_id, error=e.message)
 
     def _in_background(self, run: Callable[[], None]) -> None:

@@ -121,7 +121,7 @@ def python_init(function: Action, code: str, api_host: str, layer: str = "") -> 
 
 
 def image_environment(function: Action) -> dict[str, str]:
-    """What Knative tells a service's container; the port is the one of OpenWhisk's contract, too."""
+    """The environment that Knative gives a service's container; OpenWhisk's contract has the same port."""
     if not function.exec.image:
         return {}
     name = function.name.rpartition("/")[2]

@@ -40,7 +40,7 @@ class Event(enum.StrEnum):
     RUN_BEGAN = "run_began"
     LAST_RUN_ENDED = "last_run_ended"
     RELEASE = "release"  # only if idle
-    DRAIN = "drain"  # finish what runs, take nothing new
+    DRAIN = "drain"  # finish the runs in progress, take nothing new
     UNDRAIN = "undrain"  # stay after all
     DEADLINE = "deadline"  # a drain took too long
     EXITED = "exited"  # the process is no more

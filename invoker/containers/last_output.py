@@ -1,4 +1,4 @@
-"""What ended containers wrote to stderr last, kept for an hour: a container's own files go with it.
+"""The last lines that ended containers wrote to stderr, kept for an hour: a container's own files are removed with it.
 
 Each container has one small file in ``<run_dir>/ended``, so an invoker that is restarted still has them.  The files are
 bounded in size each and all together; the oldest go first.
@@ -25,7 +25,7 @@ from thaw.logs import Log
 
 KEPT_S: Final = 3600
 MOST_BYTES: Final = 64 * 1024
-"""One container's part: an engine's traceback with what led to it."""
+"""The bytes kept for one container: enough for an engine's traceback and the lines before it."""
 MOST_BYTES_IN_ALL: Final = 16 << 20
 _MOST_LINES: Final = 2000
 _MOST_ANSWERED: Final = 20  # newest ones of an action: a bounded answer
@@ -42,7 +42,7 @@ class LastOutput:
         self._lock = threading.Lock()
 
     def keep(self, record: InstanceRecord, text: str, reason: str) -> None:
-        """``text`` is what the container printed last, if it did.  A full disk costs the output and nothing else."""
+        """``text`` is the container's last output, if there is any.  On a full disk only this output is lost."""
         if not text:
             return
         output = EndedOutput(
@@ -80,7 +80,8 @@ class LastOutput:
                 yield output
 
     def _paths(self) -> list[Path]:
-        """Oldest first; before all others, what a full disk or a power cut left half written."""
+        """Return the files, the oldest first; a file that a full disk or a power cut left half written comes before all
+        others."""
         return sorted(self._root.iterdir()) if self._root.is_dir() else []
 
     def _prune(self) -> None:

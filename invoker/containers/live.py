@@ -1,4 +1,4 @@
-"""One instance as its invoker holds it: the table's state, the record that others see, and what its end releases."""
+"""One instance as its invoker holds it: the table's state, the record that others see, and the resources to release."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Live:
         self.kind = kind
         self.function: Action | None = None
         self.handle: Handle | None = None
-        self.logs: LogCollector | None = None  # of a function
+        self.logs: LogCollector | None = None  # only a function has one
         self.has_descriptor_socket = False
         self.fetching = False  # fetchd fetches for it: the instance's end must cancel that
         self.ungranted = False  # fetchd may hold a segment for it that no descriptor socket has yet
@@ -82,12 +82,12 @@ class Live:
                 self.error = error
 
     def amend(self, **fields: Any) -> None:
-        """Complete the record with what the start has learnt."""
+        """Complete the record with the facts from the start."""
         with self.lock:
             self.record = replace(self.record, **fields)
 
     def become(self, made: Callable[[InstanceRecord], InstanceRecord]) -> None:
-        """Replace the record by what ``made`` makes of it."""
+        """Replace the record by the result of ``made`` for it."""
         with self.lock:
             self.record = made(self.record)
 
@@ -105,7 +105,7 @@ class Live:
             self.adapters.close()
 
     def labels(self) -> dict[str, str]:
-        """What its driver keeps for an invoker that takes over."""
+        """The labels that the driver keeps for an invoker that takes over."""
         return {"role": "instance", "record": wire.dumps(self.record).decode(), "kind": self.kind}
 
     def attach(self, handle: Handle) -> bool:

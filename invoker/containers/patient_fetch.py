@@ -23,7 +23,8 @@ _COMES_UP_S: Final = 15.0
 
 
 class PatientFetchClient(FetchClient):
-    """Calls that begin something wait for fetchd.  Calls that end something do not: there is nothing to end then."""
+    """Calls that begin something wait for fetchd.  Calls that end something do not wait: without fetchd there is
+    nothing to end."""
 
     def inspect(self, uri: str, namespaces: tuple[str, ...] = (), *, deadline_s: float = 60.0) -> ModelFacts:
         return self._once_it_listens(partial(super().inspect, uri, namespaces, deadline_s=deadline_s))

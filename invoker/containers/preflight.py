@@ -5,8 +5,8 @@
     fetchd:  Inspect ── FetchStart (config, tokenizer) ── grant ──┐          cancel, close the descriptor socket
     here:                        a fork, or a stem cell ── POST /preflight ── ends, whatever it said
 
-It is a start that stops before the weights, on the same ways, so what it says holds for the start.  It takes only what
-is spare: without a stem cell or memory, it says that it could not look, and no request waits for it.
+It is a start that stops before the weights, on the same ways, so its answer holds for the start.  It takes only spare
+resources: without a stem cell or memory, it answers that it could not check, and no request waits for it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ too."""
 WAIT_S: Final = 1.0
 """How long a preflight waits for another one to end."""
 FORK_BYTES: Final = 1 << 30
-"""What a container may take while it looks: its two processes bound themselves to 896 MiB together, beside the model,
-which stays empty (thaw_runtime/engine/main.py, llm/container.py)."""
+"""The memory that a container may take during a preflight: its two processes bound themselves to 896 MiB together,
+beside the model, which stays empty (thaw_runtime/engine/main.py, llm/container.py)."""
 MOST_FETCHED: Final = 128 << 20
 """Config, tokenizer and templates together have at most so many bytes.  The largest tokenizers have 40 MiB."""
 SHARE: Final = 0.25
@@ -53,9 +53,9 @@ KEPT_S: Final = 3600.0
 """An answer holds for a version, settings, an engine and a device.  The engine's image may be replaced under its name
 while the invoker lives, so an answer is asked for again after this time."""
 SLOW_S: Final = 60.0
-"""That a check took too long holds for as long, so nobody keeps a host busy with one model."""
+"""After a check took too long, its error is repeated for this long, so that nobody keeps a host busy with one model."""
 _NO_END: Final = "the engine looked at the model for too long"
-_LABEL: Final = "preflight"  # a restarted invoker ends what it finds with another role than an instance's
+_LABEL: Final = "preflight"  # a restarted invoker ends containers whose role is not that of an instance
 
 
 class Preflights:
@@ -141,7 +141,7 @@ class Preflights:
                 self._cells.refill()
 
     def _taken(self, cell: StemCell) -> Handle:
-        """A stem cell that is nobody else's.  Raises Unavailable."""
+        """Return a stem cell that nobody else uses.  Raises Unavailable."""
         if not self._fleet.driver.reachable():  # a claim would wait for its engine longer than a deploy can
             raise Unavailable("the host's container engine is away")
         taken = self._cells.take(cell)
@@ -240,7 +240,7 @@ class Preflights:
             return known[1] if known is not None and time.monotonic() < known[0] else None
 
     def _remember(self, key: str, answer: PreflightFound | ErrorInfo) -> None:
-        """Keep what the engine said.  That it could not be asked holds for this moment alone."""
+        """Keep the engine's answer.  If the engine could not be asked, nothing is kept."""
         holds_s = KEPT_S
         if isinstance(answer, PreflightFound) and answer.unchecked:
             if answer.unchecked != _NO_END:

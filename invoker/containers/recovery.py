@@ -58,7 +58,7 @@ def recover(
 
 
 def _end(fleet: Fleet, left: Sequence[Owned], log: Log) -> None:
-    """End containers that are not adopted, and keep what they printed, which goes with them."""
+    """End containers that are not adopted, and first save their output, which is removed with them."""
     printed = {o.handle.container_id: printed_by(o.handle) for o in left if o.labels.get("role") == "instance"}
     for owned in fleet.driver.end(left):
         text = printed.get(owned.handle.container_id)

@@ -68,8 +68,8 @@ class Deps:
     cells: StemCells
     records: Records
     layers: Layers
-    credential: Callable[[str], GroupCredential]  # of a group, by the reference in its plan
-    address: str  # of the data port
+    credential: Callable[[str], GroupCredential]  # the group's credential, by the reference in its plan
+    address: str  # the data port's
     log: Log
 
 
@@ -308,7 +308,7 @@ class Starting:
             raise self._why_it_ended(e) from e
 
     def _why_it_ended(self, e: WorkerLost) -> ThawError:
-        """What the container's exit says.  This thread may be ahead of the driver's report of it."""
+        """Return the error from the container's exit.  The driver's report of the exit may come after this call."""
         self._live.gone.wait(EXIT_SEEN_S)
         error = self._live.error or e
         if self._live.cell_kind == KIND_BLACKBOX and isinstance(error, WorkerLost):

@@ -30,7 +30,7 @@ LABEL: Final = "stem-cell"
 WARM: Final = "THAW_WARM"  # tells the container to import the modules for which a start would otherwise wait
 _ANSWER_S: Final = 30.0
 _RETRY_S: Final = 5.0
-_GROWTH: Final = 2.0  # of the pause after each failure in succession
+_GROWTH: Final = 2.0  # the pause is multiplied by it after each failure in succession
 _LONGEST_RETRY_S: Final = 60.0
 
 
@@ -46,8 +46,8 @@ class StemCells:
         self._zygote_lock = threading.Lock()  # the zygote is wanted while its memory is held, and at no other time
         self._waiting: deque[Handle] = deque()
         self._targets = {KIND_PYTHON: 0, KIND_LLM: 0}
-        self._retries: dict[str, threading.Thread] = {}  # of kinds that could not be made
-        self._pauses: dict[str, float] = {}  # of kinds whose last cell failed
+        self._retries: dict[str, threading.Thread] = {}  # for kinds whose cell could not be made
+        self._pauses: dict[str, float] = {}  # for kinds whose last cell failed
         self._changed = threading.Condition()
         self._n_ends = 0
         self._closing = False

@@ -1,4 +1,4 @@
-"""Turns of namespaces at something of which each may have a few at once: whoever has none waits."""
+"""Turns of namespaces at an operation of which each may run a few at once: a caller without a turn waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Turns:
 
     @contextmanager
     def one_of(self, namespace: str, deadline: float) -> Iterator[None]:
-        """``deadline`` is monotonic.  Raises TimeLimitExceeded when there is no turn until then."""
+        """``deadline`` is monotonic.  Raises TimeLimitExceeded when no turn is free until then."""
         with self._changed:
             while self._taken[namespace] >= self._most:
                 self._changed.wait(left_s(deadline))

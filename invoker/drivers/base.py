@@ -24,7 +24,7 @@ class Spec:
     """The container that a driver is asked for.
 
     :meth:`Driver.list_owned` gives ``labels`` back.  ``share`` is the part of the host's cores that it may use, and
-    ``memory_bytes`` what it may use of the host's memory, where the driver can bound it (0: the driver's default).
+    ``memory_bytes`` the memory that it may use, where the driver can bound it (0: the driver's default).
     ``descriptor_socket`` is the path of its own socket to fetchd, ``device`` the accelerator that it may use.
     """
 
@@ -37,7 +37,7 @@ class Spec:
     memory_bytes: int = 0
     descriptor_socket: str = ""
     device: str = "cpu"
-    image: str = ""  # of the user's own, by digest; empty: the kind's
+    image: str = ""  # the user's own image, by digest; empty: the kind's
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Exit:
     """How a container ended.
 
     ``status`` is the exit status, the negative number of the signal, or None where the driver saw only that the process
-    is gone (an adopted one).  ``reason`` is what else the driver knows, empty for most ends.
+    is gone (an adopted one).  ``reason`` is a further cause that the driver knows, empty for most ends.
     """
 
     container_id: str
@@ -205,7 +205,7 @@ class Driver(Protocol):
     def unpause(self, handle: Handle) -> None: ...
 
     def stop(self, handle: Handle, *, deadline_s: float) -> None:
-        """Ask it to end, and kill what is left of its process tree at the deadline.  Its logs stay until ``remove``."""
+        """Ask it to end, and kill the rest of its process tree at the deadline.  Its logs stay until ``remove``."""
 
     def remove(self, handle: Handle) -> None: ...
 
@@ -228,9 +228,9 @@ class Driver(Protocol):
         ...
 
     def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:
-        """End containers of an earlier invoker that were not adopted.  Returns when nothing of them is left, or after
-        a bounded time; what could not be ended by then is logged.  Those that belong to another living invoker are left
-        to it; the others are returned."""
+        """End containers of an earlier invoker that were not adopted.  Returns when nothing of them is left, or after a
+        bounded time; containers that could not be ended by then are logged.  Those that belong to another living
+        invoker are left to it; the others are returned."""
         ...
 
     def close(self) -> None: ...
@@ -238,8 +238,8 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverContext:
-    """What a driver is made from.  ``run_dir`` exists, and no other host uses it.  A driver calls ``cut_off`` when only
-    a new invoker process can reach its engine again."""
+    """The arguments for making a driver.  ``run_dir`` exists, and no other host uses it.  A driver calls ``cut_off``
+    when only a new invoker process can reach its engine again."""
 
     settings: InvokerSettings
     run_dir: Path

@@ -1,4 +1,4 @@
-"""What every container that confines a function gets, whichever engine runs it."""
+"""The environment and the limits of every container that confines a function, for every engine."""
 
 from __future__ import annotations
 

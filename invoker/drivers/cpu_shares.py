@@ -21,7 +21,7 @@ class Shares(Protocol):
     def remove(self, container_id: str) -> None: ...
 
     def sweep(self, kept: frozenset[str]) -> None:
-        """Remove what earlier invokers left of containers that are not in ``kept``."""
+        """Remove the groups that earlier invokers left for containers that are not in ``kept``."""
 
     def close(self) -> None: ...
 
@@ -99,8 +99,8 @@ class CgroupShares:
 
 
 def find_shares(name: str, *, enabled: bool = True, base: Path = Path("/sys/fs/cgroup")) -> Shares:
-    """What this machine can enforce.  It tries to make the group ``name``, which nobody else may use: closing the
-    shares removes it."""
+    """Return the shares that this machine can enforce.  This tries to make the group ``name``, which nobody else may
+    use: closing the shares removes it."""
     if enabled:
         for root, version in ((base / "cpu", 1), (base, 2)):
             if _has_cpu(root, version) and os.access(root, os.W_OK):

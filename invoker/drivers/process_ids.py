@@ -63,7 +63,7 @@ def wait_gone(pid: int, ticks: int, deadline_s: float) -> bool:
 
 
 def end_group(pgid: int, deadline_s: float) -> None:
-    """Kill what is left of a group whose leader has ended, and return when its memory is free."""
+    """Kill the rest of a group whose leader has ended, and return when its memory is free."""
     deadline = time.monotonic() + deadline_s
     members = _members(pgid)
     if members:

@@ -60,7 +60,7 @@ async def _both(*pumps: object) -> None:
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Forward one direction.  ``drain`` waits while the sink does not take what was written."""
+    """Forward one direction.  ``drain`` waits while the sink does not take the written bytes."""
     while data := await source.read(_READ_BYTES):
         sink.write(data)
         await sink.drain()

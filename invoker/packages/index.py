@@ -1,4 +1,4 @@
-"""Where packages come from: the operator's setting, or what pip's own configuration says.
+"""Where packages come from: the operator's setting, or pip's own configuration.
 
 uv does not read pip's configuration, so it is given the same by its environment.
 """
@@ -36,8 +36,8 @@ def index_environment(setting: str) -> Mapping[str, str]:
 
 
 def from_pip(config: str) -> Mapping[str, str]:
-    """uv's variables for what ``pip config list`` prints.  A line of the environment comes after those of files, and
-    wins."""
+    """uv's variables for the output of ``pip config list``.  Lines of the environment come after those of files, and
+    have precedence."""
     found: dict[str, str] = {}
     for line in config.splitlines():
         key, _, value = line.partition("=")

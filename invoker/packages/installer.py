@@ -1,7 +1,7 @@
 """Two programs: one finds the versions of packages, the other puts their files into a folder.  Both are uv's.
 
-uv is run with ``--no-build``, so only wheels are installed and nothing of a package is run; it refuses a package that
-asks for another one by URL.  It runs as a user of its own where the invoker can change users, within limits of CPU
+uv is run with ``--no-build``, so only wheels are installed and no code of a package is run; it refuses a package that
+depends on another one by URL.  It runs as a user of its own where the invoker can change users, within limits of CPU
 time, memory and file size, and is killed when its folder grows beyond its bound or the deadline passes.
 """
 
@@ -29,15 +29,15 @@ from thaw.logs import Log
 from thaw.requirements import bounded
 
 LAYER_BYTES: Final = 2 << 30
-"""What one installation may have on the disk, the downloaded wheels included."""
+"""The most bytes that one installation may have on the disk, the downloaded wheels included."""
 MOST_FILES: Final = 100_000
 UID: Final = 1_999_999_999
 """The programs' user, where the invoker may change users; just below the uids of containers."""
 PYTHON: Final = "3.11"
 """The version in the name of the kind python:3.11, and of the images' Python."""
 _LOOK_S: Final = 0.5
-"""Between two looks at how much was written.  A file system without project quotas tells nobody that a folder grows;
-one file is bounded by RLIMIT_FSIZE."""
+"""The pause between two checks of how much was written.  A file system without project quotas does not report that a
+folder grows; one file is bounded by RLIMIT_FSIZE."""
 _CPU_S: Final = 300
 _MOST_SAID: Final = 1500
 _PATIENCE_S: Final = 15
@@ -63,7 +63,7 @@ class Installer:
 
     def resolve(self, asked: Sequence[str], work: Path, *, deadline_s: float) -> tuple[str, ...]:
         """Each package that is needed, with its version and its hashes.  ``work``: an empty folder.  Raises BadRequest,
-        which names the package that there is none of, Unavailable, PlatformError."""
+        which names a package that does not exist, Unavailable, PlatformError."""
         given, found = work / "requirements.in", work / "requirements.txt"
         given.write_text("\n".join(asked) + "\n", encoding="utf-8")
         self._run(
@@ -244,8 +244,8 @@ def usage(directory: Path) -> tuple[int, int]:
 
 
 def _make_plain(target: Path, *, own: bool) -> None:
-    """Make the files the invoker's, which everybody may read.  Raises BadRequest for what is neither a file nor a
-    folder: a link would lead out of the layer."""
+    """Make the files the invoker's, which everybody may read.  Raises BadRequest for an entry that is neither a file
+    nor a folder: a link would lead out of the layer."""
     target.mkdir(exist_ok=True)  # nothing was asked for that is not there already
     for parent, folders, files in os.walk(target):
         for path in (parent, *(os.path.join(parent, name) for name in (*folders, *files))):

@@ -1,4 +1,4 @@
-"""The layers of a host: folders with installed packages, one for each set of packages, kept by what is in them.
+"""The layers of a host: folders with installed packages, one for each set of packages, named by their content.
 
 ::
 
@@ -7,9 +7,9 @@
         work-XXXX/               an installation that runs, or that was killed
         <name>/                  a layer; the name is a keyed hash of its lines, so nobody can guess it
 
-A layer is renamed into its place when it is complete.  One of an earlier boot is thrown away, because a machine that
-lost its power may have lost a part of it.  When the layers need more than their bound, those that were used least
-recently go, except those of functions that have a container.
+A layer is renamed into its place when it is complete.  A layer of an earlier boot is deleted, because a machine that
+lost its power may have lost a part of it.  When the layers need more than their bound, the least recently used are
+deleted, except those of functions that have a container.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Layers:
             raise PlatformError(f"cannot use {directory}: {e.strerror}", hint="look at THAW_RUN_DIR") from e
 
     def lock(self, asked: tuple[str, ...], namespace: str, *, deadline_s: float) -> tuple[str, ...]:
-        """Find the versions of what is asked for and install them.  Raises BadRequest, which names a package that
-        cannot be installed, Unavailable, PlatformError."""
+        """Find the versions of the packages that are asked for and install them.  Raises BadRequest, which names a
+        package that cannot be installed, Unavailable, PlatformError."""
         ends_s = time.monotonic() + deadline_s
         self._enter(namespace, ends_s)
         try:
@@ -152,7 +152,7 @@ class Layers:
     # room on the disk ----------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Raises Unavailable when the disk, or what functions in use have installed, leaves too little."""
+        """Raises Unavailable when the disk, or the layers in use, leave too little room."""
         self._remove_abandoned()
         in_use = {self.name(packages) for packages in self._in_use() if packages}
         with self._changed:
@@ -195,7 +195,7 @@ class Layers:
 
 
 def _kept(path: Path, value: str) -> str:
-    """What the file holds; ``value``, which is written into it, if there is none."""
+    """Return the file's content.  If the file does not exist, write ``value`` into it and return that."""
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(value)

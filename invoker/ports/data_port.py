@@ -101,7 +101,7 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._refreshed = 0.0
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
-        self.hangups = HangupWatcher()  # of runs that wait for an adapter
+        self.hangups = HangupWatcher()  # for runs that wait for an adapter
         self.scrapers = scrapers
         super().__init__((host, int(port)), Handler)
         self._thread = LastingThread(self._serve, "data-port")
@@ -250,7 +250,7 @@ class Handler(http11.Handler):
         return LogsFound(tuple(found))
 
     def _last_lines(self, instance_id: InstanceId, live: Live | None, deadline: float) -> tuple[str, ...] | None:
-        """What a container that has ended, or is ending, wrote last: its runs' lines went with it."""
+        """The last output of a container that has ended or is ending: the lines of its runs are gone."""
         if live is not None:
             live.gone.wait(max(0.0, deadline - time.monotonic()))
         output = self.server.fleet.last_output.of_instance(instance_id)

@@ -18,7 +18,7 @@ from thaw.tracing.trace import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class GroupCredential:
-    """Gives a stage access to its group's part of the relay server, and to nothing else.  It ends with the group."""
+    """The credential gives a stage access to its group's part of the relay server only.  It ends with the group."""
 
     username: str
     secret: str
@@ -72,7 +72,7 @@ class LlmInit:
     role: StageRole = StageRole.FULL
     link: GroupLink | None = None
     stages: tuple[StageShape, ...] = ()
-    model_version: str = ""  # of the plan; an answer that another version began is refused
+    model_version: str = ""  # the plan's; an answer that another version began is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PreflightReply:
 
     engine: str
     max_model_len: int
-    notes: tuple[str, ...] = ()  # sentences on what is different from what was asked for
+    notes: tuple[str, ...] = ()  # sentences that say what differs from the request
     embeds: bool = False  # an embedding model, which generates no text
 
 
@@ -107,7 +107,7 @@ class ConsolidateReply:
     wait_s: float  # until the model was whole
     stall_s: float  # from the last step of the pipeline to the first of the whole worker
     events: tuple[TraceEvent, ...] = ()
-    build_s: float = 0.0  # in which a later stage built an engine of its own
+    build_s: float = 0.0  # time in which a later stage built an engine of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ MAX_RUN_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 
 EMBEDDINGS: Final = "embeddings"
 TEXT_ENDPOINTS: Final = ("tokenize", "detokenize")
-"""Of runs that need the tokenizer of the base model, and neither its engine nor an adapter."""
+"""The endpoints whose runs need the tokenizer of the base model, but neither its engine nor an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class LlmRun:
     """``prefill_only``: compute the prompt and the tokens of ``resume`` into the prefix cache, and emit no token.  The
     answer is one RunFinished with the reason "prefilled".  A run that moves to another worker is announced there this
     way, so that little is missing when it arrives.  ``adapter``: the URI of the function's own, which the container
-    compares with what the invoker says: one of before there were adapters says nothing."""
+    compares with the invoker's header; an invoker from before adapters existed sends none."""
 
     endpoint: str  # "chat" | "completions" | "embeddings" | "tokenize" | "detokenize"
     body: Mapping[str, Any]  # validated OpenAI JSON
@@ -198,9 +198,9 @@ class RankedToken:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompt:
-    """What a request wants to know of its prompt.  ``texts`` has one text for each token, and so has ``logprobs``,
-    where the first one is None, if they are wanted.  ``ranked`` has the tokens that could stand in the place of each
-    from the second on, of which the first is the prompt's own."""
+    """The information about its prompt that a request asked for.  If wanted, ``texts`` has one text for each token, and
+    ``logprobs`` one entry for each token, the first of which is None.  ``ranked`` lists, for each token from the second
+    on, the tokens that could stand there; the prompt's own token comes first."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -216,7 +216,7 @@ class RunFinished:
     completion_tokens: int
     text: str = ""  # the text that was held back
     events: tuple[TraceEvent, ...] = ()
-    calls: tuple[CallDelta, ...] = ()  # in what was held back
+    calls: tuple[CallDelta, ...] = ()  # in the text that was held back
     prompt: RunPrompt | None = None
 
 

@@ -1,4 +1,4 @@
-"""What a gateway asks an invoker's data port beside runs: logs, the last output of ended containers, and preflights."""
+"""A gateway's requests to an invoker's data port, except runs: logs, last output, preflights, packages and images."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class LogsWanted:
 
 @dataclass(frozen=True, slots=True)
 class LogsFound:
-    """The logs in the order of the request; None where the instance has left and its logs are gone.  Of a container
-    that ended with the run, they are what it wrote to stderr last."""
+    """The logs in the order of the request; None if the instance has gone and its logs with it.  If the container ended
+    with the run, they are the end of its stderr."""
 
     logs: tuple[tuple[str, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OutputWanted:
-    """``POST /output``: ask for what the action's containers wrote to stderr before they ended here."""
+    """``POST /output``: ask for the last stderr output of the action's containers that have ended here."""
 
     action: ActionName
 
@@ -62,17 +62,17 @@ class PreflightWanted:
     """``POST /preflight``: would a start of this config succeed on this host?  The answer is a PreflightFound, the
     error with which the start would fail, or Unavailable when the host cannot say so within ``deadline_ms``.
 
-    Without ``memory`` nobody asks whether resources.gpu_memory_mb is enough."""
+    Without ``memory`` the host does not check whether resources.gpu_memory_mb is enough."""
 
     config: LlmConfig
     deadline_ms: int
     memory: bool = True
-    namespace: str = ""  # of which a host looks at one model at a time
+    namespace: str = ""  # a host checks one model of a namespace at a time
 
 
 @dataclass(frozen=True, slots=True)
 class PackagesWanted:
-    """``POST /packages``: install what a requirements.txt asks for, within ``deadline_ms``.  The answer is a
+    """``POST /packages``: install the packages of a requirements.txt, within ``deadline_ms``.  The answer is a
     PackagesFound, a BadRequest that names the package, or Unavailable when the host can install nothing now."""
 
     asked: tuple[str, ...]

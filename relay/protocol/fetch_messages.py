@@ -18,8 +18,8 @@ from thaw.tracing.trace import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """``namespaces``: those that have an action of the model.  Each may have a few inspections at once.  An ``adapter``
-    is refused if it does not fit ``base``, unless that is empty, or has a higher rank than ``max_rank``."""
+    """``namespaces``: the namespaces that have an action of the model.  Each may have a few inspections at once.  An
+    ``adapter`` is refused if it does not fit ``base``, unless that is empty, or has a higher rank than ``max_rank``."""
 
     uri: str
     namespaces: tuple[str, ...] = ()
@@ -47,10 +47,10 @@ class FetchStart:
     pace_bytes_per_s: int | None = None
     background: bool = False
     later_ranges: tuple[FileRange, ...] = ()  # behind ``ranges`` in the same segment, once those have come
-    weight: float = 1.0  # among fetches of the same rank
-    namespace: str = ""  # of the action; each may have so many fetches at once
+    weight: float = 1.0  # relative to fetches of the same rank
+    namespace: str = ""  # the action's; the number of fetches at once is limited for each
     spare: bool = False
-    """Take free slabs only, and give them back at once: nobody loses what is kept for the next start."""
+    """Take free slabs only, and give them back at once, so that no segment is evicted that the next start may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class FetchStarted:
     segment_id: str
     n_bytes: int
     resident: bool  # every byte was already in host memory
-    left_out_bytes: int = 0  # of ``later_ranges``: the pool had no room for them, they will not come
+    left_out_bytes: int = 0  # bytes of ``later_ranges`` for which the pool had no room: they will not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,12 @@ class FetchStatus:
     group_id: GroupId
     stage: int
     uri: str
-    n_bytes: int  # of the part that is waited for
-    done_bytes: int  # of it
+    n_bytes: int  # the size of the part that the stage waits for
+    done_bytes: int  # bytes of this part that have arrived
     bytes_per_s: float
-    pending_bytes: int = 0  # of it
+    pending_bytes: int = 0  # bytes of this part that have not
     later_bytes: int = 0  # still to come of the later part, in the background
-    left_out_bytes: int = 0  # of the later part: there was no room for it, so the stage cannot become a whole worker
+    left_out_bytes: int = 0  # bytes of the later part without room: the stage cannot become a whole worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class SegmentStatus:
     n_bytes: int
     end: int
     holders: tuple[str, ...]
-    version: str = ""  # of the model, as SegmentKey has it
-    key: str = ""  # of its content, as relay/protocol/pool.py makes it
+    version: str = ""  # the model's, as in SegmentKey
+    key: str = ""  # the content's, made by relay/protocol/pool.py
     n_slabs: int = 0
     complete: bool = False
 

@@ -133,7 +133,7 @@ def encode(header: FrameHeader, payload: bytes) -> bytes:
 
 
 def decode_header(data: bytes | memoryview) -> FrameHeader:
-    """Check and read 64 bytes.  Raises ProtocolError; nothing is allocated by what the header claims."""
+    """Check and read 64 bytes.  Raises ProtocolError; no memory is allocated by the header's numbers."""
     raw = bytes(data)
     known = _KNOWN.get(raw[:_FLAGS_END])
     if known is None or len(raw) != HEADER_BYTES:

@@ -1,7 +1,7 @@
 """HTTP/1.1 as the platform's own processes read it: heads, chunk sizes, and the end of a response.  Pure.
 
 An invoker forwards a container's answer.  It must find the same end of the answer as the gateway, whatever bytes user
-code made the container send.  So both use this file, and it refuses everything that two readers could understand
+code made the container send.  So both use this file, and it refuses everything that two readers could interpret
 differently: lines that do not end in CR LF or hold more than printable ASCII, chunk extensions, trailers.
 
 The proxy of Python functions cannot import this file, because its image holds thaw_runtime and the standard library

@@ -77,8 +77,8 @@ class DemandAdded:
 
     ``waited_ms`` is the request's age by its gateway's own clock when the message was made; a request that was served
     and lost its worker is not new.  ``queued_wall_ms`` is when it came, for a reader of the hash long afterwards.
-    ``ahead``: a 202 that does not wait yet but for a thread, so it counts for no quota of requests that wait.
-    ``adapter``: the URI of the one that the request wants of its instance.
+    ``ahead``: a 202 that waits only for a thread, so it does not count towards the quota of waiting requests.
+    ``adapter``: the URI of the adapter that the request needs.
     """
 
     activation_id: ActivationId
@@ -120,7 +120,7 @@ class PackageChanged:
 
 @dataclass(frozen=True, slots=True)
 class ModelsAllowedChanged:
-    """Gateway → schedulers: the prefixes of models that the namespace may run are others now."""
+    """Gateway → schedulers: the prefixes of models that the namespace may run have changed."""
 
     namespace: Namespace
 
@@ -152,9 +152,10 @@ class ColdStarted:
 
 @dataclass(frozen=True, slots=True)
 class ModelInspected:
-    """``unchanged_version``: the version that the question named is the one there is, so its facts are not repeated.
-    ``command_id``: of the question.  An answer to an earlier one may be out of date.  ``took_s``: seconds that the host
-    looked, by its own clock; the command's way to the host and the answer's way back are not in it."""
+    """``unchanged_version``: the version that the question named is still the current one, so its facts are not
+    repeated.  ``command_id``: the id of the question.  An answer to an earlier question may be out of date.
+    ``took_s``: seconds that the inspection took on the host, by its own clock, without the way of the command and of
+    the answer."""
 
     uri: str
     host_id: HostId
@@ -210,8 +211,8 @@ class StreamWanted:
 
 @dataclass(frozen=True, slots=True)
 class InspectModel:
-    """``known_uri`` and ``known_version`` are what the scheduler knows, if anything: a host need not repeat them.
-    ``namespaces``: those that have an action of the model."""
+    """``known_uri`` and ``known_version`` say what the scheduler knows already; a host need not repeat it.
+    ``namespaces``: the namespaces that have an action of the model."""
 
     uri: str
     known_uri: str = ""

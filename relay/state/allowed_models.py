@@ -1,4 +1,4 @@
-"""The prefixes of models that single namespaces may run, beside those of THAW_MODELS that all may run."""
+"""The prefixes of models that single namespaces may run, beside the prefixes in THAW_MODELS for all namespaces."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class AllowedModels:
         return self._change(namespace, lambda had: tuple(p for p in had if p not in prefixes))
 
     def _change(self, namespace: Namespace, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> tuple[str, ...]:
-        """Read, write and tell the schedulers as one step: of two changes at once, neither is lost, and who ends right
-        after a change has told of it."""
+        """Read, write and tell the schedulers as one step.  So of two changes at once, neither is lost, and a gateway
+        that ends right after a change has announced it."""
 
         def write(pipe: Any) -> tuple[str, ...]:
             row = pipe.hget(keys.ALLOWED_MODELS, namespace)

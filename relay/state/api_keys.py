@@ -1,4 +1,4 @@
-"""API keys in the state server: who they belong to, what they may do, and which were revoked.
+"""API keys in the state server: their owners, their rights, and whether they were revoked.
 
 A key is ``uuid:secret``.  It is stored under its SHA-256, so nobody who reads the state server learns a key.  A revoked
 key keeps its row: a gateway that starts with the same THAW_FIRST_KEY must not bring it back.
@@ -34,8 +34,8 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The owner of an API key.  ``digest`` is of that key: what this one does later is allowed as long as it is live.
-    ``until_ms`` is when the authority ends in any case, 0 where nothing bounds it."""
+    """The owner of an API key.  ``digest`` is the hash of that key: later actions of this owner are allowed as long as
+    the key is live.  ``until_ms`` is the time at which the authority ends in any case; 0: it has no such time."""
 
     namespace: Namespace
     subject: str
@@ -66,7 +66,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a list of keys says of one.  ``key_id`` of a row without an id is the beginning of its hash."""
+    """One key in a list of keys.  ``key_id`` of a row without an id is the beginning of its hash."""
 
     key_id: str
     key: ApiKey

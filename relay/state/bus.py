@@ -52,7 +52,7 @@ def publish(client: redis.Redis, message: Any) -> None:
 
 
 def append(client: Any, message: Any) -> None:
-    """As :func:`publish`, for a pipeline that writes the event and what it tells of as one step."""
+    """As :func:`publish`, for a pipeline that writes the event and the change that it reports as one step."""
     client.xadd(keys.EVENTS, {"f": pack(message)}, maxlen=EVENTS_KEPT, approximate=True)
 
 

@@ -5,8 +5,8 @@
     begin ─▶ add, add, add … ─▶ end ──▶ Records.put_action ──▶ the action is updated, or deleted
              the upload expires         it stays               it expires, or goes with the next one
 
-What no action names has a lifetime.  So a gateway that dies while it writes code leaves nothing behind, and a host that
-reads the code of an action while somebody updates it reads to the end.  A namespace keeps only the latest few such
+Code that no action names has a lifetime.  So a gateway that dies while it writes code leaves nothing behind, and a host
+that reads the code of an action while somebody updates it reads to the end.  A namespace keeps only the latest few such
 codes, so that updates without end do not fill the server.
 """
 
@@ -52,11 +52,12 @@ class Upload:
         self.n_bytes += len(piece)
 
     def end(self) -> StoredCode:
-        """What the action that has this code names.  :meth:`Records.put_action` lets the code stay."""
+        """Return the reference that the code's action stores.  :meth:`Records.put_action` then makes the code
+        permanent."""
         return StoredCode(self._id, tuple(self._digests), self.n_bytes)
 
     def discard(self) -> None:
-        """Delete the code unless an action has it.  What cannot be deleted now expires."""
+        """Delete the code unless an action has it.  If the delete fails, the code expires."""
         if not self._digests:
             return
         try:

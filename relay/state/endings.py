@@ -1,4 +1,4 @@
-"""A namespace's calls in the order in which they ended, and who waits for the next one, by whatever gateway.
+"""A namespace's calls in the order in which they ended, at any gateway, and the readers that wait for the next one.
 
 ::
 
@@ -6,11 +6,11 @@
     thaw:ended:NS      a channel: "so many ids were written"
 
 A cursor is a place in the stream: its entry's id, and how many entries there were up to it.  The second number tells
-how many a reader missed that the stream does not have any more.  No quota counts the stream, so an entry has the
+how many endings a reader missed because the stream no longer has them.  No quota counts the stream, so an entry has the
 digests of its names: the names themselves may have kilobytes.
 
-One thread of the process listens, with one connection, for all who wait, and only to the namespaces of those.  A
-platform on which nobody waits pays for one command in a batch that is written anyway.
+One thread of the process listens, with one connection, for all waiting readers, and only to their namespaces.  If
+nobody waits, the platform pays for one command in a batch that is written anyway.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ return {of['entries-added'], of['length'], of['last-generated-id'], found}
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    entry: str  # of the stream
+    entry: str  # its id in the stream
     n: int
 
     def __str__(self) -> str:
@@ -80,13 +80,14 @@ class Ending:
     names: tuple[str, ...]  # digests
 
     def is_named(self, name: str, namespace: Namespace) -> bool:
-        """Whether a list of the namespace by this name has the record.  Two names have one digest as good as never."""
+        """Whether a list of the namespace by this name has the record.  Two names practically never have the same
+        digest."""
         return _digest(name) in self.names or _digest(name.removeprefix(f"{namespace}/")) in self.names
 
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """``cursor`` is where the next ones begin, and ``n_missed`` are gone that were before these."""
+    """``cursor`` is the place where the next endings begin; ``n_missed`` earlier ones are no longer in the stream."""
 
     cursor: Cursor
     found: tuple[Ending, ...] = ()
@@ -107,7 +108,7 @@ def _digest(name: str) -> str:
 
 
 def tell(pipe: Any, namespace: Namespace, records: Sequence[Activation]) -> None:
-    """Have the pipeline tell of records of the namespace that it writes, as far as it has written them."""
+    """Let the pipeline announce the records of the namespace that it writes, as far as it has written them."""
     rows = [part for r in records for part in (r.activation_id, _SEPARATOR.join(map(_digest, names_of(r))))]
     told_by = (keys.endings(namespace), keys.ended(namespace), keys.activation(""))
     pipe.eval(_TELL, len(told_by), *told_by, KEPT, _KEPT_S, *rows)
@@ -163,8 +164,8 @@ class EndingsListener:
 
     @contextmanager
     def listening(self, namespace: Namespace, activation_id: ActivationId | None = None) -> Iterator[Bell]:
-        """The bell rings when a record of the namespace was written, or only that one; also when it may have been
-        written unheard.  Raises Unavailable."""
+        """Ring the bell when a record of the namespace was written, or only when that record was; also when a message
+        about it may have been lost.  Raises Unavailable."""
         bell = self._join(namespace, activation_id)
         try:
             yield bell
@@ -216,7 +217,7 @@ class EndingsListener:
             yield channel
 
     def _listen(self, channel: redis.client.PubSub) -> None:
-        """Until nobody waits any more.  Raises RedisError."""
+        """Listen until nobody waits any more.  Raises RedisError."""
         subscribed: set[Namespace] = set()
         channel.subscribe(self._own)
         heard_s = time.monotonic()

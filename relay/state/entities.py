@@ -53,8 +53,8 @@ end
 for what, more in pairs(grown) do redis.call('HINCRBY', KEYS[1], what, more) end
 return {1, 0}
 """
-"""Write all rows or none, and keep count of what the namespace has: reading all of it at each write would take the
-state server from everybody."""
+"""Write all rows or none, and keep count of the namespace's entities: reading all of them at each write would block the
+state server for everybody."""
 _DROP_PACKAGE: Final = """
 for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
     if string.sub(name, 1, #ARGV[2]) == ARGV[2] then return 0 end
@@ -80,7 +80,7 @@ class Row(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row of a change: what was read (None: there was none) and what it becomes (None: it is deleted)."""
+    """One row of a change: the old row (None: there was none) and the new one (None: it is deleted)."""
 
     was: Row[Any] | None
     becomes: Package | Trigger | Rule | None
@@ -88,7 +88,7 @@ class Change:
 
 class Entities:
     def __init__(self, client: redis.Redis, most_bytes: int = 8 << 20) -> None:
-        """``most_bytes``: what the entities of one namespace may take."""
+        """``most_bytes``: the most bytes of one namespace's entities."""
         self._redis, self._most_bytes = client, most_bytes
 
     def find(self, kind: type[T], namespace: Namespace, name: str) -> Row[T] | None:

@@ -99,8 +99,8 @@ def written(namespace: str) -> str:
 
 
 def of_records(namespace: str) -> tuple[str, str, str]:
-    """What the keys of the namespace's indexes by name, of records and of traces begin with, for a script that has a
-    record's id and names."""
+    """The prefixes of three kinds of keys: the namespace's indexes by name, records, and traces.  A script adds a
+    record's id or name to them."""
     return activations_of(namespace, ""), activation(""), trace("")
 
 
@@ -127,7 +127,7 @@ def listener(listener_id: str) -> str:
 
 
 def used(namespace: str) -> str:
-    """A hash: what the namespace's records and 202s take (relay/state/storage.py)."""
+    """A hash: the bytes of the namespace's records and 202s (relay/state/storage.py)."""
     return f"thaw:used:{namespace}"
 
 

@@ -131,5 +131,5 @@ def parse(entries: Iterable[Any]) -> Iterable[Entry]:
         try:
             pending = wire.loads(Pending, fields[b"p"])
         except ProtocolError:
-            continue  # of a newer version: a newer gateway claims it once this one is gone
+            continue  # written by a newer version: a newer gateway claims it once this one is gone
         yield Entry(entry_id, pending, redis_link.text(fields.get(b"o", b"")))

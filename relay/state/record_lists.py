@@ -105,7 +105,7 @@ class RecordLists:
         return RecordParts(self._some, [keys.activation(redis_link.text(one)) for one in found])
 
     def _some(self, wanted: Sequence[str]) -> Sequence[bytes]:
-        """Of the first records, one at least; empty for one that has expired."""
+        """Read the first of the wanted records, at least one; an expired record is empty."""
         with redis_link.translated("read records"):
             rows: Any = self._redis.eval(READ_SOME, len(wanted), *wanted, str(_PART_BYTES))
         return list(rows)

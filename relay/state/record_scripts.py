@@ -1,4 +1,4 @@
-"""The Lua of writes that count what they write, each of them one step."""
+"""The Lua scripts for writes.  Each writes and counts in one step."""
 
 from __future__ import annotations
 

@@ -38,14 +38,14 @@ _FSYNC_WAIT_MS: Final = 2_000
 _TRANSACTION_BYTES: Final = 8 << 20
 """Upper limit for one write: the state server serves no other client while it stores the records."""
 _OF_A_START: Final = frozenset({Phase.QUEUED_END, Phase.PLANNED_END, Phase.COMMAND})
-"""One phase of a start each from gateway, scheduler and invoker."""
+"""Events of a start: gateway, scheduler and invoker write one each."""
 _NOT_KEPT: Final = {
     "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
 }
 _NO_LOGS: Final = ("The logs were not kept: the namespace has no room for them.",)
 RELEASED_CODES: Final = 4
-"""So much code of a namespace stays for a while when no action names it any more: a host or a client may be reading it,
-but updates without end must not fill the server."""
+"""The number of codes of a namespace that stay for a while when no action names them any more: a host or a client may
+be reading one, but endless updates must not fill the server."""
 _DELETE_TRIES: Final = 10
 _PART_BYTES: Final = 4 * 1024 * 1024
 
@@ -65,9 +65,9 @@ class Pending:
     endpoint: str = ""  # llm kinds: "chat" | "completions"
     cause: str = ""  # the trigger's activation
     binding: str = ""
-    key_digest: str = ""  # of the key that it was called with
+    key_digest: str = ""  # the hash of the caller's key
     key_until_ms: int = 0
-    parameters: Mapping[str, object] = field(default_factory=dict)  # a conductor's, which each of its runs gets
+    parameters: Mapping[str, object] = field(default_factory=dict)  # a conductor's parameters, for each of its runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Ended:
 
 class Records(RecordLists):
     def __init__(self, client: redis.Redis, clock: StateClock | None = None, storage: Storage | None = None) -> None:
-        """``clock``: its reading is written into the traces of starts.  ``storage``: what namespaces may have; without
+        """``clock``: its reading is written into the traces of starts.  ``storage``: the quotas of namespaces; without
         it everything is written."""
         super().__init__(client)
         self._storage = storage
@@ -92,7 +92,7 @@ class Records(RecordLists):
 
     def put_action(self, action: Action, *, last: str | None, old: Action | None = None, row: str = "") -> None:
         """``last``: the version of this name that ``action`` was made from, whether it exists or was deleted; ``old``
-        is that version if it exists, and ``row`` the digest of what was read of it.  Raises Conflict when another
+        is that version if it exists, and ``row`` the digest of the row that was read.  Raises Conflict when another
         version was written meanwhile, ``old`` deleted, or its row changed in place (rewriting.py): a version stands for
         one code and one model, and the code of a deleted one has an end; Forbidden, TooLarge and StorageFull when the
         namespace may have no more.  An action with an adapter comes and goes with its pool."""
@@ -170,8 +170,8 @@ class Records(RecordLists):
         return [without_code(action) for key in found for action in _readable(self._rows(key))]
 
     def _rows(self, key: str) -> Iterator[bytes]:
-        """The values of a hash, read in parts.  A tenant's actions may have gigabytes of code: all of it at once would
-        be more than a process has."""
+        """Yield the values of a hash, read in parts.  A tenant's actions may have gigabytes of code: all of it at once
+        would not fit into a process's memory."""
         with redis_link.translated("list actions"):
             names: Any = self._redis.hkeys(key)
             pipe = self._redis.pipeline(transaction=False)
@@ -221,7 +221,7 @@ class Records(RecordLists):
                 )
             if deleted:
                 if self._storage is not None:
-                    self._storage.usage(namespace)  # which notes the sum of its code
+                    self._storage.usage(namespace)  # it also notes the sum of its code
                 return action
         raise Conflict("Concurrent modification to resource detected", hint="try again")
 
@@ -417,7 +417,8 @@ def _with_less(ended: Ended) -> Ended:
 
 
 def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
-    """Skip actions that another version wrote: one of them must not hide all others from the scheduler."""
+    """Skip actions that another version of the platform wrote: one of them must not hide all others from the
+    scheduler."""
     for row in rows:
         try:
             yield wire.loads(Action, row)

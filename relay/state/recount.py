@@ -1,5 +1,5 @@
-"""Counts that are put right: a version of the platform without quotas, or a server that lost a write, changes what is
-counted and not its count.  The scheduler does this at its start and now and then."""
+"""Corrects counts: a version of the platform without quotas, or a server that lost a write, changes the data without
+its count.  The scheduler does this at its start and now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import redis
 from relay.state import keys, redis_link
 
 _MOST_PENDING: Final = 5_000
-"""The server serves nobody else meanwhile.  With more 202s than this the count waits until there are fewer."""
+"""The server serves nobody else during a recount.  With more 202s than this, the recount waits until there are
+fewer."""
 
 _HELD: Final = """
 local held = {}

@@ -37,7 +37,7 @@ class RelayEndpoint:
 
 
 def endpoint_of(address: str) -> RelayEndpoint:
-    """Return what ``redis://host:port/db`` or ``rediss://host:port/db?ssl_ca_certs=FILE`` says.
+    """Return the parts of ``redis://host:port/db`` or ``rediss://host:port/db?ssl_ca_certs=FILE``.
 
     Raises PlatformError for another scheme, and for an option of TLS that is not known: to leave one out could mean to
     trust everybody.

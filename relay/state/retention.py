@@ -6,13 +6,13 @@
 
 A record gives way when its namespace has more records or more bytes than its quotas, or when it is older than they say;
 whichever comes first.  The oldest is the one that was written first, by the state server's clock, and not the one that
-began first: a run may take an hour, and its result has been there for a moment then.  What one transaction writes stays
-until the next, so a 202's result is never deleted in the step that writes it.  202s that have not ended count as bytes
-and do not give way.
+began first: a run may take an hour, and its result has been there for a moment then.  The records of one transaction
+stay until the next, so a 202's result is never deleted in the step that writes it.  202s that have not ended count as
+bytes and do not give way.
 
-Most records expire by themselves, and whoever writes takes their places in the indexes away.  A write takes at most as
-many bytes away as it brings, and a hundred records more: the state server serves no other client meanwhile.  So what a
-smaller quota no longer allows goes with the next writes.
+Most records expire by themselves, and later writes remove their places in the indexes.  A write removes at most as many
+bytes as it brings, and a hundred records more: the state server serves no other client meanwhile.  So after a quota has
+become smaller, the next writes remove the records beyond it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes a deployed action in place, without a new version: what its instances run stays what it is."""
+"""Changes a deployed action in place, without a new version: its instances go on to run the same code or model."""
 
 from __future__ import annotations
 

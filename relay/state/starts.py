@@ -1,7 +1,7 @@
-"""How the last starts of each action went: why one failed, and what the first answer of one took.
+"""How the last starts of each action went: why a start failed, and how long a first answer took.
 
 A hash per namespace.  Each row is written in the step that publishes the event which tells of it, so all gateways say
-the same, and one that was restarted has forgotten nothing.  Rows of actions that are deleted go with them, and none is
+the same, and one that was restarted has forgotten nothing.  The rows of an action are deleted with it, and none is
 written for an action that is gone.
 """
 
@@ -55,7 +55,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``version``: of the action that was to start; empty when nothing of it was known."""
+    """``version``: the version of the action that was to start; empty when it was not known."""
 
     error: ErrorInfo
     version: str = ""
@@ -68,14 +68,14 @@ class LastStarts:
 
 
 def note_failed_instance(pipe: Any, record: InstanceRecord) -> None:
-    """``record``: of an instance that is gone with an error.  Call before its row is deleted."""
+    """``record`` belongs to an instance that is gone with an error.  Call this before its row is deleted."""
     if record.action and record.error is not None:
         _note_failure(pipe, record.action, Failure(record.error, record.action_version), record.instance_id)
 
 
 def note_ready(pipe: Any, record: InstanceRecord) -> None:
-    """``record``: of an instance that is ready.  Call before its row is written: a start that succeeds ends the failure
-    of an earlier one of its version, and what an instance reports later ends none."""
+    """``record`` belongs to an instance that is ready.  Call this before its row is written: a successful start clears
+    the failure of an earlier start of its version, and later reports of the instance clear none."""
     if record.action:
         pipe.eval(
             _NOTE_READY,
@@ -101,7 +101,8 @@ def start_failed(client: redis.Redis, failed: StartFailed) -> None:
 
 
 def cold_started(client: redis.Redis, action: ActionName, start: ColdStart) -> None:
-    """``action``: whose instance it is.  The latest start is kept, whichever is told last.  Raises Unavailable."""
+    """``action``: the action of the instance.  The latest start is kept, even if an earlier one is reported after it.
+    Raises Unavailable."""
     namespace = _namespace(action)
     with redis_link.translated("say what a start took"):
         client.eval(
@@ -159,7 +160,7 @@ def _note_failure(pipe: Any, action: ActionName, failure: Failure, instance: str
 
 
 def _short(error: ErrorInfo) -> ErrorInfo:
-    """Without what the container printed.  Nothing else bounds what a tenant's function may say of its end."""
+    """Return the error without the container's output.  Nothing else bounds the length of a function's error."""
     return replace(error, message=error.message[:_LONGEST], hint=error.hint[:_LONGEST], printed="", printed_out="")
 
 

@@ -10,18 +10,18 @@ count behind.  Records expire by themselves, so their bytes are counted by the h
 that expire a week after hour 491011), and an hour is subtracted when all of it has expired.  A record that gives way to
 a newer one before (retention.py) is subtracted from its hour.  Those that versions without that order wrote are among
 "records" and not among "kept": the quota of bytes is not asked for them, so that newer ones do not give way to them.
-Actions and their code are counted where they are, when one is written, and their sum is noted for those who write
+Actions and their code are counted where they are, when one is written, and their sum is noted for the writers of
 records.
 
 The server's memory has a limit and it evicts nothing, so a full server would refuse everything, the platform's own
 state included.  A namespace may therefore have as much as is still free, code and records together, and at most its
-quotas (the dynamic threshold of Choudhury and Hahne, 1998): alone it gets half, and however many fill what they may
-have, the next one still gets something.  An eighth of the memory is what a namespace may have whatever others have, as
-long as anything is free.  A tenth of the memory is the platform's own.
+quotas (the dynamic threshold of Choudhury and Hahne, 1998): alone it gets half, and even if many namespaces fill their
+parts, the next one still gets something.  A namespace may have an eighth of the memory in any case, as long as anything
+is free.  A tenth of the memory is the platform's own.
 
 That threshold refuses 202s and actions, and leaves the results out of long records.  Calls whose answer goes to their
-client are refused when little is left for all.  A namespace's quota of bytes refuses an invocation only for what cannot
-give way: 202s that have not ended, and results that wait to be written.
+client are refused when little is left for all.  A namespace's quota of bytes refuses an invocation only because of
+bytes that cannot give way: 202s that have not ended, and results that wait to be written.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ SHORT_BYTES: Final = 4096
 """A record up to this length is written whether its namespace has room or not."""
 _FOR_TENANTS: Final = 0.9
 _FLOOR, _RESERVE = 1 / 8, 1 / 16
-"""Parts of the tenants' memory: what a namespace may have however little is free, and what is little for all."""
+"""Parts of the tenants' memory: the part that a namespace may always have, and the free part that counts as little."""
 _NO_LIMIT: Final = 2**53
 _MUCH_BYTES: Final = 256 * 1024
-"""After having written so much, a gateway asks with its next write how much memory is left."""
+"""After so many written bytes, a gateway asks with its next write how much memory is left."""
 _ASK_AGAIN_S: Final = 1.0
 """A namespace without room is asked for anew this often, however many of its requests are refused."""
 
@@ -71,7 +71,7 @@ return {n_actions(KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.c
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a namespace has of its quotas."""
+    """How much of its quotas a namespace uses."""
 
     actions: int
     code_bytes: int
@@ -82,13 +82,13 @@ class Usage:
 
 
 def expected_bytes(n_result: int) -> int:
-    """What a record that is not written yet is going to take at least, if it has no room."""
+    """The fewest bytes that a record to be written will take, even if its namespace has no room."""
     return OVERHEAD + min(n_result, SHORT_BYTES)
 
 
 class Storage:
-    """One gateway's knowledge of the state server's room.  It comes with the answers to what the gateway writes anyway.
-    Threads may use it."""
+    """One gateway's knowledge of the free memory on the state server.  It comes with the answers to the gateway's
+    ordinary writes.  Thread-safe."""
 
     def __init__(
         self, client: redis.Redis, quotas_of: Callable[[Namespace], Quotas], now_s: Callable[[], float] = time.monotonic
@@ -97,7 +97,7 @@ class Storage:
         self._free = self._for_tenants = _NO_LIMIT
         self._written = 0  # since it was known how much is free
         self._used: dict[Namespace, int] = {}
-        self._accepted: dict[Namespace, int] = {}  # of it, the bytes of 202s
+        self._accepted: dict[Namespace, int] = {}  # the part of it that 202s take
         self._expected = Counter[Namespace]()
         self._expects = threading.Lock()
         self._asked_s: dict[Namespace, float] = {}
@@ -147,20 +147,21 @@ class Storage:
         self._used[namespace], self._accepted[namespace] = used, accepted
 
     def expect(self, namespace: Namespace, n_bytes: int) -> None:
-        """So many bytes more wait to be written; below 0: they do no longer."""
+        """Count ``n_bytes`` more that wait to be written; a negative number: they no longer wait."""
         with self._expects:
             self._expected[namespace] += n_bytes
             if not self._expected[namespace]:
                 del self._expected[namespace]
 
     def room(self, namespace: Namespace, *, promised: bool = False) -> tuple[int, int, int]:
-        """Return the quota of records and 202s, what a namespace may have now of these and code together, and what is
-        free for all.  ``promised``: of a result that a 202 has promised; others' greed does not take its place."""
+        """Return the quota of records and 202s, the bytes that a namespace may have now of these and code together, and
+        the bytes that are free for all.  ``promised``: the bytes are for the result of a 202, so the use of others must
+        not displace it."""
         share = _NO_LIMIT if promised else self._share()
         return self.quotas_of(namespace).record_bytes, share, self._free
 
     def room_of_202s(self, namespace: Namespace) -> tuple[int, int, int]:
-        """Like room(), for a 202.  Those that have not ended take at most half of the quota, so that their results have
+        """Like room(), for a 202.  202s that have not ended take at most half of the quota, so that their results have
         the other half."""
         quota, share, free = self.room(namespace)
         return quota // 2, share, free
@@ -196,7 +197,8 @@ class Storage:
         return self._accepted.get(namespace, 0) + self._expected.get(namespace, 0)
 
     def code_share(self) -> tuple[int, int]:
-        """Return what a namespace may have now of code and records together, and what is free for all."""
+        """Return the bytes that a namespace may have now of code and records together, and the bytes that are free for
+        all."""
         return self._share(), self._free
 
     def too_much_code(self, namespace: Namespace, n_bytes: int) -> ThawError:

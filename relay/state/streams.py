@@ -1,8 +1,9 @@
-"""Where a stream goes on that its client has left: the note of its gateway, and handing it to another one.
+"""Keeps track of a stream whose client has left: the note of its gateway, and the hand-over to another gateway.
 
-The note is written when a client hangs up, so a stream that nobody interrupts writes nothing.  It decides who runs the
-stream: whoever wants to take it over replaces the note, by compare-and-set, together with the hand-over or after it has
-failed.  So a gateway that answers or notes late finds that the stream is no longer its own.
+The note is written when a client hangs up, so a stream that nobody interrupts writes nothing.  It decides which gateway
+runs the stream.  A gateway that wants to take it over replaces the note, by compare-and-set, together with the
+hand-over or after the hand-over has failed.  So a gateway that answers or notes late finds that the stream is no longer
+its own.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class HandedOver:
     end: RunFinished | None
     age_ms: int
     losses: int
-    model_version: str = ""  # of the model that the tokens come from
+    model_version: str = ""  # version of the model that made the tokens
 
 
 class StreamHomes:
     def __init__(self, client: redis.Redis, waiting: redis.Redis, gateway: GatewayId) -> None:
-        """``waiting``: a client for those who wait for other gateways, and for nothing else."""
+        """``waiting``: a client that is used only by requests that wait for other gateways."""
         self._redis, self._waiting, self._gateway = client, waiting, gateway
         self._asking = threading.BoundedSemaphore(_ASKING)
 

@@ -1,4 +1,4 @@
-"""Lua that counts what a namespace has, with which other scripts begin (storage.py says what is counted where)."""
+"""Lua that counts the data of a namespace.  Other scripts begin with it (storage.py says what is counted where)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thaw.quotas import RECORD_AGE_S
 
 RECORD_TTL_S: Final = RECORD_AGE_S
 OVERHEAD: Final = 512
-"""What the state server needs for a record or a 202 beside its bytes: keys, and its places in the indexes."""
+"""The bytes of a record or a 202 on the state server beside its content: keys, and its places in the indexes."""
 
 COUNTING: Final = f"""
 local OVERHEAD, WEEK_H = {OVERHEAD}, {RECORD_TTL_S // 3600}
@@ -71,4 +71,4 @@ local function n_actions(actions)
     return n
 end
 """
-"""Lua: how many actions a namespace has deployed.  A pool (thaw/pools.py) is none of them."""
+"""Lua: how many actions a namespace has deployed.  A pool (thaw/pools.py) does not count."""

@@ -23,8 +23,9 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 GROUP_BYTES: Final = 128 * 1024 * 1024
-"""A group's quota: what its stages may have on the relay server, over all links and priorities.  The relay server has
-512 MB by default, so it can hold three groups whose receivers have died and still has room for the others."""
+"""A group's quota: the most bytes that its stages may have on the relay server, over all links and priorities.  The
+relay server has 512 MB by default, so it can hold three groups whose receivers have died and still has room for the
+others."""
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 MAX_STAGES: Final = 256
 """Names and handshakes hold a stage number in one byte; plans have at most eight stages today."""
@@ -53,8 +54,8 @@ class Message(NamedTuple):
 class Flow:
     """How much may be on its way.  Both ends of a link have the same flow.
 
-    ``window_bytes`` is what each priority of a link may always have on its way.  When the flow is ``shared``, a
-    priority may also use the windows of the lower ones while they are idle (quota.py).
+    ``window_bytes`` is the number of bytes that each priority of a link may always have on their way.  When the flow is
+    ``shared``, a priority may also use the windows of the lower ones while they are idle (quota.py).
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -84,8 +85,8 @@ class Flow:
 
     @property
     def credit_bytes(self) -> int:
-        """A receiver reports what it has taken each time it has taken so many bytes, which is often enough that a
-        sender never stands still."""
+        """A receiver reports its total each time it has taken this many bytes.  That is often enough, so a sender never
+        stands still."""
         return max(1, self.window_bytes // 4)
 
     @property
@@ -99,9 +100,9 @@ class Transport(Protocol):
     """One stage's end of its group's links.
 
     One thread receives as long as the stage lives: after the last ``send`` this thread notices a cut connection and
-    sends again what the cut lost.  Any thread may send.  Messages of one (receiver, priority) leave one after the
-    other, and a message never waits for another of lower priority.  Any thread may call ``close``, also a second time:
-    a waiting ``receive`` or ``send`` then ends at once with Unavailable.
+    sends the lost frames again.  Any thread may send.  Messages of one (receiver, priority) leave one after the other,
+    and a message never waits for another of lower priority.  Any thread may call ``close``, also a second time: a
+    waiting ``receive`` or ``send`` then ends at once with Unavailable.
     """
 
     def send(self, receiver: int, message: FrameHeader, payload: bytes | memoryview, *, deadline_s: float) -> None:
@@ -109,7 +110,7 @@ class Transport(Protocol):
 
         The caller may reuse ``payload`` afterwards.  Raises Unavailable when the window stays full or the relay server
         does not answer until the deadline; of a message up to ``Flow.at_once_bytes`` nothing was sent then.  Raises
-        WorkerLost when the link cannot go on: its group has ended, or the relay server has lost what it held.
+        WorkerLost when the link cannot go on: its group has ended, or the relay server has lost its frames.
         """
 
     def receive(self, *, deadline_s: float) -> Message:
@@ -128,7 +129,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """What a stage's end of its group's links is made from.  ``flow`` None: the transport chooses."""
+    """The arguments for a stage's end of its group's links.  If ``flow`` is None, the transport chooses it."""
 
     link: GroupLink
     group_id: GroupId

@@ -85,7 +85,7 @@ class Inbox:
         self._ready[message.priority].append(message)
 
     def arm_again(self, lane: Lane) -> None:
-        """``lane`` cannot acknowledge yet what it has taken: ``arm`` it again after other messages have come."""
+        """``lane`` cannot acknowledge its messages yet: ``arm`` it again after other messages have come."""
         if lane not in self._unarmed:
             self._unarmed.append(lane)
 

@@ -30,7 +30,7 @@ from thaw.ids import GroupId
 from thaw.tracing.hops import HopPath
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""A request costs milliseconds whatever it carries."""
+"""Chunks are large, because a request costs milliseconds for any size."""
 TTL_S: Final = 120.0
 _SWEEP_S: Final = 30.0
 _RETRY_S: Final = 0.2

@@ -27,7 +27,7 @@ class LinkQuota:
         self._part_bytes, self._idle_bytes, self._shared = flow.window_bytes, flow.credit_bytes, flow.shared
         self._lock = threading.Lock()
         self._ahead = [0 for _ in Priority]  # bytes on their way, also those of a message that is being sent
-        self._total = 0  # of _ahead
+        self._total = 0  # the sum of _ahead
         self._taken = [0 for _ in Priority]  # bytes since the link was made, as the receiver has reported them
         self._n_sending = [0 for _ in Priority]
 
@@ -77,7 +77,7 @@ class LinkQuota:
     def _fits_shared(self, priority: Priority, n_bytes: int) -> bool:
         for level in Priority:
             if level <= priority and self._ahead_from(level) + n_bytes > self._parts_from(level):
-                return False  # it would take what belongs to a higher priority
+                return False  # it would take a higher priority's part
         ahead = self._ahead[priority] + n_bytes
         below = sum(self._kept(p) for p in Priority if p > priority)
         return ahead <= self._part_bytes or ahead + below <= self._parts_from(priority)

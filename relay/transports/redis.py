@@ -59,7 +59,7 @@ class RedisTransport:
             return self._inbox.receive(deadline_s)
         except TimeoutError:
             for sender in self._senders.values():
-                sender.check()  # perhaps nothing comes because what was sent was refused
+                sender.check()  # perhaps nothing comes because an earlier frame was refused
             raise
 
     def path(self, receiver: int, priority: Priority = Priority.INFERENCE) -> HopPath:

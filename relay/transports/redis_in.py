@@ -77,7 +77,7 @@ class RedisLane:
         self._connection: Connection | None = None
         self._parser: Generator[None] = self._parse()
         self._target: memoryview | None = None
-        self._crc = 0  # of the part of the payload in progress that has come
+        self._crc = 0  # checksum of the received part of the payload in progress
         self._armed = False
         self._between = True  # the parser waits for the first byte of a reply
         self._lost_since: float | None = None
@@ -104,7 +104,7 @@ class RedisLane:
             raise
 
     def arm(self) -> None:
-        """Acknowledge what was taken and ask for more."""
+        """Acknowledge the messages that were taken and ask for more."""
         if self._armed or self._connection is None:
             return
         try:
@@ -241,7 +241,7 @@ class RedisLane:
         return self._assemblies[sender].take(header, place)
 
     def _header(self, key: bytes, n_bytes: int) -> tuple[int, FrameHeader]:
-        """Return the sender and the header at the buffer's start.  Nothing was allocated for what it claims."""
+        """Return the sender and the header at the buffer's start.  No memory was allocated by the header's numbers."""
         connection, sender = self._connection, self._keys.get(key)
         assert connection is not None  # noqa: S101
         if sender is None:

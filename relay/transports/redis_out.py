@@ -64,7 +64,7 @@ class Sender:
 
     A small message is written and kept until the server has confirmed it, or a later one.  A later ``send`` reads the
     confirmation, or a ``receive`` that has waited in vain asks for it (``check``).  When the connection is lost, the
-    thread that receives sends again what is kept, so a Sender is a lane of the inbox too.
+    thread that receives sends the kept messages again, so a Sender is a lane of the inbox too.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Sender:
                 raise WorkerLost(f"the link to stage {receiver} broke: {link.broken}")
             self._send(link, link.seq if seq is None else seq, message, payload, until)
             if self._n_answers and self._n_silent > _SILENT // 2:
-                self._take_confirmations()  # of earlier messages, while this one is on its way
+                self._take_confirmations()  # those of earlier messages, while this one is on its way
 
     def send_frames(self, receiver: int, frames: Sequence[Frame], deadline_s: float) -> None:
         """Send frames that another path did not deliver."""
@@ -306,7 +306,7 @@ class Sender:
                 self._confirmed(reply if isinstance(reply, Refused) else None)
         except OSError:
             self._drop()
-            self._inbox.idle(self)  # the thread that receives sends again what is not confirmed
+            self._inbox.idle(self)  # the thread that receives sends unconfirmed entries again
 
     def _confirmed(self, refused: Refused | None) -> None:
         self._n_answers -= 1

@@ -1,4 +1,4 @@
-"""LoRA adapters: what is one, and whether it fits its base model.
+"""LoRA adapters: recognises them, and checks whether one fits its base model.
 
 An adapter of rank r changes the product with a weight W of shape (rows, columns) to W + B·A, times a factor, with A of
 shape (r, columns) and B of (rows, r).  The names of its tensors say which weights those are.  This module is pure: the
@@ -32,8 +32,7 @@ _NOT_TAKEN: Final = (
 )
 """Keys of PEFT's config under which an adapter is more than two matrices a layer.  vLLM refuses them, too."""
 _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
-"""Of the values of ``init_lora_weights`` that are names, those after which the base model's weights are what they were.
-"""
+"""The names among the values of ``init_lora_weights`` that leave the base model's weights unchanged."""
 
 
 def is_one(names: Collection[str]) -> bool:

@@ -2,8 +2,8 @@
 
 This module is pure: bytes in, values out.  The caller reads the bytes from a store (fetchd) or from a directory
 (``thaw model push``).  An attacker may have written a header, so every length is checked against the file before the
-code trusts it or allocates memory for it, and checkpoints/model_json.py bounds what is made of the text.  The format
-is in docs/formats/checkpoint-index.md.
+code trusts it or allocates memory for it, and checkpoints/model_json.py bounds the values that are made of the text.
+The format is in docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _ENTRY: Final = re.compile(r"(?:embed(?!_out)|wte|wpe|project_in)")  # GPT-NeoX 
 _TOKEN_EMBEDDING: Final = re.compile(r"(?:embed_tokens|wte|word_embeddings|embed_in)\.weight\Z")
 _HEAD: Final = re.compile(r"(?:lm_head|embed_out|output)\.")
 _MAX_RANGES: Final = 16_384
-"""Of the parts of a model.  Tensors that lie in no order at all would make a plan of megabytes."""
+"""The most ranges of a model's parts.  A model with its tensors in random order would make a plan of megabytes."""
 
 
 def is_fetchable(name: str) -> bool:

@@ -27,7 +27,7 @@ MAX_TEXT_BYTES: Final = 160 * 1024 * 1024
 MAX_HEADERS_BYTES: Final = 96 * 1024 * 1024
 """The headers of all files of a model have at most so many bytes together.  A tensor takes some 130 of them."""
 LARGE_BYTES: Final = 2 * 1024 * 1024
-"""A text of this size becomes some 10 MB of values.  Hardly a model has such an index."""
+"""A text of this size becomes some 10 MB of values.  Hardly any model has such an index."""
 _MOST_PER_CHARACTER: Final = 4
 """One emoji makes every character of a text as wide as itself."""
 MAX_NAME: Final = 1024
@@ -47,7 +47,7 @@ class Unreadable(ValueError):
 
 
 class Entry(tuple[Any, Any, Any]):
-    """What a safetensors header says of one tensor: dtype, shape, data_offsets, each as it was found."""
+    """The entry of one tensor in a safetensors header: dtype, shape, data_offsets, each as it was found."""
 
     __slots__ = ()
 
@@ -91,7 +91,7 @@ def is_narrow(data: bytes | str) -> bool:
 
 
 def header_cost(header: bytes) -> int:
-    """What a header counts towards MAX_HEADERS_BYTES."""
+    """The number of bytes for which a header counts towards MAX_HEADERS_BYTES."""
     return len(header) * (1 if is_narrow(header) else _MOST_PER_CHARACTER)
 
 
@@ -167,7 +167,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _count(data: bytes | str, most_values: int, most_lists: int) -> None:
-    """Count the marks also where they stand in texts: an honest model has few of them there.  Raises Unreadable."""
+    """Count the marks, including those inside strings: a valid model has few of them there.  Raises Unreadable."""
     if len(data) > MAX_TEXT_BYTES:
         raise Unreadable(f"it has {len(data)} bytes; at most {MAX_TEXT_BYTES} make sense")
     comma, square, brace = (",", "[", "{") if isinstance(data, str) else (b",", b"[", b"{")

@@ -1,8 +1,9 @@
-"""The files by which an embedding model says how its tokens' vectors become one, as sentence-transformers writes them.
+"""The files with which an embedding model defines how its tokens' vectors become one, as sentence-transformers has
+them.
 
 An engine that lacks them takes the default of the model's architecture, which may be another pooling: the answers look
-like embeddings and are not those of the model.  So an embedding model has these files, and what they ask for is only
-what the engine computes from them.
+like embeddings and are not those of the model.  So an embedding model must have these files, and they may ask only for
+steps that the engine computes.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _MODES: Final = {
     "mean": "MEAN",
     "mean_tokens": "MEAN",
 }
-"""``pooling_mode``, or what stands behind ``pooling_mode_``, and the name that engines have for it."""
+"""The value of ``pooling_mode``, or the part behind ``pooling_mode_``, and the engines' name for it."""
 
 
 def pooling_of(read: Callable[[str], bytes | None]) -> str:
     """CLS, LAST or MEAN: how the model's files say that it pools; ``read`` gives the content of one by its name.
 
-    Raises ModelUnsupported for a model without these files and for what no engine computes from them, ModelCorrupt."""
+    Raises ModelUnsupported for a model without these files or with a step that no engine computes, and ModelCorrupt."""
     data = read(MODULES_NAME)
     if data is None:
         raise ModelUnsupported(

@@ -6,9 +6,10 @@ A push writes the files of a model to a place of their own and then moves one sm
     s3://models/x/thaw-version.json   {"version": 1, "sha256": "3f0c9a17be2d4451…"}         written last
 
 ``s3://models/x@3f0c9a17be2d4451`` is a *pin*: it means these bytes for ever.  ``s3://models/x`` means the newest ones
-at each start.  A pin ends with the first 16 hex digits of the root of the model's hash tree.  They are a name: whoever
-may write to the store and computes 2**32 hashes can make two models of one name.  A pin with all 64 digits means the
-same place and is a proof, as the pointer's are.  See docs/formats/checkpoint-index.md.
+at each start.  A pin ends with the first 16 hex digits of the root of the model's hash tree.  These digits are only a
+name: a user who may write to the store and computes 2**32 hashes can make two models with the same name.  A pin with
+all 64 digits means the same place and is a proof, like the digits in the pointer.  See
+docs/formats/checkpoint-index.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def pinned(uri: str) -> str:
 
 
 def place(uri: str) -> str:
-    """Where the files of the version lie that ``uri`` pins."""
+    """The place of the files of the version that ``uri`` pins."""
     return pin(plain_name(uri), pinned(uri))
 
 

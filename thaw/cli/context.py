@@ -119,5 +119,5 @@ def say_ok(text: str) -> None:
 
 
 def say_aside(text: str) -> None:
-    """On stderr, where stdout has data that another program may read."""
+    """Print on stderr, because another program may read the data on stdout."""
     err().print(f"[green]ok:[/green] {text}", markup=True, soft_wrap=True)

@@ -48,7 +48,7 @@ def pairs(words: Sequence[str] | None) -> dict[str, Any]:
 
 
 def parameters(words: Sequence[str] | None, files: Sequence[Path] | None) -> dict[str, Any]:
-    """Merge the files in order, then the pairs of the command line, which win."""
+    """Merge the files in order, then the pairs of the command line, which have precedence."""
     merged: dict[str, Any] = {}
     for path in files or ():
         merged |= read_object(path)

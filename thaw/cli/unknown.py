@@ -1,4 +1,4 @@
-"""A command that does not exist: what it is called here, or which one was meant."""
+"""A command that does not exist: finds its name here, or the command that was probably meant."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _PASSED_ON = (
     "PIP_CERT",
 )
 """Children inherit only these variables of our environment: a stray variable of a shell must not change a start.  The
-last ones say who may reach what, which only whoever runs the platform can decide."""
+last ones set access rules, which only the operator of the platform can decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def servers(layout: Layout, platform: Platform, secret: str) -> list[Component]:
 
 
 def state_memory() -> str:
-    """What the state server may hold.  Raises SettingError."""
+    """The memory limit of the state server.  Raises SettingError."""
     text = os.environ.get("THAW_STATE_MAXMEMORY", "1gb")
     if not re.fullmatch(r"[1-9][0-9]*(kb|mb|gb)?", text):
         raise SettingError(
@@ -203,15 +203,15 @@ def control_plane(platform: Platform, first_key: str) -> list[Component]:
 
 
 def models(platform: Platform) -> list[str]:
-    """What may run here: the platform's own store, into which ``thaw model push`` writes, and what THAW_MODELS adds.
-    Raises BadRequest."""
+    """The prefixes of models that may run here: the platform's own store, into which ``thaw model push`` writes, and
+    those in THAW_MODELS.  Raises BadRequest."""
     own = f"file://{quote(platform.store_dir)}" if platform.store_dir else "s3://"
     added = [text for entry in os.environ.get("THAW_MODELS", "").split(",") if (text := entry.strip())]
     return list(dict.fromkeys([own, *added]))
 
 
 def _reading(platform: Platform) -> dict[str, str]:
-    """What fetchd may read: the store with the store's key, and the directories that are models."""
+    """The environment that lets fetchd read the store, with the store's key, and the directories of models."""
     roots = [ModelUri.parse_prefix(prefix).directory for prefix in models(platform)]
     return platform.store_env() | {
         "THAW_FETCHD_FILE_ROOTS": ":".join(quote(root) for root in roots if root),

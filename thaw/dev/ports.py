@@ -14,7 +14,7 @@ _LOW, _HIGH = 10_000, 21_000
 
 def free_ports(count: int) -> list[int]:
     """Different free ports whose companion ports (port + 10000) are free, too.  Raises PlatformError."""
-    begin = secrets.randbelow(_HIGH - _LOW)  # whoever sets the seed of random gets another port all the same
+    begin = secrets.randbelow(_HIGH - _LOW)  # a caller that has set the seed of random gets another port all the same
     with ExitStack() as held:
         found: list[int] = []
         for port in (*range(_LOW + begin, _HIGH), *range(_LOW, _LOW + begin)):

@@ -1,5 +1,5 @@
-"""Remove everything that a platform leaves behind, whichever process died and however it died: processes, sockets,
-cgroups, network namespaces and directories.
+"""Remove everything that a platform leaves behind, no matter which process died and how: processes, sockets, cgroups,
+network namespaces and directories.
 """
 
 from __future__ import annotations

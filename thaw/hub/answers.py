@@ -1,4 +1,4 @@
-"""What a hub answers, for everybody who asks it: the files of a commit, and refusals as sentences with the next step.
+"""Reads a hub's answers, for all of its clients: the files of a commit, and refusals as sentences with the next step.
 
 This module is pure: status, headers and bytes in, values out.
 """
@@ -28,8 +28,8 @@ _OID: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _KNOWN: Final = frozenset(
     (*checkpoint.SIDECAR_NAMES, checkpoint.SHARDS_NAME, *checkpoint.FOREIGN_NAMES, "adapter_config.json")
 )
-"""The names that matter besides weights.  Thaw's own index and pointer are not among them: whoever writes to a
-repository could say in them that it holds the files of another one."""
+"""The names of needed files besides weights.  Thaw's own index and pointer are not among them: the owner of a
+repository could claim in them that it holds the files of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def _file(entry: dict[str, Any]) -> HubFile:
 
 
 def next_page(headers: Headers, page: Link) -> Link | Refusal | None:
-    """Where the list goes on behind ``page``, from the header Link; None behind the last one.  Refusal: elsewhere, and
-    the token is for the hub alone."""
+    """Return the link to the page after ``page``, from the header Link; None after the last one.  Return a Refusal for
+    a link to another server, because the token is for the hub alone."""
     found = _NEXT.search(headers.get("Link", ""))
     if found is None:
         return None

@@ -1,7 +1,6 @@
-"""Where a hub leads: its own URL, and the places in the headers Location and Link of its answers.
+"""Parses a hub's own URL, and the links in the headers Location and Link of its answers.
 
-Everybody who follows them asks here first: a place that is no plain URL is none, and two places have the same origin
-only in this one spelling.
+All code that follows them uses this module: only a plain URL is accepted, and each origin has only one spelling.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 
 _PORTS: Final = {"http": 80, "https": 443}
 _PLAIN: Final = re.compile(r"[\x21-\x7e]{1,8192}")
-"""What may be written into a request line as it is."""
+"""Text that may be written into a request line unchanged."""
 _HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 
 

@@ -1,4 +1,4 @@
-"""Models on a hub that speaks Hugging Face's API: their URIs, their versions, and what two of them have in common.
+"""Models on a hub that speaks Hugging Face's API: their URIs, their versions, and the content that two of them share.
 
 ::
 
@@ -60,20 +60,20 @@ def version(commit: str, content: str) -> str:
 
 
 def content_of(uri: str, version: str) -> tuple[str, str]:
-    """What is equal for two models only if their files are.
+    """Return a pair that is equal for two models only if their files are equal.
 
-    A hub says which content each file has, and whoever may not read a file is not told that a model of his has it.  In
-    other stores whoever writes a model says so, hence their models share bytes only with themselves.
+    A hub itself states the content of each file, and does not state it to a user who may not read the file.  In other
+    stores the writer of a model states it, so their models share bytes only with themselves.
     """
     return (HUB, version.partition(".")[2]) if is_hub(uri) else (uri, version)
 
 
 def place_of_content(uri: str, version: str) -> str:
-    """A word under which hosts that may have a model are found: of a hub its content, else its URI, because a host may
-    not say which version it has."""
+    """A key by which hosts that may have a model are found: the content of a model on a hub, else its URI, because a
+    host may not report which version it has."""
     return "://".join(content_of(uri, version)) if is_hub(uri) else uri
 
 
 def is_same_content(uri: str, version: str, held_uri: str, held_version: str) -> bool:
-    """Whether what a host holds are the files of a model.  An empty ``held_version``: the host does not say."""
+    """Whether a host holds the files of a model.  An empty ``held_version``: the host does not report it."""
     return (held_uri == uri and not held_version) or content_of(held_uri, held_version) == content_of(uri, version)

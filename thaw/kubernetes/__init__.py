@@ -1,1 +1,1 @@
-"""What talks to a cluster's API server: its client and watch, which the invoker's driver uses too, and the operator."""
+"""Clients of a cluster's API server: calls and watch, which the invoker's driver uses too, and the operator."""

@@ -1,7 +1,8 @@
 """The only file that imports the kubernetes client: objects of one kind as values, the cluster's errors as ours.
 
 Every call is bounded.  The package finds the credentials (a pod's, or those of a kubeconfig), speaks TLS and knows how
-the API is called.  Bodies go and come as JSON: its models would cost a start some milliseconds and say no more.
+the API is called.  Bodies are sent and received as JSON: the package's models would cost a start some milliseconds and
+add nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 CALL_S: Final = 30.0
 WATCH_S: Final = 240.0
-"""The cluster ends a watch after this time, so a connection that died without a word is noticed soon afterwards."""
+"""The cluster ends a watch after this time, so a connection that died silently is noticed soon afterwards."""
 
 _LATE_S: Final = 20.0
 _LONGEST_EVENT: Final = 4 << 20  # etcd holds no object above 1.5 MiB
@@ -40,8 +41,8 @@ EXPIRED: Final = "EXPIRED"
 
 @dataclass(frozen=True, slots=True)
 class Event(Generic[T]):
-    """``kind``: ADDED, MODIFIED, DELETED, BOOKMARK (only the version counts), or EXPIRED: what happened since the
-    version from which we wanted to go on is forgotten, and a list must be read instead."""
+    """``kind``: ADDED, MODIFIED, DELETED, BOOKMARK (only the version counts), or EXPIRED: the cluster no longer has the
+    changes since the version from which we wanted to go on, and a list must be read instead."""
 
     kind: str
     version: str = ""
@@ -50,7 +51,7 @@ class Event(Generic[T]):
 
 class Collection(Generic[T]):
     """The objects of one kind in one namespace.  Every method raises Unavailable when the API server cannot be reached
-    or is overloaded, or when others write at the same time; PlatformError for what it refuses."""
+    or is overloaded, or when others write at the same time; PlatformError when it refuses a request."""
 
     def __init__(
         self, path: str, noun: str, component: str, see: Callable[[Mapping[str, Any]], T], kubeconfig: str = ""
@@ -84,9 +85,9 @@ class Collection(Generic[T]):
             return [self._see(each) for each in found["items"]], str(found["metadata"]["resourceVersion"])
 
     def watch(self, selector: str, version: str) -> Iterator[Event[T]]:
-        """What happens to the objects after ``version``, until the stream ends or is cut, or :meth:`end_watch` ends it.
-        Returns when the cluster has begun to answer.  PlatformError, and not Unavailable: the cluster does not go on
-        from this version."""
+        """Return the events of the objects after ``version``, until the stream ends or is cut, or :meth:`end_watch`
+        ends it.  Returns when the cluster has begun to answer.  A PlatformError that is not Unavailable means that the
+        cluster cannot go on from this version."""
         query = [
             *([("labelSelector", selector)] if selector else []),
             ("watch", "true"),

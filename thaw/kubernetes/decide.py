@@ -1,10 +1,10 @@
-"""What the operator does about one ModelFunction, and what it then says of it.  Pure: no clock, no socket.
+"""The operator's step for one ModelFunction, and the status that follows.  Pure: no clock, no socket.
 
-The state server is the truth, and the resource its face:
+The state server has the true state, and the resource shows it:
 
-- A resource's change is carried out once: the action carries the resource's generation.  What ``thaw`` changes in the
-  action later stays, is shown, and is written over by the resource's next change.  A change of nothing but the number
-  of instances writes that alone.
+- A resource's change is carried out once: the action carries the resource's generation.  A later change of the action
+  by ``thaw`` stays and is shown, until the resource's next change overwrites it.  If only the number of instances
+  changes, only that is written.
 - An action whose resource is gone is removed.  The action's mark says so, so no finalizer has to.
 - Only the scheduler starts and ends instances.  A resource says how many there shall be at least.
 """
@@ -73,7 +73,7 @@ def step(resource: ModelFunction | None, standing: Standing | None, within: str)
         return Put(put, creates=True)
     if mark is None or mark == wanted:
         return None
-    is_model = standing.config is not None  # of code the scaling would be changed, and the code stay
+    is_model = standing.config is not None  # otherwise only the scaling would change, and its code stay
     bounds = _bounds(resource) if is_model and (mark.uid, mark.spec) == (wanted.uid, wanted.spec) else None
     if bounds is not None and not _shares_instances(standing):
         return Scale({**bounds, "annotations": annotations})
@@ -108,7 +108,7 @@ def status(
     away: ErrorInfo | None,
     now: datetime,
 ) -> Mapping[str, Any]:
-    """``refusal``: what the check at deploy said of this generation.  ``away``: why the gateway tells nothing."""
+    """``refusal``: the error of the check at deploy for this generation.  ``away``: why the gateway does not answer."""
     mark = None if standing is None else _own_mark(standing, within)
     own = standing if mark is not None and mark.uid == resource.uid else None
     if away is not None:
@@ -198,7 +198,7 @@ def _last_cold_start(started: ColdStart) -> Mapping[str, Any]:
 
 
 def _label(name: str) -> str:
-    """As a label's value, which is shorter than a name may be, and ends with a letter or a digit."""
+    """Return a label's value, which is shorter than a name may be, and ends with a letter or a digit."""
     return name[:_LABEL_CHARACTERS].rstrip("-.")
 
 

@@ -6,9 +6,9 @@
                                         ├──▶ one pass: writes to the gateway, statuses to the cluster
     the gateway's news ───▶ standings ──┘
 
-It is a client of the gateway with a tenant's key, and keeps nothing: what a pass needs is in the two lists.  A pass
-decides by a list that was asked for after the last write, so nothing is written twice.  While the
-gateway or the cluster is away nothing is forgotten, because what is left to do is seen from the lists again.
+It is a client of the gateway with a tenant's key, and keeps nothing: all data for a pass is in the two lists.  A pass
+decides by a list that was asked for after the last write, so nothing is written twice.  While the gateway or the
+cluster is away nothing is lost, because the remaining work follows from the lists again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from thaw.settings import SettingError, load
 from thaw.standing import Standing, Standings
 
 _NEWS_S: Final = 25.0
-"""How long the gateway may wait for news before it answers, and how late is seen what no event tells of."""
+"""How long the gateway may wait for news before it answers.  A change without an event is seen after this time at the
+latest."""
 
 _GAP_S: Final = 0.25
 """Between two questions for news: a gateway that is about to end answers each of them at once."""
@@ -79,7 +80,7 @@ class Operator:
         self._pending = True  # a pass is due
         self._resources: dict[str, ModelFunction] | None = None  # None: not listed yet
         self._standings: Mapping[str, Standing] | None = None  # None: nobody has asked since the last write
-        self._mark = ""  # of the standings
+        self._mark = ""  # the standings' mark
         self._n_writes = 0
         self._away: ErrorInfo | None = None  # why the gateway tells nothing
         self._refusals = Refusals[tuple[str, int], ErrorInfo](refused_s)  # by uid and generation
@@ -101,7 +102,7 @@ class Operator:
         self._passes.join(_JOIN_S)  # the other thread may be waiting for the gateway, and writes nothing
         self._cluster.close()
 
-    # what there shall be ---------------------------------------------------------------------------------------------
+    # wanted state ----------------------------------------------------------------------------------------------------
 
     def _take(self, event: Event[ModelFunction]) -> None:
         if event.what is None:
@@ -124,7 +125,7 @@ class Operator:
             self._pending = True
             self._changed.notify_all()
 
-    # what there is ---------------------------------------------------------------------------------------------------
+    # present state ---------------------------------------------------------------------------------------------------
 
     def _follow_gateway(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -155,7 +156,7 @@ class Operator:
             self._changed.notify_all()
 
     def _lost(self, error: ThawError) -> None:
-        """What was told before stands if the gateway has only too much to do."""
+        """The earlier answer stays valid if the gateway is only overloaded."""
         if isinstance(error, ApiError) and error.http_status == _TOO_MANY:
             self._log.event("gateway_busy", error=error.message)
             return
@@ -168,14 +169,14 @@ class Operator:
             self._changed.notify_all()
 
     def _ask(self) -> Mapping[str, Standing]:
-        """What there is after all writes so far.  Raises ThawError."""
+        """Read the state after all writes so far.  Raises ThawError."""
         found = wire.from_plain(Standings, self._gateway.get("standings"))
         standings = {each.name: each for each in found.actions}
         with self._changed:
             self._standings, self._mark = standings, found.mark
         return standings
 
-    # what is done ----------------------------------------------------------------------------------------------------
+    # passes ----------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -197,8 +198,8 @@ class Operator:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _pass(self) -> None:
-        """Bring each resource and each action of ours to where it shall be, and say where it is.  Raises ThawError for
-        what is to be tried again."""
+        """Bring each resource and each action of ours to its wanted state, and report its present state.  Raises
+        ThawError if something is to be tried again."""
         with self._changed:
             resources, away = dict(self._resources or {}), self._away
             standings: Mapping[str, Standing] | None = self._standings
@@ -211,7 +212,7 @@ class Operator:
         if away is None:
             standings = self._ask() if standings is None else standings
             n_writes = self._n_writes
-            if not self._is_cluster_away():  # what it holds by now is unknown; the watch wakes us when it is back
+            if not self._is_cluster_away():  # its present state is unknown; the watch wakes us when it is back
                 failed = self._write(resources, standings)
             if n_writes != self._n_writes:
                 standings = self._ask()
@@ -220,8 +221,8 @@ class Operator:
             raise failed
 
     def _write(self, resources: Mapping[str, ModelFunction], standings: Mapping[str, Standing]) -> ThawError | None:
-        """Returns what the gateway did not take for now; the other resources do not wait for it, unless it takes
-        nothing."""
+        """Returns the error for the resources that the gateway did not accept for now.  The other resources do not wait
+        for these, unless the gateway accepts nothing."""
         failed: ThawError | None = None
         for name in sorted({*resources, *standings}):
             if self._step(resources.get(name), standings.get(name)) is None:
@@ -242,14 +243,14 @@ class Operator:
         return decide.step(resource, standing, self._within)
 
     def _bring(self, name: str, standing: Standing | None) -> None:
-        """Write what is due by the resource as the cluster holds it now.  What the watch has told may be old, and a
-        write by it would undo what another operator has done.  Raises ThawError."""
+        """Write the step for the resource as the cluster holds it now.  The watch's copy may be old, and a write based
+        on it would undo another operator's change.  Raises ThawError."""
         listed, _ = self._cluster.list(name=name)
         resource = next(iter(listed), None)
         step = self._step(resource, standing)
         if step is None:
             return
-        self._outdate()  # an answer that was asked for before this write says nothing of what there is after it
+        self._outdate()  # an answer that was requested before this write does not show the state after it
         try:
             self._carry_out(name, step, None if standing is None else standing.version)
         except ApiError as e:
@@ -338,7 +339,7 @@ def _absence(error: ThawError) -> ErrorInfo:
 
 
 def _own_hint(error: ApiError) -> str:
-    """The gateway's.  The client's own are for whoever types commands."""
+    """Return the gateway's hint.  The client's own hints are for users of the command line."""
     return str(error.body.get("hint") or "") if isinstance(error.body, dict) else ""
 
 

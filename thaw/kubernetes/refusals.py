@@ -25,10 +25,10 @@ class Refusals(Generic[K, V]):
         return None if found is None else found[1]
 
     def forget(self, living: Set[K]) -> None:
-        """Those whose time is over, and of what is not there any more."""
+        """Forget refusals whose time is over, and those of things that no longer exist."""
         now = self._now()
         self._noted = {k: (until, said) for k, (until, said) in self._noted.items() if until > now and k in living}
 
     def left_s(self) -> float | None:
-        """Until the time of the next one is over; None when there is none."""
+        """Return the seconds until the next refusal's time is over; None when there is none."""
         return max(0.0, min(until for until, _ in self._noted.values()) - self._now()) if self._noted else None

@@ -13,14 +13,14 @@ from thaw.standing import RESOURCE_MARK, Standing
 
 ACTION: Final = f"{GROUP}/action"
 BOUNDS: Final = ("min_instances", "max_instances", "keep_alive_s")
-"""What of ``scaling`` is changed without a new version."""
+"""The fields of ``scaling`` that change without a new version."""
 
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFunction:
-    """``generation`` counts the changes of ``spec``.  ``status`` is what the cluster holds."""
+    """``generation`` counts the changes of ``spec``.  ``status`` is the one that the cluster holds."""
 
     name: str
     uid: str
@@ -59,7 +59,7 @@ class Mark:
 
 
 def mark_of(standing: Standing) -> Mark | None:
-    """None for an action that no resource made, or whose mark somebody has written over."""
+    """Return None for an action that no resource made, or whose mark somebody has overwritten."""
     match standing.annotations.get(RESOURCE_MARK):
         case {"within": str(within), "name": str(name), "uid": str(uid), "generation": int(generation), **more}:
             return Mark(within, name, uid, generation, str(more.get("spec", "")))
@@ -100,6 +100,6 @@ def with_times(
 
 
 def without_times(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What a status says, whenever it is said."""
+    """Return the status without the times of its conditions."""
     conditions = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in status.get("conditions") or ()]
     return {**status, "conditions": conditions}

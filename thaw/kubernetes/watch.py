@@ -1,4 +1,4 @@
-"""What happens to objects of one kind as long as there is a cluster: one thread, one stream, nothing is asked twice.
+"""Follows changes of objects of one kind as long as there is a cluster: one thread, one stream, nothing is read twice.
 
 ::
 
@@ -7,7 +7,7 @@
       │   the version is       │ └── the stream ends, or is cut: go on at the newest version
       └── forgotten, refused   └──── the API server is away: wait, twice as long each time
 
-What runs goes on while the API server is away; only what must be asked of it waits.
+Running work goes on while the API server is away; only requests to it wait.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Watch(Generic[T]):
                 self._follow()
             except ThawError as e:
                 if not isinstance(e, Unavailable):
-                    self._version = ""  # it is refused: the same question would have the same answer for ever
+                    self._version = ""  # it is refused: the same request would be refused for ever
                 if not self.away and not self._stop.is_set():
                     self.away = True
                     self._log.event("cluster_away", error=e.message)
@@ -98,7 +98,7 @@ class Watch(Generic[T]):
         if not self._version:
             objects, version = self._collection.list(self._selector)
             self._again(objects)
-            self._version = version  # not before: what _again did not finish is read again
+            self._version = version  # not before: if _again did not finish, it is read again
         events = self._collection.watch(self._selector, self._version)
         if self._stop.is_set():
             self._collection.end_watch()  # stop() was earlier than the stream

@@ -1,1 +1,1 @@
-"""What a process of the platform needs whatever it does: lasting threads, its orderly end, and wake-ups."""
+"""Shared code for every process of the platform: lasting threads, an orderly end, and wake-ups."""

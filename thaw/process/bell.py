@@ -1,7 +1,7 @@
-"""Wakes whoever sleeps until something has changed.
+"""Wakes threads that sleep until something has changed.
 
-Nobody who sleeps is asked to wake more than once: a change costs as much as there are sleepers who have not heard of
-the changes before it.  A bell remembers when it rang last, so a change between a look and the sleep is not missed.
+Each sleeping thread is woken only once: the cost of a change depends on the number of threads that earlier changes have
+not woken.  A bell remembers when it rang last, so a change between a look and the sleep is not missed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 
 class Bell:
-    """A new bell counts as one that has just rung: what changed before it was there was told to nobody."""
+    """A new bell counts as one that has just rung, because nobody was told of earlier changes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

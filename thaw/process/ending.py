@@ -1,4 +1,4 @@
-"""The end that an operator asks for with SIGTERM or SIGINT.  The main thread waits for it.
+"""Ends a process when an operator sends SIGTERM or SIGINT.  The main thread waits for the signal.
 
 A container's process exits at once instead (thaw_runtime/process/signals.py): the image of a Python function does not
 hold this file, and the container has nothing to finish.
@@ -34,7 +34,7 @@ class Ending:
 
 
 def end_within(seconds: float, log_it: Callable[[], None] = lambda: None) -> None:
-    """End this process after ``seconds`` at the latest, whatever its threads wait for.
+    """End this process after ``seconds`` at the latest, even if its threads still wait.
 
     Nothing depends on the messages that an ending process sends to the state server, because leases run out by
     themselves.  If the server's host is shutting down too, it does not answer, and each look-up of its name takes ten

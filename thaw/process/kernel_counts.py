@@ -1,4 +1,4 @@
-"""Parse what Linux counts for a thread: texts from /proc in, seconds out.
+"""Parse Linux's times of a thread: texts from /proc in, seconds out.
 
 This module is pure.  A kernel that does not count a value gives zeros, which explain nothing.
 """

@@ -1,4 +1,4 @@
-"""Threads that must last as long as their process, and what happens when one of them dies.
+"""Threads that must last as long as their process, and the end of the process when one of them dies.
 
 Such a thread does work that no other thread does: it sends heartbeats, reads events or writes records.  A process that
 continues without the thread accepts work and never does it.  So a process calls :func:`guard` at its start.  Then an

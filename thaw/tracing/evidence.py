@@ -158,7 +158,7 @@ def _account(leaf: Interval, leaves: Sequence[Interval], stops: Sequence[Interva
 
 
 def _wait(leaf: Interval, leaves: Sequence[Interval]) -> tuple[Share, float]:
-    """What the phase was blocked on, and how many seconds of that wait another phase has to explain."""
+    """Return the wait of the phase with its cause, and how many seconds of it another phase has to explain."""
     waited_s, awaited = _number(leaf, "wait_s"), str(dict(leaf.attrs).get("waits_for", ""))
     share = Share(f"waiting for {awaited}" if awaited else "waiting", waited_s)
     if awaited not in _PROCESS_OF:

@@ -22,7 +22,7 @@ MIXED: Final = "mixed"
 
 
 class HopPath(enum.StrEnum):
-    """What carried a message from one stage to another."""
+    """The path that carried a message from one stage to another."""
 
     RELAY = "relay"  # the Redis server that both ends reach
     TCP = "tcp"  # a TCP connection from one end to the other

@@ -102,7 +102,7 @@ class Timeline:
     end_s: float
     end_name: str
     gaps: tuple[Gap, ...]
-    clocks: tuple[ClockSkew, ...] = ()  # of the machines beside the one on which the request arrived
+    clocks: tuple[ClockSkew, ...] = ()  # for the other machines than the one on which the request arrived
 
     @property
     def longest_gap(self) -> Gap | None:

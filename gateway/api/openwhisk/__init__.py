@@ -1,1 +1,1 @@
-"""OpenWhisk's REST API: one file for each kind of entity, beside what their bodies and answers have in common."""
+"""OpenWhisk's REST API: one file for each kind of entity, and shared functions for their bodies and answers."""

@@ -1,4 +1,5 @@
-"""Turns a PUT's body into an Action: resolves the kind, checks the config, and keeps what the body leaves out."""
+"""Turns a PUT's body into an Action: resolves the kind, checks the config, and keeps fields that the body leaves
+out."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
 
 
 def _check_annotations(annotations: Json, action: Action) -> None:
-    """Refuse what would protect less than it says, or do nothing.  Raises BadRequest."""
+    """Refuse annotations that would protect less than they say, or do nothing.  Raises BadRequest."""
     if annotations.get(HTTP_SERVER, False) not in (True, False):
         raise malformed(f"the annotation {HTTP_SERVER} must be true or false")
     if annotations.get(HTTP_SERVER) is True and not action.exec.image:

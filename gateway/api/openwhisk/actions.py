@@ -91,7 +91,7 @@ def _take_memory(memory: ExitStack, name: ActionName, taken: int = 0) -> int:
 def _changed(
     action: Action, memory: ExitStack, taken: int = 0, more: Mapping[str, Any] = MappingProxyType({})
 ) -> Response:
-    """The answer to a change that is made, with ``more``: it is no error when the code cannot be told."""
+    """The answer to a change that was made, with ``more``.  It is no error when the code cannot be read."""
     try:
         _take_memory(memory, action.name, taken)
         return _with_code(action, memory, more)
@@ -199,7 +199,7 @@ def _keep_package(core: Gateway, action: Action) -> None:
 
 
 def _preflight(action: Action, body: dict[str, Any], own: str) -> Verdict | None:
-    """None where the model and its settings stay what they were.  Raises Unfit unless the caller forces the deploy."""
+    """Return None if the model and its settings do not change.  Raises Unfit unless the caller forces the deploy."""
     if action.config is None or not ("exec" in body or "config" in body):
         return None
     force = query_flag("force")

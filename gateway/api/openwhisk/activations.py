@@ -122,7 +122,7 @@ def get_trace(ns: str, activation_id: str) -> Response:
 
 
 def _hold(core: Gateway, own: Namespace, activation_id: ActivationId, longest_s: float) -> None:
-    """A record of another namespace is none here: whoever asks for it must not learn that it is there."""
+    """A record of another namespace counts as absent: a caller must not learn that it exists."""
 
     def look() -> tuple[float, Activation | None]:
         began_s, record = time.monotonic(), core.records.activation(activation_id)
@@ -141,7 +141,7 @@ def _hold(core: Gateway, own: Namespace, activation_id: ActivationId, longest_s:
 
 def _links(plan: Plan | None) -> dict[str, float]:
     """Bytes per second of the network links of the plan's hosts, where they are known.  Only an operator may list
-    hosts, but everybody may learn what a start of their own had."""
+    hosts, but everybody may learn it for their own starts."""
     named = set() if plan is None else {stage.host for stage in plan.stages}
     reports = gateway().registry.hosts() if named else []
     return {r.host_id: r.network_bytes_per_s for r in reports if r.host_id in named and r.network_bytes_per_s > 0}

@@ -36,7 +36,7 @@ _REQUIRED: Final = ("id", "source", "specversion", "type")
 _DATA: Final = ("data", "data_base64")
 _MOST_ATTRIBUTES: Final = 64
 _MOST_CHARACTERS: Final = 16_384
-"""Of all attributes of an answer together: proxies refuse longer heads."""
+"""The most characters of all attributes of an answer together: proxies refuse longer heads."""
 _AS_THEY_ARE: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
 """A header's value has the other characters percent-encoded (HTTP binding, 3.1.3.2)."""
 
@@ -135,7 +135,8 @@ def body_of(event: Event) -> dict[str, Any]:
 
 def answer(result: Any, mode: Mode, *, event_id: str, source: str) -> EventAnswer | None:
     """Return the event that a function answered with, in the mode of the event that it got; None if it answered with
-    none.  ``event_id``, ``source``: of an event that names none itself.  Raises BadRequest if it is no valid event."""
+    none.  ``event_id`` and ``source`` are for an event that names none itself.  Raises BadRequest if it is no valid
+    event."""
     if not isinstance(result, dict) or FIELD not in result:
         return None
     told = result[FIELD]

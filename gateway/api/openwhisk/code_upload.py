@@ -15,12 +15,12 @@ from thaw.errors import BadRequest, TooLarge
 from thaw.ids import random_hex_id
 
 INLINE_BYTES: Final = 64 * 1024
-"""Code of at most this length is kept in its action, which is then one read."""
+"""Code of at most this length is kept in its action, so that one read gets both."""
 _PIECE_BYTES: Final = 512 * 1024
 
 
 class LongCode:
-    """What stands for ``exec.code`` in a parsed body when the code has been stored."""
+    """The value of ``exec.code`` in a parsed body when the code has been stored."""
 
     def __init__(self, stored: StoredCode, zip_: io.BytesIO | None) -> None:
         """``zip_`` is the code as a zip, if it is one."""

@@ -1,7 +1,7 @@
-"""A zip as an action's code: which packages it asks for and does not bring.
+"""A zip as an action's code: finds the packages that it asks for and does not contain.
 
-They are installed when the action is deployed (gateway/serving/deploying/package_locks.py), so a zip that asks for what
-cannot be installed is refused then, and not at its first run.
+They are installed when the action is deployed (gateway/serving/deploying/package_locks.py), so a zip with a package
+that cannot be installed is refused then, and not at its first run.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _may_be_zip(data: io.BytesIO) -> bool:
 
 
 def packages_of(data: io.BytesIO) -> tuple[str, ...]:
-    """The packages that the zip asks for and does not bring.  Raises BadRequest for a requirements.txt that asks for
-    more than packages by name.
+    """Return the packages that the zip asks for and does not contain.  Raises BadRequest for a requirements.txt that
+    asks for more than packages by name.
 
     A zip that cannot be read asks for nothing: its runtime says so, in OpenWhisk's words.
     """

@@ -1,4 +1,4 @@
-"""What the bodies and answers of packages, triggers and rules have in common."""
+"""Functions for the bodies and answers that packages, triggers and rules have in common."""
 
 from __future__ import annotations
 

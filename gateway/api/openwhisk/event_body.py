@@ -27,7 +27,7 @@ def sent_event(max_bytes: int) -> Event | None:
 
 
 def sent_arguments(action: Action, max_bytes: int) -> tuple[dict[str, Any], Mode | None]:
-    """The arguments of an invocation, and how they came if they were an event.  Raises TooLarge, BadRequest,
+    """Return the arguments of an invocation, and their mode if they came as an event.  Raises TooLarge, BadRequest,
     UnsupportedType."""
     event = sent_event(max_bytes)
     if event is None:

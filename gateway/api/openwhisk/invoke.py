@@ -102,7 +102,7 @@ def _answer(call: Call, outcome: Outcome | None, mode: Mode | None, *, only_resu
 
 
 def _event(call: Call, outcome: Outcome, mode: Mode) -> Response | None:
-    """The event that a function answered an event with.  Raises DeveloperError."""
+    """Return the event with which a function answered an event.  Raises DeveloperError."""
     if outcome.status is not ActivationStatus.SUCCESS:
         return None
     g.activation_id = call.activation_id
@@ -113,7 +113,7 @@ def _event(call: Call, outcome: Outcome, mode: Mode) -> Response | None:
 
 
 def event_answer(call: Call, result: Any, mode: Mode) -> Response | None:
-    """The event that a function's result is; ``mode``: of the event that it got.  Raises BadRequest."""
+    """Return the event in a function's result; ``mode`` is the mode of the event that it got.  Raises BadRequest."""
     source = f"/{call.action.name}"
     made = cloud_event.answer(result, mode, event_id=call.activation_id, source=source)
     if made is None:

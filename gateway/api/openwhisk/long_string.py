@@ -2,8 +2,8 @@
 
 Python would keep the text several times, with up to four bytes a character: 45 MB of code took 540 MB.  Here the string
 leaves in pieces of UTF-8, and a short mark stands in its place in the rest, which is then parsed as every other JSON.
-What is looked for is only where strings begin and end, by functions that run at C's speed: an escaped quote is none,
-and outside of strings there are no backslashes in what the parser will accept.
+The search is only for the places where strings begin and end, by functions that run at C's speed: an escaped quote is
+no end, and outside of strings a text that the parser accepts has no backslashes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from thaw.errors import BadRequest, TooLarge
 
 WINDOW_BYTES: Final = 128 * 1024
-"""How much should be fed at a time: windows and what is made of them are in memory several times."""
+"""The number of bytes that should be fed at a time: a window and its copies are in memory several times."""
 _HIGH: Final = re.compile(rb"\\u[dD][89abAB]..")
 """The first half of an escaped character beyond 16 bits."""
 _LONGEST_ESCAPE: Final = 12
@@ -61,9 +61,9 @@ class LongString:
             self._keep(data[at:])
 
     def rest(self) -> bytes:
-        """What arrived, with the mark for the long string."""
+        """Return the rest of the text, with the mark in place of the long string."""
         if self._is_inside or self._held:
-            self._keep(b'"' + self._string + self._held)  # no JSON, as its parser will say
+            self._keep(b'"' + self._string + self._held)  # this is no JSON, so its parser will refuse it
         rest, self._rest = bytes(self._rest), bytearray()
         return rest
 

@@ -24,7 +24,7 @@ _RESERVED: Final = "default"
 
 @blueprint.get("")
 def list_packages(ns: str) -> Response:
-    """The caller's own, or what another namespace shares.  ``public``: only what is shared."""
+    """List the caller's own packages, or those that another namespace shares.  ``public``: only shared ones."""
     own = caller().namespace
     named = own if ns == "_" else Namespace(ns)
     found = gateway().entities.all(Package, named)
@@ -99,7 +99,8 @@ def _binding(plain: Any, own: Namespace) -> Binding | None:
 
 
 def _rebound(was: Row[Package], bound: Binding | None) -> Package:
-    """The package as it was.  What it stands for cannot change: its actions would be others."""
+    """Refuse a change of what a package is bound to, because its actions would be different ones; return the old
+    package."""
     if bound is not None and bound != was.entity.binding:
         kind = "package" if was.entity.binding is None else "binding"
         raise Conflict(f"Resource is a {kind} and cannot be converted into another binding.", hint="delete it first")

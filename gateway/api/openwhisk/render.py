@@ -50,8 +50,8 @@ def _instance(serving: Serving) -> Json:
 
 
 def preflight(verdict: Verdict) -> Json:
-    """Thaw's addition.  ``checked``: the engine has looked.  A refusal is here where the deploy was forced, or where
-    nothing is deployed."""
+    """Thaw's addition.  ``checked``: the engine has looked.  There is a refusal if the deploy was forced, or if nothing
+    is deployed."""
     refusal, found = verdict.refusal, verdict.found
     rendered: Json = {"checked": not verdict.unchecked}
     if verdict.unchecked:

@@ -43,7 +43,7 @@ def get_rule(ns: str, rule: str) -> Response:
 @blueprint.put("/<rule>")
 @takes(body_bytes)
 def put_rule(ns: str, rule: str) -> Response:
-    """A new rule is active, a changed one stays what it was."""
+    """A new rule is active; a changed one keeps its status."""
     own, body = namespace(ns), entity_body()
     was = gateway().entities.find(Rule, own, entity_name(rule))
     may_write(was)

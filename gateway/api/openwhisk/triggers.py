@@ -73,8 +73,8 @@ def _event_bytes(**_: str) -> int:
 @blueprint.post("/<trigger>")
 @takes(_event_bytes)
 def fire(ns: str, trigger: str) -> Response:
-    """Accept a 202 for each active rule before this is answered, all in one step: none is lost, whatever process dies,
-    and a firing that failed has started nothing, so it can be repeated."""
+    """Accept a 202 for each active rule before this is answered, all in one step.  So none is lost if a process dies,
+    and a failed firing has started nothing and can be repeated."""
     core, own = gateway(), namespace(ns)
     found = core.entities.get(Trigger, own, entity_name(trigger)).entity
     event = {**found.parameters, **_sent(core.settings.payload_bytes)}
@@ -88,7 +88,7 @@ def fire(ns: str, trigger: str) -> Response:
     record = _record(found, fired, began_ms, event, tuple(json.dumps(line) for _, line in made))
     try:
         core.records.end(record)
-    except PlatformError as e:  # its calls are accepted: an error here would have them repeated
+    except PlatformError as e:  # its calls are accepted: after an error, the client would repeat them
         core.log.event("record_lost", activation_ids=[fired], error=e.message)
     response = json_response({"activationId": fired}, 202)
     response.headers[ACTIVATION_HEADER] = fired
@@ -96,7 +96,7 @@ def fire(ns: str, trigger: str) -> Response:
 
 
 def _sent(max_bytes: int) -> dict[str, Any]:
-    """What the trigger is fired with: an event, or the fields of a JSON object."""
+    """Return the arguments of the firing: those of an event, or the fields of a JSON object."""
     event = sent_event(max_bytes)
     return json_object(max_bytes, optional=True) if event is None else cloud_event.arguments(event)
 
@@ -110,7 +110,7 @@ def _call(
     core: Gateway, fired: ActivationId, rule: str, link: RuleLink, event: dict[str, Any]
 ) -> tuple[Call | None, dict[str, Any]]:
     """The call of one rule, and the line of the trigger's logs that tells of it.  A rule whose action cannot be called
-    keeps no other one from being.  Raises Throttled, PlatformError."""
+    does not stop the other rules.  Raises Throttled, PlatformError."""
     subject = caller()
     named = {"rule": f"{subject.namespace}/{rule}", "action": link.action}
     try:

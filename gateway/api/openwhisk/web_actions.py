@@ -51,7 +51,7 @@ class NotReady(PlatformError):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request's path means.  ``path`` is what stands behind the extension, as it was sent."""
+    """The parts of a request's path.  ``path`` is the part behind the extension, as it was sent."""
 
     target: Target
     owner: Namespace
@@ -77,13 +77,14 @@ def web(ns: str, package: str, rest: str) -> Response:
     user = _admit(asked)
     event = None if action.annotations.get("raw-http") is True else sent_event(payload_bytes(action))
     mode, given = None if event is None else event.mode, _arguments(action, asked.path, user, event)
-    del event  # its data is among the arguments, which are let go when they have been sent
+    del event  # the arguments contain its data, and are released when they have been sent
     return _invoke(asked, given, mode)
 
 
 def _admit(asked: _Asked) -> str:
-    """Refuse or count the request, and return the namespace of its key, empty without one.  What is refused counts as
-    nobody's, else strangers could use up what the callers with the secret need.  Raises Unauthorized, Throttled."""
+    """Refuse or count the request, and return the namespace of its key, empty without one.  A refused request counts
+    towards no namespace, or strangers could use up the share of the callers with the secret.  Raises Unauthorized,
+    Throttled."""
     user = _user()
     if request.method != "OPTIONS":
         _check_allowed(asked.target.action, user)
@@ -92,7 +93,7 @@ def _admit(asked: _Asked) -> str:
 
 
 def _asked() -> _Asked:
-    """Raises NotFound, for whatever reason: a stranger learns nothing of what else is there."""
+    """Raises NotFound for every reason, so that a stranger does not learn what exists."""
     if "web_asked" not in g:
         path = str(request.environ.get("RAW_URI") or request.full_path).partition("?")[0]
         parted = path.partition("/api/v1/web/")[2].split("/", 3)
@@ -110,7 +111,7 @@ def _asked() -> _Asked:
             raise NotFound(MISSING) from None
         if target.action.annotations.get("web-export") is not True:
             raise NotFound(MISSING)
-        if target.action.namespace != owner:  # its owner must not decide that our parameters are for everybody
+        if target.action.namespace != owner:  # its owner must not make our parameters public
             raise NotFound(MISSING)
         g.web_asked = _Asked(target, owner, extension, f"/{rest[0]}" if rest else "")
     found: _Asked = g.web_asked
@@ -160,7 +161,7 @@ def _arguments(action: Action, path: str, user: str, event: Event | None) -> dic
 def _properties(path: str, user: str) -> dict[str, Any]:
     headers = {name.lower(): value for name, value in request.headers.items()}
     if user:
-        del headers["authorization"]  # a function learns who called it, and not that one's key
+        del headers["authorization"]  # a function learns who called it, but not the caller's key
     found: dict[str, Any] = {"__ow_method": request.method.lower(), "__ow_headers": headers, "__ow_path": path}
     return {**found, "__ow_user": user} if user else found
 
@@ -207,7 +208,8 @@ def _invoke(asked: _Asked, given: dict[str, Any], mode: Mode | None) -> Response
 
 
 def _projected(outcome: Outcome) -> Any:
-    """What becomes the answer: a result, or what an application error has under ``error``.  Raises ThawError."""
+    """Return the value for the answer: a result, or the value under ``error`` of an application error.  Raises
+    ThawError."""
     if outcome.status is ActivationStatus.SUCCESS:
         return outcome.result
     if outcome.status is ActivationStatus.APPLICATION_ERROR and isinstance(outcome.result, dict):

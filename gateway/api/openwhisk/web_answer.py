@@ -4,7 +4,7 @@
 
     .http  {statusCode, headers, body}   the default          .json  an object or a list
     .html  the string under body or html                      .svg   the string under body or svg
-    .text  what is under body or text
+    .text  the value under body or text
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""…/endings: the records of a namespace in the order in which its calls ended, for whoever follows them."""
+"""…/endings: the records of a namespace in the order in which its calls ended, for clients that follow them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _read(following: Following) -> dict[str, Any]:
     cursor, n_bytes, n_missed = following.cursor, 0, following.n_missed
     for ending in following.found:
         record = gateway().records.activation(ending.activation_id)
-        if record is None:  # it gave way to newer ones since
+        if record is None:  # it has been removed for newer ones since
             n_missed += 1
             continue
         found.append(render.activation(record))

@@ -1,4 +1,4 @@
-"""…/logs/NAME: what an action's containers wrote to stderr before they ended, for an hour afterwards."""
+"""…/logs/NAME: the last stderr output of an action's containers that have ended, for an hour afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def last_output(ns: str, name: str) -> Response:
 
 
 def _served_by(core: Gateway, name: ActionName) -> ActionName:
-    """Under which name the hosts keep it.  A function that shares its instances has that of its pool."""
+    """Return the name under which the hosts keep the output.  For a function that shares its instances, it is its
+    pool's."""
     try:
         return core.actions.get(name).served_by
     except NotFound:

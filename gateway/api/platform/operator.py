@@ -1,7 +1,7 @@
-"""/api/v1/thaw: what only an operator's key may ask for: hosts, keys, and what each namespace uses.
+"""/api/v1/thaw: the routes for operators' keys only: hosts, keys, and the usage of each namespace.
 
 Every route of this file is refused to tenants by :func:`only_operators`, so none can forget it.  It asks the state
-server for the key each time: a revoked key that worked on here for a minute could make itself another one.
+server for the key each time: a revoked key that still worked here for a minute could create another key.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def hosts() -> Response:
 
 @blueprint.get("/work")
 def work() -> Response:
-    """What runs, starts and waits, of all namespaces."""
+    """The running, starting and waiting work of all namespaces."""
     return held_work(None)
 
 
 @blueprint.get("/hosts/<host_id>/drain")
 def drained(host_id: str) -> Response:
-    """Tell what the host still holds.  With ``known``, an earlier answer, the call waits up to ``wait_s`` until that is
-    no longer true."""
+    """Return the instances and requests that the host still holds.  With ``known``, an earlier answer, the call waits
+    up to ``wait_s`` until that is no longer true."""
     known = _known(request.args.get("known"))
     left = gateway().host_drains.wait(HostId(host_id), known, wait_s())
     return json_response({"host": host_id, **wire.to_plain(left)})
@@ -73,7 +73,7 @@ def _known(text: str | None) -> HostLeft | None:
 
 @blueprint.route("/hosts/<host_id>/drain", methods=["PUT", "DELETE"])
 def drain(host_id: str) -> Response:
-    """PUT: the host takes no new work, and what runs there moves or ends.  DELETE: the host takes work again."""
+    """PUT: the host takes no new work, and its running requests move or end.  DELETE: the host takes work again."""
     wanted = request.method == "PUT"
     gateway().registry.drain_host(HostId(host_id), drain=wanted)
     return json_response({"host": host_id, "draining": wanted})
@@ -116,7 +116,7 @@ def revoke_key(key_id: str) -> Response:
 
 @blueprint.get("/namespaces")
 def usage() -> Response:
-    """What each namespace has: live keys, actions, records that are kept, and instances that exist now."""
+    """Each namespace's numbers of live keys, actions, kept records, and present instances."""
     core = gateway()
     n_keys = Counter(one.key.namespace for one in core.keys.list())
     n_actions = Counter(a.namespace for a in core.records.all_actions() if not is_pool(a))
@@ -156,8 +156,8 @@ def model_uses() -> Response:
 
 @blueprint.route("/namespaces/<ns>/models", methods=["GET", "PUT", "DELETE"])
 def models(ns: str) -> Response:
-    """What the namespace may run: the prefixes for all (THAW_MODELS), and its own.  PUT adds to its own, DELETE takes
-    away.  What runs goes on; from now on nothing else starts."""
+    """The prefixes of models that the namespace may run: those for all (THAW_MODELS), and its own.  PUT adds to its
+    own, DELETE removes from them.  Running instances go on; no other model starts from now on."""
     core, namespace = gateway(), named_namespace(ns)
     allowed = core.models.allowed
     if request.method == "GET":
@@ -171,8 +171,8 @@ def models(ns: str) -> Response:
 
 @blueprint.route("/namespaces/<ns>/quotas", methods=["GET", "PUT"])
 def quotas(ns: str) -> Response:
-    """What the namespace may have, and its weight: the defaults (THAW_QUOTA_...), its own values, which win, and what
-    it has of each now.  PUT sets those that it names; null means the default again."""
+    """The namespace's quotas and its weight: the defaults (THAW_QUOTA_...), its own values, which have precedence, and
+    its present usage.  PUT sets the values that it names; null means the default again."""
     core, namespace = gateway(), named_namespace(ns)
     if request.method == "PUT":
         changes = _quota_changes(json_object(_MOST_BYTES))
@@ -219,7 +219,7 @@ def _prefixes(body: dict[str, Any]) -> list[str]:
 
 
 def named_namespace(name: object) -> Namespace:
-    """Raises BadRequest.  ``_`` stands for the caller's own namespace in paths, so nobody can be called so."""
+    """Raises BadRequest.  ``_`` stands for the caller's own namespace in paths, so no namespace may have that name."""
     if not isinstance(name, str) or not is_entity_name(name) or name == "_":
         raise BadRequest("namespace must be a name of letters, digits, '-', '_', '.' and '@'.")
     return Namespace(name)

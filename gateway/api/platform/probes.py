@@ -1,8 +1,8 @@
-"""Probes that are known by a header and not by a path: a probe needs no key and starts nothing, wherever it asks.
+"""Recognises probes by a header and not by a path: a probe needs no key and starts nothing, on any path.
 
 A node that probes names itself ``kube-probe`` and may be told any path, that of a web action too; it gets the answer of
-/health.  Knative's ingress asks until it reads its own word again, to learn that its newest routes lead here; what
-stands before a function there asks for itself by its name.  Headers: knative.dev/networking, pkg/http/header.
+/health.  Knative's ingress asks until the answer repeats its own token, to learn that its newest routes lead here.  A
+proxy of Knative before a function names itself in the header.  Headers: knative.dev/networking, pkg/http/header.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _HASH: Final = "K-Network-Hash"
 _NODE: Final = "K-Kubelet-Probe"
 _AGENT: Final = "kube-probe/"
 _PARTS: Final = ("queue", "activator")
-"""Such a part asks whether the container behind it is ready, and expects its own name as the answer."""
+"""Knative's parts that ask whether the container behind them is ready.  Each expects its own name as the answer."""
 _OWN: Final = ("host.health", "host.live")
-"""These mean what they say, whoever asks, however the path is written."""
+"""The paths that keep their meaning for every prober, however the path is written."""
 _READY: Final = 200
 
 

@@ -1,4 +1,4 @@
-"""…/scaling/NAME and …/warm/NAME: how many instances an action has, and one of them ahead of its calls."""
+"""…/scaling/NAME and …/warm/NAME: set how many instances an action has, and start one before its calls."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def _with_instances(action: Action) -> Action:
 
 
 def _annotations(plain: Any) -> dict[str, object]:
-    """Notes of whoever scales, written in the same step.  Only with a prefix: the platform reads none of those, and
-    others are part of what runs.  Raises BadRequest, TooLarge."""
+    """Return the caller's own annotations, which are written in the same step.  Only names with a prefix are allowed:
+    the platform reads none of those, while other annotations change how the action runs.  Raises BadRequest,
+    TooLarge."""
     found = key_values("annotations", plain, gateway().settings.parameters_bytes)
     if unfit := sorted(key for key in found if "/" not in key):
         raise BadRequest(
@@ -86,7 +87,7 @@ def _annotations(plain: Any) -> dict[str, object]:
 
 
 def _noted(action: Action, notes: Mapping[str, object]) -> Mapping[str, object]:
-    """Raises TooLarge: no quota counts what a scaling writes."""
+    """Raises TooLarge: no quota counts the bytes that a scaling writes."""
     merged = {**action.annotations, **notes}
     n_bytes = len(json.dumps({key: value for key, value in merged.items() if "/" in key}))
     if notes and n_bytes > _MOST_NOTED:

@@ -1,4 +1,4 @@
-"""…/standings: how each model of a namespace stands, for whoever shows it elsewhere."""
+"""…/standings: the state of each model of a namespace, for clients that show it elsewhere."""
 
 from __future__ import annotations
 

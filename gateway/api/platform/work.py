@@ -1,4 +1,4 @@
-"""…/work: what runs, starts and waits, of a namespace and for operators of all of them."""
+"""…/work: the running, starting and waiting work of a namespace, or for operators of all namespaces."""
 
 from __future__ import annotations
 

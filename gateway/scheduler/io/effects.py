@@ -95,7 +95,7 @@ class Effects:
         self._admitting: dict[GroupId, tuple[StartGroup, Arrival]] = {}
         self._registry, self._records = Registry(client), Records(client, clock)
         self._seen: dict[ActivationId, Arrival] = {}
-        self._adapters: dict[ActivationId, str] = {}  # that demand wants, which the policy need not know
+        self._adapters: dict[ActivationId, str] = {}  # the adapters that demand wants; the policy need not know them
         self._looks_s: dict[str, float] = {}  # models that demand has waited for, and how long their hosts looked
 
     def seen(self, activation_id: ActivationId, arrival: Arrival, adapter: str = "") -> None:
@@ -109,7 +109,7 @@ class Effects:
         self._adapters = {d.activation_id: d.adapter for d in demand if d.adapter}
 
     def looked(self, event: ModelInspected) -> None:
-        """A host has answered what a model is."""
+        """A host has answered an inspection of a model."""
         if event.uri in self._looks_s:
             self._looks_s[event.uri] = event.took_s
 
@@ -261,11 +261,11 @@ class Effects:
         failed = StartFailed(decision.action, decision.activation_ids, decision.error, decision.group_id)
         starts.start_failed(self._redis, failed)
 
-    # what was learned ----------------------------------------------------------------------------------------------
+    # learning from starts ------------------------------------------------------------------------------------------
 
     def learn(self, history: History, start: LearnFrom) -> LearnFrom | None:
-        """Take in the times of a start and store what is known by now.  Returns what is to be learned later: prefill
-        and tokens are in the traces of requests, which are written when the requests end."""
+        """Take in the times of a start and store those that are known by now.  Return the part that remains for later:
+        prefill and tokens are in the traces of requests, which are written when the requests end."""
         best: dict[Key, Least] = {}
         try:
             begun = self._records.trace(start.group_id)
@@ -338,7 +338,7 @@ def load_history(client: redis.Redis, log: Log) -> History:
     for key, data in rows.items():
         try:
             learned[redis_link.text(key)] = wire.loads(Learned, data)
-        except ProtocolError as e:  # of another version: the defaults stand until a start is seen
+        except ProtocolError as e:  # another version wrote it: the defaults hold until a start is seen
             log.event("history_entry_refused", key=redis_link.text(key), error=e.message)
     return History(learned, Best(dict(_least(best, log))))
 

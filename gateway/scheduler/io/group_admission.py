@@ -81,7 +81,7 @@ class RelayWork:
         self._begin(lambda: self._revoke(group_id))
 
     def close(self) -> None:
-        """Stop the thread.  A successor scheduler finds in the state server what is left undone."""
+        """Stop the thread.  A successor scheduler finds the remaining work in the state server."""
         with self._given_up:
             self._closing = True
             self._given_up.notify_all()

@@ -93,7 +93,7 @@ BELOW_BOUND = Counter(
 
 
 def decided(view: ClusterView, events: Sequence[Event], decisions: Iterable[Decision], took_s: float) -> None:
-    """Count one turn of the loop: events that came together, and what was decided on them."""
+    """Count one turn of the loop: events that came together, and the decisions on them."""
     kinds = {type(event).__name__ for event in events}
     DECISION_SECONDS.labels(event=kinds.pop() if len(kinds) == 1 else SEVERAL).observe(took_s)
     for decision in decisions:

@@ -115,8 +115,8 @@ class Reading:
         self._recounted_s = time.monotonic()
 
     def events_of(self, items: Iterable[object], view: ClusterView) -> Iterator[Event]:
-        """Yield what messages mean to the policy.  An action that the policy does not know yet is read first, once for
-        all messages."""
+        """Yield the policy's events for the messages.  An action that the policy does not know yet is read first, once
+        for all messages."""
         read: set[ActionName] = set()
         for item in items:
             if isinstance(item, ActionChanged):

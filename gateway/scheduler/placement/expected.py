@@ -1,4 +1,5 @@
-"""A prediction in terms: the times of the worker that is expected to be ready last, waits included, and what follows.
+"""A prediction as terms: the times of the worker that is expected to be ready last, with its waits, and the later
+terms.
 
 The numbers are those of the cost model (``predict.py``), which placement has used; nothing is worked out anew here.
 """

@@ -101,8 +101,8 @@ class LinkLedger:
         self._foresee()
 
     def correct(self, key: str, pending: float, now_s: float) -> None:
-        """The host says what is really left of a fetch.  One that has ended by our account goes on under its old
-        deadline; one that was never booked (or was removed) is ignored."""
+        """The host reports how many bytes of a fetch are really left.  One that has ended by our account goes on under
+        its old deadline; one that was never booked (or was removed) is ignored."""
         self.advance(now_s)
         fetch = self._known(key)
         if fetch is None and key in self._unsaid and pending > _DONE:

@@ -26,7 +26,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The places of a group's workers, stage 0 first, and what is predicted of its start."""
+    """The places of a group's workers, stage 0 first, and the prediction of its start."""
 
     seats: tuple[Seat, ...]
     fetch_within_s: float = math.inf

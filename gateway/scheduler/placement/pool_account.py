@@ -1,7 +1,8 @@
 """How much of one host's pool of memory for models is taken, as the scheduler counts it.
 
 A host refuses no start that was counted here.  A start counts from its decision on, and its *claim* ends when the
-host's report has taken its place, so the sum is at every moment an upper bound of what the host can come to hold::
+host's report has taken its place, so the sum is at every moment an upper bound of the slabs that the host can come to
+hold::
 
     decided ──▶ claim ──a report names its instance among the holders──▶ counted by the reports alone
                   ├──the instance is ready, and a later report was made──▶ the same, also where fetchd has lost its pool
@@ -67,7 +68,7 @@ class PoolAccount:
     def n_slabs(self) -> int:
         return UNLIMITED if self._report is None else self._report.n_slabs
 
-    # what changes --------------------------------------------------------------------------------------------------
+    # changes -------------------------------------------------------------------------------------------------------
 
     def claim(self, instance_id: InstanceId, claim: Claim) -> None:
         """A start was decided."""
@@ -88,8 +89,8 @@ class PoolAccount:
             claim.is_leaving = leaving
 
     def ready(self, instance_id: InstanceId, ready_ms: int) -> None:
-        """The instance has its part.  A report that was made after ``ready_ms`` of the host's wall clock names whatever
-        the instance still holds.  A report that is read later may have been made before."""
+        """The instance has its part.  A report that was made after ``ready_ms`` of the host's wall clock names
+        everything that the instance still holds.  A report that is read later may have been made before."""
         if (claim := self._claims.get(instance_id)) is not None and claim.ready_ms is None:
             claim.ready_ms = max(ready_ms, 0 if self._report is None else self._report.seen_wall_ms)
 
@@ -115,7 +116,7 @@ class PoolAccount:
         self._doubted_ms = created_ms
 
     def take_report(self, report: PoolReport | None) -> None:
-        """Take in a report.  A host whose fetchd does not answer (None) holds what it held."""
+        """Take in a report.  A host whose fetchd does not answer (None) counts as unchanged."""
         if report is None:
             self._doubted_ms = None  # no report will come that could end the doubt
             return
@@ -150,7 +151,7 @@ class PoolAccount:
         if self._report is not None and any(instance_id in s.instances for s in self._report.held):
             self._claims[instance_id].is_reported = True
 
-    # what is asked -------------------------------------------------------------------------------------------------
+    # queries -------------------------------------------------------------------------------------------------------
 
     @property
     def is_doubted(self) -> bool:
@@ -167,11 +168,11 @@ class PoolAccount:
         return self._count(instances | {i for i, claim in self._claims.items() if claim.is_leaving})
 
     def shares(self, key: str) -> bool:
-        """True when a start of this content takes nothing beside what is held already."""
+        """True when a start of this content takes no further slabs."""
         return key in self._shared
 
     def need(self, claim: Claim) -> int:
-        """Return the slabs that a start takes beside what is held already."""
+        """Return the number of further slabs that a start takes."""
         if self._report is None or self.shares(claim.key):
             return 0
         return n_slabs(claim.ranges, self._report.slab_bytes)

@@ -1,7 +1,7 @@
 """Why a group has the size and the hosts it has, for the trace.
 
-The trace says what every other size was worth and why it was not taken, and when a worker would have had its part on
-each host.
+The trace says how good every other size was and why it was not taken, and when a worker would have had its part on each
+host.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _lost_to(chosen: Scheme, scheme: Scheme) -> Reason:
 
 
 def _without_objectives(size: Size, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> Scheme | None:
-    """Return what the size would have come to on links where it has no deadline to keep."""
+    """Return the result that the size would have had on links where it has no deadline to keep."""
     found = candidates(servers, size, variant, bandwidth, fallback=True)
     full = [c for c in found if c.full is not None][: size.w]
     taken = {c.server.id for c in full}

@@ -46,7 +46,7 @@ class Server(NamedTuple):
     bandwidth: float
     pcie: float
     gpus: tuple[Gpu, ...]
-    times: Times | None = None  # of its own kind of device; None: the request's
+    times: Times | None = None  # those of its own kind of device; None: the request's
     fits: DeviceFits | None = None
     """Earlier answers of ``gpus``.  A caller whose devices have not changed passes the same dictionary again."""
     parts: tuple[int, ...] | None = None
@@ -178,8 +178,8 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One (s, w) under consideration and what follows from it alone.  Without a mix, every server is assumed to have
-    the request's times, and low workers to be held to 1/s."""
+    """One (s, w) under consideration and the values that follow from it alone.  Without a mix, every server is assumed
+    to have the request's times, and low workers to be held to 1/s."""
 
     request: Request
     s: int

@@ -39,7 +39,7 @@ class Run:
     id: str
     model: str
     n_gpus: int
-    n_bytes: float  # of its model, in case a destination has to load it
+    n_bytes: float  # its model's bytes, in case a destination has to load it
     t_in: float
     elapsed_s: float
     cost: ResumeCost

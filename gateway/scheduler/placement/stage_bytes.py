@@ -19,7 +19,7 @@ class StageBytes:
     layers: tuple[int, int]
     first: tuple[FileRange, ...]
     rest: tuple[FileRange, ...]
-    n_bytes: int  # of ``first``
+    n_bytes: int  # the bytes of ``first``
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A pipeline becomes one worker while it answers: when its host is asked, and what follows when it has.
+"""A pipeline becomes one worker while it answers: when its host is asked, and the decisions after its switch.
 
 Stage 0 is a full worker and owns the group's requests, so it switches alone, between two of its steps.  The scheduler
 only asks for it, and learns from stage 0's record, which then says ``n_stages == 1``::
@@ -22,8 +22,8 @@ ONE WORKER      stage 0                        *left behind*: told to go,       
 
 Later stages that are to stay as workers of their own are asked with stage 0, and set apart at its switch (scale_up.py).
 
-The plan is rewritten before any stage is released.  So a successor scheduler finds either all stages and asks again
-(a host that is asked twice begins once), or one stage, and releases whatever is left behind.
+The plan is rewritten before any stage is released.  So a successor scheduler finds either all stages and asks again (a
+host that is asked twice begins once), or one stage, and releases the stages left behind.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from thaw.plan import Plan, PlanTransport
 
 TRIES: Final = 5
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
-"""The pause before a group is asked again doubles with every try.  What kept it from it is mostly memory of a busy
-host."""
+"""The pause before a group is asked again doubles with every try.  The cause of a failure is mostly that a busy host
+lacks memory."""
 
 
 # asking ------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def due(view: ClusterView, group_id: GroupId, now_s: float) -> list[Decision]:
     return failed(view, group_id, error.info(), now_s)
 
 
-# what follows ------------------------------------------------------------------------------------------------------
+# consequences ------------------------------------------------------------------------------------------------------
 
 
 def has_switched(view: ClusterView, plan: Plan) -> bool:
@@ -180,7 +180,7 @@ def fold(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
 
 
 def resume(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]:
-    """Go on where a former scheduler stopped: ask again, or release what it left behind."""
+    """Go on where a former scheduler stopped: ask again, or release the stages that were left behind."""
     return [*_dismiss(view, group, now_s), *pursue(view, group, now_s)]
 
 

@@ -53,13 +53,13 @@ its container; the rest is for slow messages."""
 
 
 def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
-    """Take one event in and say what is to be done.  ``view`` already assumes that it will be done."""
+    """Take one event in and return the decisions.  ``view`` then already assumes that they will be carried out."""
     return decide_all(view, (event,), now_s)
 
 
 def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list[Decision]:
-    """Take in events that have arrived together, in their order, and return what is to be done.  All requests are
-    counted before any start is decided for them, so a burst is met as a whole, by groups of workers (ParaServe 6.1)."""
+    """Take in events that have arrived together, in their order, and return the decisions.  All requests are counted
+    before any start is decided for them, so a burst is met as a whole, by groups of workers (ParaServe 6.1)."""
     decided: list[Decision] = []
     newcomers: dict[ActionName, list[ActivationId]] = {}  # the new requests of every action whose demand has changed
     for event in events:
@@ -312,7 +312,7 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
 
 
 def _rebuild(view: ClusterView, event: Rebuilt, now_s: float) -> list[Decision]:
-    """Build the view from what the registry says.  Starts that were planned and never confirmed are taken back: the
+    """Build the view from the registry's content.  Starts that were planned and never confirmed are taken back: the
     scheduler cannot know whether their commands were sent, and a new start costs less than waiting."""
     for quotas in event.quotas:
         view.shares.take(quotas.namespace, quotas.own)

@@ -5,7 +5,7 @@ instance there for ever.  The requests that it has end there if they are a funct
 their gateways (serving/moving/migration.py), which ask for slots elsewhere as any request does.  A group that is
 starting may become ready and serves the requests that wait for it; it is released at the next heartbeat after that.
 
-A host that is taken back keeps what has not ended yet, as far as its action still wants it.
+A host that is taken back keeps instances that have not ended yet, as far as their actions still want them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups: how one ends with all its stages, what becomes of stages left behind, and what a successor continues.
+"""Groups: the end of one with all its stages, the stages left behind, and the groups that a successor continues.
 
 ::
 

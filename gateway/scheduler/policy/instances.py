@@ -365,7 +365,7 @@ def host_lost(view: ClusterView, host_id: HostId, now_s: float) -> list[Decision
 
 def release_strangers(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
     """Release instances that a host reports and the scheduler does not know.  A host that was lost and came back may
-    hold some: no gateway routes to them, so they would stay for ever."""
+    have some.  No gateway routes to them, so they would stay for ever."""
     unknown = [i for i in host.report.instances if i not in view.instances]
     host.strangers = {i: host.strangers.get(i, now_s) for i in unknown}
     due = [i for i, since_s in host.strangers.items() if now_s - since_s >= STRANGER_S]

@@ -58,8 +58,8 @@ def _confirmed(view: ClusterView, event: ModelInspected, model: ModelView, now_s
 
 
 def _seen(view: ClusterView, model: ModelView, facts: ModelFacts, now_s: float) -> list[Decision]:
-    """Take over what a host has just seen.  Whoever waited for it starts with it.  For later starts it is as old as the
-    question, because the host may have looked at once and answered late."""
+    """Take over the facts that a host has just seen.  Actions that waited for them start with them.  For later starts
+    the facts are as old as the question, because the host may have looked at once and answered late."""
     model.failed_on = None
     decided = _take(view, model, facts, now_s)
     model.looked_s = min(model.looked_s, model.asked_s)

@@ -37,8 +37,8 @@ from thaw.tracing import bound
 
 _ROUNDING_S = 1e-6
 EXPLAINED_HOSTS = 32
-"""With up to this many hosts every size is worked out, so that a trace can say what each would have come to.  With more
-hosts a decision must be quick, and the trace covers only the sizes that had to be worked out."""
+"""With up to this many hosts every size is worked out, so that a trace can give the result of each.  With more hosts a
+decision must be quick, and the trace covers only the sizes that had to be worked out."""
 EXPLAINED_CANDIDATES = 8
 """The trace says for this many hosts when a worker would have its part there: the chosen hosts first, then the next
 best."""
@@ -158,7 +158,7 @@ class Offers:
 
     def _parts(self, host: HostView) -> tuple[int, ...] | None:
         """Return how many parts the host's pool takes, by the number of stages; None where the pool sets no limit.  A
-        pool holds its models whatever the devices hold, so it counts as it is, idle instances included."""
+        pool is independent of the devices, so it counts as it is, idle instances included."""
         if host.pool.slab_bytes == 0 and not host.pool.is_doubted:
             return None
         return tuple(host.pool_parts(self._stages, s) for s in range(1, self._most + 1))
@@ -195,7 +195,7 @@ class Offers:
         ]
         keep = max(1, min(facts.keep or (n_workers if self._view.parts.consolidation else 1), scheme.w))
         if facts.keep is None and facts.forced_stages is not None:
-            keep = 0  # a size that was forced stays, unless the function says what is to become of it
+            keep = 0  # a size that was forced stays, unless the function says otherwise
         slo = {"slo_ttft_s": facts.slo_ttft_s, "slo_tpot_s": facts.slo_tpot_s, "t_w_s": round(request.t_w, 3)}
         return Choice(
             tuple(seats), scheme.fetch_within_s, scheme.ttft, fallback=scheme.fallback, keep=keep, why={**slo, **why}

@@ -47,7 +47,7 @@ def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan
     """Count every stage's part in its host's pool from now on; placement has seen that all of them have room.
 
     The rest of the model, which a full stage fetches behind the traffic, is an extra: where the pool has no room for
-    it, the returned plan goes without it.  A host therefore takes what was counted here and no more.
+    it, the returned plan goes without it.  A host therefore takes the slabs that were counted here and no more.
     """
     if plan.model is None:
         return plan

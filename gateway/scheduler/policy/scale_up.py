@@ -1,4 +1,4 @@
-"""A pipeline becomes several workers: which of its later stages stay, and what becomes of each (ParaServe 6.1).
+"""A pipeline becomes several workers: which of its later stages stay, and how each goes on (ParaServe 6.1).
 
 Stage 0 becomes a worker with all requests in flight (consolidation.py).  A full stage k ≥ 1 that is to stay loads the
 rest of the model meanwhile, leaves the pipeline when stage 0 has switched, and builds an engine of its own around the
@@ -124,7 +124,7 @@ def found_again(view: ClusterView, plans: Sequence[Plan], now_s: float) -> list[
     return decided
 
 
-# what becomes of a stage that was set apart ------------------------------------------------------------------------
+# after a stage was set apart ---------------------------------------------------------------------------------------
 
 
 def joined(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:

@@ -61,7 +61,7 @@ many actions wait that more than RECHECKS_PER_S would be examined in a second.""
 
 
 def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
-    """Bring an action's workers up to what its queue and its minimum ask for."""
+    """Bring the number of an action's workers up to the need of its queue and its minimum."""
     was_blocked = view.blocked.lift(name)  # blocked again below if there is no room
     try:
         return _rescale(view, name, was_blocked, now_s)
@@ -81,7 +81,7 @@ def _rescale(view: ClusterView, name: ActionName, was_blocked: bool, now_s: floa
         view.keep_nothing()
     if not action.waiting and action.minimum == 0 and not facts.is_llm:
         return []
-    if facts.refused is not None and action.n_serving:  # what runs goes on, and serves the queue
+    if facts.refused is not None and action.n_serving:  # running instances go on, and serve the queue
         return wake(action, name, now_s + _recheck_s(view), now_s) if action.waiting else []
     if (refused := _refusal(view, facts)) is not None:
         return fail_all(view, name, refused)
@@ -184,7 +184,8 @@ def n_kept(view: ClusterView, action: ActionView) -> int:
 def free_slots(
     view: ClusterView, action: ActionView, facts: ActionFacts, now_s: float, without: InstanceId | None = None
 ) -> int:
-    """Return the slots that are free, or will be when what starts is ready; ``without`` those of one instance."""
+    """Return the slots that are free, or will be when starting groups are ready; ``without``: leave out this
+    instance."""
     newest_s = action.window.newest_s
     if action.waiting:
         newest_s = view.demand[next(reversed(action.waiting))].queued_s
@@ -332,8 +333,8 @@ def _recheck_s(view: ClusterView) -> float:
 def start_group(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, choice: Choice, now_s: float
 ) -> list[Decision]:
-    """Return the decisions that begin a start: none for a model that may not be run any more, whoever asks for it.  The
-    view counts the start's memory and its fetches from now on."""
+    """Return the decisions that begin a start: none for a model that may not be run any more.  The view counts the
+    start's memory and its fetches from now on."""
     if facts.refused is not None:
         return []
     group_id = GroupId(view.new_id())

@@ -32,7 +32,7 @@ SHARE_OF_FREE: Final = 4
 
 
 def follow(view: ClusterView, event: Event, decided: Iterable[Decision], now_s: float) -> list[Decision]:
-    """Note what an event and its decisions mean for stem cells; at a heartbeat, say which hosts are to keep more or
+    """Note the effect of an event and its decisions on stem cells; at a heartbeat, say which hosts are to keep more or
     fewer."""
     match event:
         case ActionSeen():

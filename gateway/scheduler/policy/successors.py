@@ -2,10 +2,10 @@
 
 This is for groups that could not become one worker while they served (consolidation.py).
 
-Several stages make a start fast, but what follows slow: a group holds a whole worker's memory and a part for every
-further stage, and its low stages serve with a part of their device.  By the time the group is idle, stage 0 has brought
-the rest of the weights into its host's memory.  An idle group is therefore replaced by one worker that loads from
-there, fetches nothing, and is idle in its place::
+Several stages make a start fast, but serving afterwards is slow: a group holds a whole worker's memory and a part for
+every further stage, and its low stages serve with a part of their device.  By the time the group is idle, stage 0 has
+brought the rest of the weights into its host's memory.  An idle group is therefore replaced by one worker that loads
+from there, fetches nothing, and is idle in its place::
 
     group of s stages, idle ──released──▶ stage 0 gone ──start of one stage from host memory──▶ idle, for keep_alive_s
                         └──refused: a request came──▶ serves it, and is asked again when it is idle
@@ -55,8 +55,8 @@ def is_due(view: ClusterView, head: InstanceView) -> bool:
 
 
 def look(view: ClusterView, head: InstanceView, now_s: float) -> list[Decision] | None:
-    """Before a release for a successor, look whether the model is still the newest, like before any start.  None: it
-    was looked at just now."""
+    """Before a release for a successor, check that the model is still the newest, as before any start.  Return None if
+    it was checked just now."""
     facts = view.action(head.record.action).facts
     if facts is None or view.model(facts.model_uri).is_current(now_s):
         return None
@@ -72,7 +72,7 @@ def succeed(view: ClusterView, group: GroupView, now_s: float) -> list[Decision]
         return []
     model = view.model(facts.model_uri)
     if not model.is_current(now_s - RELEASE_DEADLINE_S):
-        return []  # the facts of the look before the release are in doubt by now
+        return []  # by now the facts from before the release may be out of date
     stages = model.stages
     choice = None if stages is None else place(view, facts, stages, 0.0, now_s)
     if choice is None or choice.n_stages > 1 or not _has_model(view, facts.model_uri, choice.seats[0].host_id):

@@ -1,7 +1,8 @@
-"""ClusterView: all that the policy knows, indexed so that the cost of an event depends only on what it touches.
+"""ClusterView: the policy's knowledge, indexed so that the cost of an event depends only on the entries that it
+changes.
 
-Only the methods of ClusterView change what an index depends on.  The policy itself sets fields that no index reads:
-when something is examined again, which attempts have failed, which start a request waits for.  Times are the
+Only the methods of ClusterView change fields on which an index depends.  The policy itself sets fields that no index
+reads: when something is examined again, which attempts have failed, which start a request waits for.  Times are the
 scheduler's own monotonic seconds; wall times of other machines are used once, when a view is rebuilt, as differences.
 """
 
@@ -65,7 +66,7 @@ class ClusterView:
         self.kept: dict[InstanceId, KeptStage] = {}
         self.models: dict[str, ModelView] = {}
         self.shares = Shares(settings.quota_starts)
-        self.blocked = Turns(self.shares.weight_of)  # actions that wait for memory
+        self.blocked = Turns(self.shares.weight_of)  # the actions that wait for memory
         self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()
@@ -154,7 +155,7 @@ class ClusterView:
             group.activation_ids.discard(activation_id)
 
     def _note_demand(self, name: ActionName) -> None:
-        """Update what depends on the action's oldest request, and on whether any request waits."""
+        """Update the indexes that depend on the action's oldest request, and on whether any request waits."""
         if name in self.blocked:
             self.block(name)
         if not self.actions[name].waiting and self.keeper is not None and self.keeper[0] == name:
@@ -193,7 +194,7 @@ class ClusterView:
     def put_instance(
         self, record: InstanceRecord, now_s: float, *, started_by: CommandId | None = None
     ) -> InstanceView | None:
-        """Take over an instance's record; return what was known before.  Its memory is held from the first record to
+        """Take over an instance's record; return the entry from before.  Its memory is held from the first record to
         GONE."""
         before = self.instances.get(record.instance_id)
         if record.state is InstanceState.GONE:
@@ -272,7 +273,7 @@ class ClusterView:
         view.idle_since_s = idle_since_s
         self._note_group(view.record)
 
-    # what may be evicted -------------------------------------------------------------------------------------------
+    # evictions -----------------------------------------------------------------------------------------------------
 
     def _count(self, view: InstanceView, by: int) -> None:
         record = view.record
@@ -379,7 +380,8 @@ class ClusterView:
         self.idle.put_host(host)
 
     def _count_releasing(self, host: HostView) -> None:
-        """Count anew what is being released: an instance may have been told to go while its host was lost."""
+        """Count anew the memory that is being released: an instance may have been told to go while its host was
+        lost."""
         for device in host.devices.values():
             device.releasing = 0
         for instance_id in self.on_host.get(host.host_id, ()):

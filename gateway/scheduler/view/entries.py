@@ -1,4 +1,4 @@
-"""What the view holds of one instance, one request, one group and one action."""
+"""The view's entries for one instance, one request, one group and one action."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Consolidation:
     due_s: float = math.inf  # when that is late, or when the host is asked again
     n_failed: int = 0
     is_over: bool = False  # it stays a pipeline
-    n_workers: int = 1  # that are to stay
+    n_workers: int = 1  # the number of workers that are to stay
     kept: dict[InstanceId, CommandId] = field(default_factory=dict)  # later stages that were asked to stay
 
 
@@ -56,11 +56,11 @@ class Consolidation:
 class KeptStage:
     """A later stage that its pipeline has left, and that builds an engine of its own (policy/scale_up.py)."""
 
-    plan: Plan  # of the worker that it becomes
+    plan: Plan  # the plan of the worker that it becomes
     pipeline: GroupId
     stage: int
     since_s: float  # when it last made progress
-    later_bytes: int | None = None  # that it lacked then
+    later_bytes: int | None = None  # the bytes that it lacked then
 
 
 @dataclass(slots=True)

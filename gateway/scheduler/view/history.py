@@ -52,8 +52,8 @@ _CONTEXT: Final = (Phase.CONTEXT_BEGIN, Phase.CONTEXT_END)
 _PREFILL: Final = (Phase.PREFILL_BEGIN, Phase.PREFILL_END)
 _RATES: Final = ("copy", "memory")
 _OF_LEARNED: Final = (*_RATES, "ttft_ratio")
-"""Values that are learned besides times.  The ratio shows people how good predictions were; the scheduler corrects
-nothing by it."""
+"""Values that are learned besides times.  The ratio shows people how good predictions were; the scheduler does not use
+it."""
 _COPY: Final = {"cpu": 20e9}
 """This holds until a start has shown it.  A CPU host copies within its own memory, others over PCIe."""
 _COPY_DEFAULT: Final = 12e9
@@ -167,7 +167,7 @@ class History:
         return self._learned.get(self.key(action, device_kind, mode), _NOTHING)
 
     def update(self, action: str, device_kind: str, mode: StartMode, measured: Measured) -> Learned:
-        """Take in one start; return what is known of the action by now, for the loop to keep (with EVERY_ACTION's)."""
+        """Take in one start; return the action's times as known by now, for the loop to keep (with EVERY_ACTION's)."""
         values = {f.name: getattr(measured, f.name) for f in fields(measured)}
         given = {n: v for n, v in values.items() if v is not None and math.isfinite(v) and v >= 0}
         of_every_action = {n: v for n, v in given.items() if n in _OF_EVERY_ACTION}
@@ -295,7 +295,7 @@ def _without_waits(
 
 
 def measure_run(events: Iterable[TraceEvent], n_tokens: int, s: int = 1, factor: float = 1.0) -> Pass:
-    """Return what stage 0 saw of one request in a group, which is the whole pass."""
+    """Return the times that stage 0 saw for one request in a group, which are those of the whole pass."""
     mine = [e for e in events if e.stage == 0]
     prefill_s, decoding_s = _phase_s(mine, *_PREFILL), _phase_s(mine, Phase.PREFILL_END, Phase.RUN_END)
     return Pass(s, factor, prefill_s, None if decoding_s is None or n_tokens < 2 else decoding_s / (n_tokens - 1))

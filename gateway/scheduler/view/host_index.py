@@ -1,4 +1,4 @@
-"""Hosts by what Algorithm 1 can tell apart, so that it examines only a few of them.
+"""Hosts by the properties that Algorithm 1 distinguishes, so that it examines only a few of them.
 
 Hosts of one *pace* have the same kind of device, the same shares, and a stem cell at the same time.  Each of them has
 
@@ -175,7 +175,7 @@ class HostIndex:
         if not of_pace:
             del self._order[at.pace]
 
-    # what placement asks -------------------------------------------------------------------------------------------
+    # placement's queries -------------------------------------------------------------------------------------------
 
     @property
     def most_free(self) -> int:

@@ -54,7 +54,7 @@ class Room:
     devices: tuple[DeviceView, ...]
     gpus: tuple[Gpu, ...]
     most_free: int
-    most_idle: int  # on a device without a worker; -1: none is idle
+    most_idle: int  # the same on a device without a worker; -1: none is idle
     kind: str
     fits: DeviceFits = field(default_factory=dict)  # kept with ``gpus``
 
@@ -136,7 +136,8 @@ class HostView:
         )
 
     def pool_ever_takes(self, stages: Stages) -> bool:
-        """True when the host's memory for models is large enough for the whole model, whatever is held there now."""
+        """True when the host's memory for models is large enough for the whole model, without regard to its present
+        use."""
         return self.pool.slab_bytes == 0 or stages.slabs(1, self.pool.slab_bytes) <= self.pool.n_slabs
 
     def pool_takes(self, stages: Stages | None, n_stages: int) -> bool:
@@ -181,11 +182,11 @@ class HostView:
         self.departed[instance_id] = (device, n_bytes)
 
     def is_confirmed_by(self, report: HostReport) -> bool:
-        """True when the report says what the last one said and the scheduler has done nothing there in between.  With a
-        thousand hosts, most reports do.
+        """True when the report says the same as the last one and the scheduler has done nothing there in between.  With
+        a thousand hosts, most reports are such.
 
-        A stem cell that is being made is ready in some seconds *from now*, so a report of it never says what the last
-        one said.
+        A stem cell that is being made is ready in some seconds *from now*, so a report of it never says the same as the
+        last one.
         """
         last = self.report
         if report is last:
@@ -251,7 +252,8 @@ class HostView:
             odd.append(f"its clock went back {self.report.seen_wall_ms - report.seen_wall_ms} ms")
 
     def _take_fetches(self, report: HostReport, now_s: float, odd: list[str]) -> None:
-        """Correct the ledger by what fetchd has really left to do.  A report that was seen before tells nothing new."""
+        """Correct the ledger by the bytes that fetchd really has left to fetch.  A report that was seen before tells
+        nothing new."""
         if report.seen_wall_ms == self.report.seen_wall_ms and report.boot_id == self.report.boot_id and self.devices:
             return
         age_s, told = self._age_s(report, now_s), set[str]()

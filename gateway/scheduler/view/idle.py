@@ -97,7 +97,7 @@ class IdleMemory:
         self._groups: dict[InstanceId, tuple[float, tuple[tuple[Where, int], ...]]] = {}
         self._emptied: dict[HostId, Emptied] = {}
 
-    # what changes --------------------------------------------------------------------------------------------------
+    # changes -------------------------------------------------------------------------------------------------------
 
     def put_host(self, host: HostView) -> None:
         """Call this after every change of the host's memory."""
@@ -180,7 +180,7 @@ class IdleMemory:
         self._could[known.use].move(where, known.could, None)
         self._releasing.discard(where)
 
-    # what is asked -------------------------------------------------------------------------------------------------
+    # queries -------------------------------------------------------------------------------------------------------
 
     def is_soon_free(self, n_bytes: int, *, for_model: bool) -> bool:
         """True when some device has ``n_bytes`` free, now or once the releases in progress have ended."""
@@ -231,8 +231,8 @@ class IdleMemory:
         return max((f for f in found if f is not None), default=(0, None))[1]
 
     def longest_idle(self, n_bytes: int, taken: Mapping[Where, int], *, for_model: bool) -> list[InstanceId]:
-        """Return the heads of the groups whose eviction makes room for ``n_bytes``, beside what is ``taken`` on a
-        device already; [] when no eviction helps."""
+        """Return the heads of the groups whose eviction makes room for ``n_bytes``, beside the bytes that are ``taken``
+        on a device already; [] when no eviction helps."""
         uses = _FOR[for_model]
         n_devices = sum(self._could[use].n_with(n_bytes) for use in uses)
         if n_devices > FEW_DEVICES:

@@ -1,4 +1,4 @@
-"""The hosts that take new work, in the order in which one is asked what a model is.
+"""The hosts that take new work, in the order in which one is asked to inspect a model.
 
 A start asks before it is planned, so the answer to "which host?" must not cost a walk over all hosts.
 """

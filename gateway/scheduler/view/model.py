@@ -51,6 +51,6 @@ class ModelView:
         return now_s - self.looked_s <= TRUST_S or bool(versions.pinned(facts.asked_for))
 
     def look_anew(self) -> None:
-        """Inspect the model again: what is known of it may be out of date, and so may the pause after a failed
+        """Inspect the model again: the known facts may be out of date, and so may the pause after a failed
         inspection."""
         self.fresh, self.again_s = False, 0.0

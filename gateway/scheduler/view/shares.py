@@ -16,7 +16,7 @@ class Shares:
         self._own: dict[Namespace, OwnQuotas] = {}
         self._starting: Counter[Namespace] = Counter()
         self._waiting: dict[Namespace, dict[ActionName, None]] = {}
-        self._freed: dict[Namespace, None] = {}  # of those that wait: they may have a place now
+        self._freed: dict[Namespace, None] = {}  # waiting namespaces that may have a place now
 
     def take(self, namespace: Namespace, own: OwnQuotas) -> None:
         self._own[namespace] = own
@@ -40,8 +40,8 @@ class Shares:
         self._waiting.setdefault(_owner(action), {})[action] = None
 
     def woken(self) -> Iterator[ActionName]:
-        """Yield the actions that may start now, until their namespaces have what they may have.  The caller
-        decides about a start before the next one."""
+        """Yield the actions that may start now, until their namespaces have as many starts as they may have.  The
+        caller decides about a start before the next one."""
         while self._freed:
             namespace, _ = self._freed.popitem()
             line = self._waiting.get(namespace, {})

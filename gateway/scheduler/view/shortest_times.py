@@ -83,8 +83,8 @@ class Best:
                 yield bucket, least
 
     def learn_start(self, action: str, device_kinds: Sequence[str], took: StartTook) -> dict[Key, Least]:
-        """``device_kinds``: the kind of each stage's device; empty where it is not known.  Returns what is new, for the
-        loop to keep."""
+        """``device_kinds``: the kind of each stage's device; empty where it is not known.  Returns the new least times,
+        for the loop to keep."""
         news: dict[Key, Least] = {}
         for stage in took.stages:
             kind = device_kinds[stage.stage] if stage.stage < len(device_kinds) else ""

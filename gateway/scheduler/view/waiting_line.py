@@ -5,10 +5,11 @@ Deadlines are moments (arrival + objective), so an action that waits comes neare
 newcomer with a tighter objective overtakes it only as long as it is really due earlier, and no action starves behind
 others of its size.
 
-Between namespaces deadlines do not decide: who asks for much, early, would be first for ever.  A start takes a part of
-its namespace's share, by the memory that it holds (gateway/fair.py), so a namespace with one waiting action waits for
-at most one start of each other namespace.  If two have had the same, the one that is due first is first.
-A start that found room without waiting takes from that share too, but the turns of those who wait stay as they are.
+Between namespaces deadlines do not decide: a namespace that asks for much, early, would be first for ever.  A start
+takes a part of its namespace's share, by the memory that it holds (gateway/fair.py), so a namespace with one waiting
+action waits for at most one start of each other namespace.  If two have had the same, the one that is due first is
+first.  A start that found room without waiting takes from that share too, but the turns of waiting namespaces stay as
+they are.
 
 No action starves behind smaller ones either.  If the first action finds no room, it keeps the device that lacks least,
 so that the memory that comes free there adds up and is not taken, piece by piece, by others.
@@ -59,7 +60,7 @@ class Turns:
         return len(self._of)
 
     def __iter__(self) -> Iterator[Turn]:
-        """Iterate over the actions as they stand now, whatever changes on the way: as if each had its turn."""
+        """Iterate over a copy of the present order: as if each action had its turn."""
         if len(self._order) == 1:
             return iter(next(iter(self._order.values())).copy())
         return self._in_turn([(head, 0, self._order[_owner(head.turn.name)].copy()) for head in self._heads])

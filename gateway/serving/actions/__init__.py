@@ -1,1 +1,1 @@
-"""What this gateway knows about actions, the packages that they are in, and the quotas of their namespaces."""
+"""This gateway's knowledge of actions, of the packages that they are in, and of the quotas of their namespaces."""

@@ -51,7 +51,7 @@ class Actions:
         raise NotFound(f"The model `{model}` does not exist.", hint="GET /v1/models lists yours")
 
     def list(self, namespace: Namespace) -> list[Action]:
-        """Newest first, without their code, from the state server; without pools, which nobody deployed."""
+        """Newest first, without their code, from the state server; without pools, which are not deployed by users."""
         return [a for a in self._records.actions(namespace) if not pools.is_pool(a)]
 
     def put(self, action: Action, *, last: str | None, old: Action | None = None, row: str = "") -> None:
@@ -71,7 +71,7 @@ class Actions:
         return action
 
     def _tell_end_of_pool(self, gone: Action) -> None:
-        """Once ``gone`` has left its pool, if nobody else has it."""
+        """Announce the end of the pool that ``gone`` has left, if no other function has it."""
         pool = gone.served_by
         if pool != gone.name and not self._records.action_bytes(gone.namespace, pool):
             self._changed(pool, deleted=True)

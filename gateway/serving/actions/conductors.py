@@ -1,4 +1,5 @@
-"""What a conductor says.  It is an action with the annotation ``conductor``; its result names what runs next.  Pure.
+"""Reads the result of a conductor: an action with the annotation ``conductor``, whose result names the next action.
+Pure.
 
 ::
 
@@ -36,7 +37,8 @@ def said(result: Any) -> Said:
 
 
 def most_runs(most_actions: int) -> int:
-    """How often conductors may run in a composition of so many actions: before, between and after them, twice over."""
+    """How often conductors may run in a composition of so many actions: before, between and after them, with all of
+    these doubled."""
     return 2 * most_actions + 1
 
 

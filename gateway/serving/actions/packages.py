@@ -1,4 +1,4 @@
-"""Packages as this gateway knows them, and what a name of an action means: the action with its inherited parameters.
+"""Packages as this gateway knows them; it resolves an action's name to the action with its inherited parameters.
 
 Parameters: package < binding < action (< the call's).  Packages are read once and forgotten when an event says that
 they changed; an action without a package costs nothing here.
@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an action is, if it is there, what it inherits, and the binding through which it was named."""
+    """The place of an action, its inherited parameters, and the binding through which it was named."""
 
     name: ActionName
     inherited: Mapping[str, object]

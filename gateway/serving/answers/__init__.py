@@ -1,1 +1,1 @@
-"""What an LLM's answer looks like to its client, and what is kept of it for a client that reconnects."""
+"""The form of an LLM's answer for its client, and the part of it that is kept for a client that reconnects."""

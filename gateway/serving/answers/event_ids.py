@@ -7,10 +7,10 @@
 
 *Started* is when the answer was first asked for, in seconds since 1970: an id is of use only for a while.  The *proof*
 is 15 bytes in base64url: six of a digest of the request, and nine of a MAC over tenant, activation, start and digest.
-So any gateway can tell, without asking anyone, whether an id belongs to this tenant and to this body.  The
-*index* is the token's number.  The events after the last token (held-back text, finish reason, usage) have the three
-numbers that follow it.  The *checksum* is the CRC-32 of the ids of all tokens up to the index: an answer that was
-computed again must agree with what the client has of it.
+So any gateway can tell, without asking anyone, whether an id belongs to this tenant and to this body.  The *index* is
+the token's number.  The events after the last token (held-back text, finish reason, usage) have the three numbers that
+follow it.  The *checksum* is the CRC-32 of the ids of all tokens up to the index: an answer that was computed again
+must agree with the part that the client has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ N_FINAL: Final = 3
 class EventId:
     activation_id: ActivationId
     started_s: int
-    digest: bytes  # of the request
+    digest: bytes  # the request's
     index: int
     checksum: int
 

@@ -1,4 +1,4 @@
-"""What is kept of the answers whose clients may reconnect, for how long, and what gives way.  No threads, no clock.
+"""Keeps answers whose clients may reconnect, for a bounded time and in bounded memory.  No threads, no clock.
 
 ::
 
@@ -23,10 +23,9 @@ from thaw.ids import ActivationId
 _TOKEN_BYTES: Final = 200
 _LOGPROB_BYTES: Final = 150
 _CALL_BYTES: Final = 200
-"""What a token takes in memory beside its characters, and what each alternative of its logprob and each part of a call
-takes."""
+"""The memory of a token beside its characters, of each alternative of its logprob, and of each part of a call."""
 _RANKED_BYTES: Final = 400
-"""What a token that could stand in a prompt takes, as a message and in the answer."""
+"""The memory of a token that could stand in a prompt, as a message and in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ class Kept:
     """One answer as far as it is known.  ``until_s`` is None while a client reads."""
 
     activation_id: ActivationId
-    body_bytes: int = 0  # of its request, which is needed while the answer goes on
+    body_bytes: int = 0  # its request's body, which is needed while the answer goes on
     tokens: list[RunToken] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     waits: bool = False  # the last notice is still true
     end: RunFinished | ThawError | None = None
-    n_bytes: int = 0  # of tokens and body
+    n_bytes: int = 0  # tokens and body together
     until_s: float | None = None
     dropped: bool = False
 
@@ -58,7 +57,7 @@ class Shelf:
         self._bounds = bounds
         self._all: dict[ActivationId, Kept] = {}
         self._absent: dict[ActivationId, Kept] = {}  # in the order of their deadlines
-        self._n_bytes = 0  # of the absent ones
+        self._n_bytes = 0  # the absent answers' bytes
 
     @property
     def n_absent(self) -> int:
@@ -150,6 +149,6 @@ def token_bytes(token: RunToken) -> int:
 
 
 def prompt_bytes(prompt: RunPrompt) -> int:
-    """What the logprobs of a prompt take in memory.  The rest of it is no larger than the request."""
+    """The memory of a prompt's logprobs.  The rest of the prompt is no larger than the request."""
     n_echoed = sum(1 + len(one.top) for one in prompt.logprobs if one is not None)
     return _LOGPROB_BYTES * n_echoed + _RANKED_BYTES * sum(map(len, prompt.ranked))

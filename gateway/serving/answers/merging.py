@@ -80,7 +80,7 @@ class Merging:
                 self._room.acquire()
                 self._steps.put((index, step))
         except ThawError as e:
-            self._steps.put((index, e))  # before the others hear of it: theirs would be that their client has gone
+            self._steps.put((index, e))  # before the others are stopped: they would report that their client has gone
             self._stop.set()
         except Exception as e:  # noqa: BLE001  the edge of a thread: its reader would wait for ever
             self._steps.put((index, PlatformError(f"There was an internal server error: {type(e).__name__}.")))

@@ -33,7 +33,7 @@ def usage(finished: RunFinished) -> Json:
 
 
 def aggregate(call: Call, tokens: Sequence[RunToken], finished: RunFinished) -> Json:
-    """``chat.completion`` or ``text_completion``, or what vLLM says of a text's tokens and of tokens' text."""
+    """Return a ``chat.completion`` or ``text_completion``, or vLLM's object for a text's tokens or for tokens' text."""
     if call.endpoint in TEXT_ENDPOINTS:
         return _of_text(call, finished)
     text = "".join(t.text for t in tokens) + finished.text
@@ -63,7 +63,8 @@ def _of_text(call: Call, finished: RunFinished) -> Json:
 
 
 def _add_prompt(call: Call, choice: Json, tokens: Sequence[RunToken], prompt: RunPrompt) -> Json:
-    """Put into the choice what its request asked of the prompt.  Return what belongs beside the choices."""
+    """Put the information about the prompt that the request asked for into the choice.  Return the fields that belong
+    beside the choices."""
     if call.payload.get("echo"):
         choice["text"] = prompt.text + choice["text"]
         if prompt.logprobs:
@@ -111,12 +112,12 @@ class Chunks:
     """The chunks of one streamed answer as server-sent events, in order: each step gives one text.
 
     Each event that carries a token or comes after the last one has an id (event_ids.py), and those that the client has
-    already are left out.  Most of what is ever sent are tokens without logprobs, so the JSON around their text is made
-    once.
+    already are left out.  Most events are tokens without logprobs, so the JSON around their text is made once.
     """
 
     def __init__(self, call: Call, ids: str | None, had: EventId | None = None, *, part: Part | None = None) -> None:
-        """``ids``: what all ids share; None: events have no ids.  ``had``: the last event that the client has."""
+        """``ids``: the part that all ids share; None: events have no ids.  ``had``: the last event that the client
+        has."""
         options = call.payload.get("stream_options") or {}
         self._call, self._include_usage = call, bool(options.get("include_usage"))
         self._chat = call.endpoint == "chat"

@@ -1,6 +1,7 @@
 """The object of /v1/responses, and the events in which a stream of it comes.
 
-Both are made by the same steps, so the last event of a stream has what the answer would be as a whole::
+Both are made by the same steps, so the last event of a stream contains the same object as an answer that is not
+streamed::
 
     created, in_progress
         message:        item.added, part.added, text.delta …,     text.done, part.done, item.done
@@ -34,7 +35,7 @@ _REPEATED: Final[Mapping[str, Any]] = {
     "tools": [],
     "top_logprobs": 0,
 }
-"""What a response repeats of its request, with the values of those that are not in it."""
+"""The fields of its request that a response repeats, with their values if the request does not have them."""
 _ALWAYS: Final = {"background": False, "store": False, "truncation": "disabled", "previous_response_id": None}
 
 
@@ -51,11 +52,11 @@ class ResponseEvents:
         self._numbers = count()
         self._items: list[Json] = []
         self._is_open = False  # the last item
-        self._pieces: list[str] = []  # of the open item: its text, or its arguments
-        self._text_logprobs: list[Json] = []  # of the open item's text
-        self._logprobs: list[Json] = []  # of tokens whose text is held back
+        self._pieces: list[str] = []  # the open item's text, or its arguments
+        self._text_logprobs: list[Json] = []  # those of the open item's text
+        self._logprobs: list[Json] = []  # those of tokens whose text is held back
         self._status = ""
-        self._ended: Json = {}  # what only the end tells
+        self._ended: Json = {}  # fields that are known only at the end
 
     def token(self, token: RunToken) -> str:
         return _text(self.of_token(token))
@@ -125,7 +126,8 @@ class ResponseEvents:
         return [self._event(kind, response=self.whole()) for kind in kinds]
 
     def _of_piece(self, text: str, parts: tuple[CallDelta, ...]) -> list[Json]:
-        """What one token shows.  Text stands behind the call that it ends, and before the calls that it begins."""
+        """Return the events of one token.  Its text comes behind the call that it ends, and before the calls that it
+        begins."""
         begun = next((i for i, part in enumerate(parts) if part.name), len(parts))
         return [*self._of_calls(parts[:begun]), *self._of_text(text), *self._of_calls(parts[begun:])]
 
@@ -155,7 +157,7 @@ class ResponseEvents:
         events: list[Json] = []
         for part in parts:
             if part.name:
-                self._logprobs = []  # of the text that began the call
+                self._logprobs = []  # they belong to the text that began the call
                 events += self._close("completed")
                 events.append(self._opened(self._new_call(part)))
             if part.arguments:

@@ -33,7 +33,7 @@ from thaw.errors import (
 from thaw.host import HostReport
 
 REFUSALS: Final = (ModelNotFound, ModelCorrupt, ModelUnsupported, MemoryTooSmall, InitFailed)
-"""What a start would fail with for the function's own sake.  Any other error says that a host could not look."""
+"""The errors of a start that are the function's own fault.  Any other error means that a host could not check."""
 _ASKED_OF_A_KIND: Final = 2
 """Hosts of one kind of device that are asked when the first one cannot look."""
 _MOST_BYTES: Final = 256 * 1024
@@ -41,7 +41,7 @@ _MOST_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``found`` is what a host said; ``refusal`` the error of the start, on every kind of device; ``unchecked`` why
+    """``found`` is a host's answer; ``refusal`` the error of the start, on every kind of device; ``unchecked`` why
     nobody could say whether the engine can run the model.  A verdict may have notes and be unchecked."""
 
     found: PreflightFound | None = None
@@ -68,8 +68,8 @@ class Preflight:
         return merged(answers)
 
     def look_again(self, config: LlmConfig, namespace: str, verdict: Verdict) -> Verdict:
-        """After a function was written: whether the model that was there is there still.  A removal asks who uses a
-        model, and does not see a function that is not written yet.  The engine's answer is known, so this is short."""
+        """After a function was written, check that its model still exists.  A removal looks for users of the model, and
+        does not see a function that is not written yet.  The engine's answer is known, so this is short."""
         if verdict.found is None or verdict.unchecked:
             return verdict
         again = self.check(config, namespace)
@@ -117,8 +117,8 @@ def by_kind(reports: Sequence[HostReport]) -> list[list[HostReport]]:
 
 
 def merged(verdicts: Sequence[Verdict]) -> Verdict:
-    """What holds for the platform: one kind of device that can run the model is enough, and a refusal needs them all.
-    A refusal that is about the files is the same everywhere."""
+    """Return the verdict for the platform: one kind of device that can run the model is enough, and a refusal needs all
+    kinds.  A refusal because of the files is the same on every kind."""
     for verdict in verdicts:
         if verdict.refusal is None and not verdict.unchecked:
             return verdict

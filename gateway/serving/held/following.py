@@ -10,7 +10,7 @@ from thaw.ids import Namespace
 
 
 class Followers:
-    """All of this gateway.  Those that have the same cursor, as all have who wait, look once together."""
+    """The followers of this gateway.  Requests with the same cursor, as all waiting ones have, share one look."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Tells a namespace's tenant how its models stand, and when that changes: what an operator of a cluster shows.
+"""Tells a namespace's tenant the state of its models, and when that changes; a cluster's operator shows it.
 
 ::
 
@@ -6,7 +6,7 @@
                                                                     ├──▶ standings
     what runs and starts (work.py) ──────one look for all───────────┘
 
-All of it is in the state server, so every gateway says the same.
+All of it is in the state server, so every gateway gives the same answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Rows:
 
     began_s: float
     actions: tuple[Action, ...]
-    starts: Mapping[ActionName, LastStarts]  # by whose instances count
+    starts: Mapping[ActionName, LastStarts]  # by the action whose instances count
 
 
 class _Watched:
@@ -81,7 +81,7 @@ class StandingsOf:
         self._lock = threading.Lock()
         self._watched: dict[Namespace, _Watched] = {}
 
-    # what events do --------------------------------------------------------------------------------------------------
+    # calls by events -------------------------------------------------------------------------------------------------
 
     def instance_changed(self, record: InstanceRecord) -> None:
         """Called with every report."""
@@ -94,7 +94,7 @@ class StandingsOf:
         watched.bell.ring()
 
     def action_changed(self, action: ActionName) -> None:
-        """An action, or what is kept of its starts."""
+        """An action, or the record of its starts, has changed."""
         with self._lock:
             watched = self._watched.get(namespace_of(action))
             if watched is None:
@@ -112,7 +112,7 @@ class StandingsOf:
         for watched in everything:
             watched.bell.ring()
 
-    # what a tenant asks ----------------------------------------------------------------------------------------------
+    # queries of a tenant ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def listening(self, namespace: Namespace) -> Iterator[Bell]:
@@ -152,7 +152,7 @@ class StandingsOf:
                 return began_s, rows
             watched.rows = rows
         if before is not None and before.starts.keys() != rows.starts.keys():
-            watched.bell.ring()  # what happened to instances of the new ones rang for nobody
+            watched.bell.ring()  # reports on instances of the new ones have not rung it
         return began_s, rows
 
     def _read(self, namespace: Namespace) -> _Rows:
@@ -188,14 +188,14 @@ class StandingsOf:
 
 
 def _own_answer(action: Action, answered: ColdStart | None) -> ColdStart | None:
-    """None for a start of its pool from before the function was what it is."""
+    """None for a start of its pool from before the function had its present version."""
     is_older = answered is not None and action.served_by != action.name and answered.at_wall_ms < action.updated_ms
     return None if is_older else answered
 
 
 def _without_room(reserve_bytes: int, room: int) -> ErrorInfo | None:
-    """Why no host can take another whole worker now, or None.  A pipeline needs less of each host, and then its start
-    is seen.  How much is free is the platform's, and no tenant's to know."""
+    """Return why no host can take another whole worker now, or None.  A pipeline needs less of each host, and then its
+    start is seen.  How much is free is the platform's, and no tenant's to know."""
     if room < 0:
         return ErrorInfo(NO_CAPACITY, "There is no host that takes work.", "add a host")
     if room >= reserve_bytes:

@@ -34,7 +34,7 @@ LOOK_S: Final = 0.25
 _LOOKS_KEPT: Final = 256
 _NEVER: Final = float("-inf")
 _PLACES: Final = 2
-"""One of so many threads may be held: those that answer at once need the others."""
+"""One in this many threads may be held: requests that are answered at once need the others."""
 
 
 class _Look(Generic[T]):
@@ -50,15 +50,15 @@ class _Look(Generic[T]):
 
 
 class Looks(Generic[T]):
-    """What several requests look at, read for all of them."""
+    """Values that several requests look at, each read once for all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looks: OrderedDict[Hashable, _Look[T]] = OrderedDict()
 
     def recent(self, key: Hashable, read: Callable[[], T], since_s: float = _NEVER) -> tuple[float, T]:
-        """Return what ``read`` found up to ``LOOK_S`` ago and not before ``since_s``, and when it began.  Raises its
-        PlatformError."""
+        """Return a result of ``read`` that is at most ``LOOK_S`` old and not from before ``since_s``, and when that
+        read began.  Raises its PlatformError."""
         with self._lock:
             look = self._looks.setdefault(key, _Look())
             self._looks.move_to_end(key)
@@ -71,7 +71,7 @@ class Looks(Generic[T]):
                     look.found = read()
                 except PlatformError as e:
                     look.error = e
-                look.began_s = began_s if look.error is None else time.monotonic()  # who waited for it has its error
+                look.began_s = began_s if look.error is None else time.monotonic()  # requests that waited get its error
             if look.error is not None:
                 raise look.error
             return look.began_s, look.found  # type: ignore[return-value]
@@ -96,7 +96,7 @@ class Held:
         self.is_over = False
 
     def end_all(self) -> None:
-        """The worker is about to end: whoever is held is answered now, and nobody is held any more."""
+        """The worker is about to end: held requests are answered now, and no request is held any more."""
         with self._lock:
             self.is_over = True
             events = list(self._events)
@@ -126,8 +126,8 @@ class Held:
         look: Callable[[], tuple[float, T]],
         is_news: Callable[[T], bool],
     ) -> T:
-        """``look`` returns what it finds and when it began to look.  Return that as soon as it is news, or after
-        ``longest_s``.  The bell that ``listening`` gives rings for what may be news.  Raises Throttled, Unavailable,
+        """``look`` returns its finding and the time at which it began.  Return these as soon as they are news, or after
+        ``longest_s``.  The bell that ``listening`` gives rings when there may be news.  Raises Throttled, Unavailable,
         ClientGone."""
         began_s, found = look()
         if not longest_s or is_news(found):
@@ -151,7 +151,7 @@ class Held:
         return is_set and not self.is_over
 
     def _pause(self, event: threading.Event, until_s: float) -> None:
-        """Only who hangs up, and the worker's end, wake it."""
+        """Sleep until then.  Only a client that hangs up, and the worker's end, end the sleep earlier."""
         event.clear()
         if not self.is_over:
             event.wait(max(0.0, until_s - time.monotonic()))

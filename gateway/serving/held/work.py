@@ -1,4 +1,4 @@
-"""What runs, starts and waits, and when that changes: the answers of held requests."""
+"""The running, starting and waiting work, and news of changes: the answers of held requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVERYTHING: Final = ""
 
 
 class _Snapshot:
-    """The registry at one moment.  Each namespace's part is made once, for all who look at it."""
+    """The registry at one moment.  Each namespace's part is made once, for all requests that look at it."""
 
     def __init__(self, client: redis.Redis, registry: Registry) -> None:
         """Raises Unavailable."""
@@ -83,7 +83,7 @@ def _due_ms(registry: Registry) -> dict[GroupId, int]:
 
 
 def shared_by(client: redis.Redis, names: set[ActionName]) -> tuple[Shared, ...]:
-    """Return who shares the pools among the names.  A platform without adapters asks nobody."""
+    """Return which functions share the pools among the names.  A platform without adapters reads nothing."""
     pools = {name for name in names if is_pool_name(name)}
     found = (
         Shared(pool, functions)

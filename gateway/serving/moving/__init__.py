@@ -1,1 +1,1 @@
-"""Running LLM requests that move to another worker, and what an operator hears about a host that is being emptied."""
+"""Running LLM requests that move to another worker, and reports to an operator about a host that is being emptied."""

@@ -1,4 +1,4 @@
-"""Tells an operator what a host that is being emptied still holds, and when that changes."""
+"""Tells an operator the instances and requests on a host that is being emptied, and when they change."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ class HostDrains:
         return HostLeft(report.draining, moving, running, len(here))
 
     def wait(self, host_id: HostId, known: HostLeft | None, wait_s: float) -> HostLeft:
-        """Return what is left as soon as that is something else than ``known``, or after ``wait_s``.  Raises as
-        left()."""
+        """Return the rest as soon as it differs from ``known``, or after ``wait_s``.  Raises as left()."""
         until_s = time.monotonic() + wait_s
         while True:
             with self._changed:

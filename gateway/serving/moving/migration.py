@@ -1,4 +1,4 @@
-"""Moves of running LLM requests to other workers, by tokens: what happens beside the requests' own threads.
+"""Moves of running LLM requests to other workers, by tokens: the work beside the requests' own threads.
 
 ::
 
@@ -11,7 +11,7 @@ A request asks for its second slot as any request asks for its first one: it sta
 starts a worker where there is none.  It came there when its move began: until then and meanwhile its source serves it.
 Neither that wait nor the one for the request's thread costs a thread of its own.  A round sends the destination the
 tokens so far, and the destination computes them into its prefix cache while the source goes on.  The threads are there
-only while something moves.  move_rules.py says what follows from what.
+only while something moves.  move_rules.py has the rules.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Migrations:
         self._due: deque[Move] = deque()  # for the workers
         self._n_workers = 0
 
-    # what the request's own thread does ----------------------------------------------------------------------------
+    # calls by the request's own thread -----------------------------------------------------------------------------
 
     def begin(self, call: Call, source: InstanceRecord) -> Move:
         """Look for another worker for ``call``.  Never blocks on the network, and never raises: a move that cannot
@@ -111,7 +111,7 @@ class Migrations:
         return move.route if Command.CONTINUE_AT_DEST in commands else None
 
     def failed(self, move: Move, error: ThawError, *, is_last: bool = False) -> None:
-        """The destination did not do what it was to do.  ``is_last``: nor would another one."""
+        """The destination has failed.  ``is_last``: another one would fail, too."""
         is_busy = isinstance(error, InstanceBusy)
         commands = move.take(Event.DEST_BUSY if is_busy else Event.DEST_FAILED, error, is_last=is_last)
         if commands and not is_busy:
@@ -157,7 +157,7 @@ class Migrations:
             self._give_to_worker(move)
 
     def _drop(self, route: Route, error: ThawError | None) -> None:
-        """Give a slot back; what the room thinks of the instance depends on why."""
+        """Give a slot back; the reason decides how the room regards the instance."""
         if isinstance(error, (InstanceGone, InstanceBusy, Unreachable)):
             self._room.refused(route, gone=isinstance(error, InstanceGone))
         elif isinstance(error, WorkerLost):
@@ -198,7 +198,7 @@ class Migrations:
         return True
 
     def _attend(self) -> None:
-        """The asker.  Slots come first, because the state server may take its time over what is told to it."""
+        """The asker.  Slots come first, because writes to the state server may take long."""
         try:
             while self._has_news():
                 self._look_at_all()
@@ -265,7 +265,7 @@ class Migrations:
             move.ask_again_s, move.n_refusals = time.monotonic() + pause_s, move.n_refusals + 1
 
     def _tell(self, move: Move) -> None:
-        """Tell the scheduler what the room says, unless it would start another version than the source's."""
+        """Tell the scheduler the room's demand, unless it would start another version than the source's."""
         if self._check(move):
             self._demand.settle(move.call)
 
@@ -325,7 +325,7 @@ class Migrations:
             self._stop_waiting(move)
 
     def _rounds(self, move: Move) -> None:
-        """Let the destination compute what was emitted, until the switch will be short.  Raises as _compute(), and
+        """Let the destination compute the emitted tokens, until the switch will be short.  Raises as _compute(), and
         TimeLimitExceeded when it would not be."""
         emitted = move.call.emitted
         known = n_in_vain = 0  # tokens that the destination has, its prompt among them

@@ -1,4 +1,4 @@
-"""One attempt to move one run to one destination: its state, its place in the waiting room and what it has cost.
+"""One attempt to move one run to one destination: its state, its place in the waiting room and its cost so far.
 
 migration.py advances it.
 """
@@ -47,7 +47,7 @@ class _Nudge(threading.Event):
 
 
 class Move:
-    """One attempt to move one run to one destination.  ``take`` decides who does what: a command is given once."""
+    """One attempt to move one run to one destination.  ``take`` gives each command to one thread only."""
 
     def __init__(self, call: Call, source: InstanceRecord, wake: Callable[[], None]) -> None:
         self.call, self._source, self._wake = call, source, wake

@@ -1,4 +1,4 @@
-"""A running LLM request moves to another worker: what follows from what happens (ServerlessLLM 5.2 to 5.4).
+"""A running LLM request moves to another worker: the commands that follow each event (ServerlessLLM 5.2 to 5.4).
 
 migration.py carries this out.  This file is pure: state and event in, state and commands out.
 
@@ -37,10 +37,10 @@ SLOW_ROUND_S: Final = 2.0
 """A client may think that its answer has stopped when no token comes for longer than this."""
 
 IN_VAIN: Final = 1
-"""A round may be slow for once, as the first one is that meets a new batch size."""
+"""The number of rounds in vain that are allowed: a round may be slow once, when it meets a new batch size."""
 
 PATIENCE_S: Final = 1.0
-"""What the switch may take beyond two rounds: a new connection, and a step of the requests that run there."""
+"""The time that the switch may take beyond two rounds: a new connection, and a step of the requests that run there."""
 
 
 class State(enum.StrEnum):
@@ -56,7 +56,7 @@ class Event(enum.StrEnum):
     SLOT_FOUND = "slot found"
     CAUGHT_UP = "caught up"
     BOUNDARY = "boundary"  # the run has read a token and not yet asked for the next one
-    FIRST_MESSAGE = "first message"  # of the destination, which answers from now on
+    FIRST_MESSAGE = "first message"  # it comes from the destination, which answers from now on
     RUN_ENDED = "run ended"  # it has its last token, failed, or its client has gone
     STAYS = "stays"  # the host is not emptied after all
     SOURCE_FAILED = "source failed"
@@ -118,7 +118,8 @@ TABLE: Final[Mapping[tuple[State, Event], Step]] = {
 
 
 def step(state: State, event: Event) -> Step:
-    """Return what follows.  A message that comes late, repeatedly or after the end changes nothing."""
+    """Return the next state and its commands.  A message that comes late, repeatedly or after the end changes
+    nothing."""
     return TABLE.get((state, event), Step(state))
 
 
@@ -135,9 +136,9 @@ class Next(enum.Enum):
 
 
 def after_round(missing: int, gained: int, took_s: float, n_in_vain: int) -> Next:
-    """Return what follows a round.  Nobody answers the client during the switch, and the last round says how long that
-    takes, so there is none after a slow round.  ``n_in_vain``: the rounds before it that led neither to the switch nor
-    much nearer to it."""
+    """Return the event that follows a round.  Nobody answers the client during the switch, and the last round says how
+    long that takes, so there is none after a slow round.  ``n_in_vain``: the rounds before it that led neither to the
+    switch nor much nearer to it."""
     if is_enough(missing, gained) and missing <= MANY_TOKENS and took_s <= SLOW_ROUND_S:
         return Next.SWITCH
     return Next.ROUND if gained > FEW_TOKENS or n_in_vain < IN_VAIN else Next.GIVE_UP

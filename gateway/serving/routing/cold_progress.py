@@ -1,12 +1,12 @@
-"""What a client reads while its model starts: the phase, with the numbers of the hosts' reports.
+"""The progress that a client reads while its model starts: the phase, with the numbers of the hosts' reports.
 
 ::
 
     InstanceChanged(STARTING) ──▶ groups that start ──one look a second──▶ reports of their hosts ──▶ notices of tickets
 
 Hosts report once a second, so there is one look a second, and only while a group starts for which a request waits.
-Otherwise the thread sleeps.  The estimate is the scheduler's prediction for the group, and behind it what the rate of
-the fetch says of the bytes that are left.
+Otherwise the thread sleeps.  The estimate is the scheduler's prediction for the group, or the time that the fetch needs
+for the remaining bytes at its present rate if that is longer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Group:
 
 
 def sentence(group: Group, fetches: Iterable[FetchReport], now_s: float) -> str | None:
-    """What a client is told of the group's start; None while there is nothing to say."""
+    """Return the sentence about the group's start for a client; None while there is nothing to say."""
     parts = [f for f in fetches if f.n_bytes > 0]
     group.has_fetched = group.has_fetched or bool(parts)
     left, total = sum(f.n_bytes - f.done_bytes for f in parts), sum(f.n_bytes for f in parts)
@@ -113,7 +113,7 @@ class ColdProgress:
                 continue  # the state server is away: there is nothing new to say
 
     def _look(self, groups: Mapping[GroupId, Group]) -> None:
-        """Tell those who wait for a model about its start, of several about the first that began.  Raises
+        """Tell clients that wait for a model about its start; if there are several starts, about the first one.  Raises
         Unavailable."""
         hosts = {host for group in groups.values() for host in group.hosts.values()}
         reports = {host: report for host in hosts if (report := self._registry.live_host(host)) is not None}
@@ -128,7 +128,7 @@ class ColdProgress:
             self._say(told)
 
     def _say(self, told: Mapping[ActionName, str]) -> None:
-        """Called with the lock.  What was told of a start that is over is of no use to a client that comes now."""
+        """Called with the lock.  The sentences about a start that is over are of no use to a client that comes now."""
         starting = {group.action for group in self._groups.values()}
         self._said = {action: said for action, said in told.items() if action in starting}
         self._room.say(self._said)

@@ -1,7 +1,7 @@
 """Demand: this gateway's requests without a route, in the registry, for the scheduler to start instances.
 
 A request's own thread adds and withdraws its demand.  After the state server was away, the heartbeat and the
-reconnection put right what is wrong: demand that no request waits for would start instances and keep them.
+reconnection correct it: demand that no request waits for would start instances and keep them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Demand:
     def __init__(self, room: WaitingRoom, registry: Registry, gateway: GatewayId, log: Log) -> None:
         self._room, self._registry, self._gateway, self._log = room, registry, gateway, log
         self._lock = threading.Lock()
-        self._left: dict[ActivationId, ActionName] = {}  # withdrawals, and what settle() wanted, that failed
+        self._left: dict[ActivationId, ActionName] = {}  # withdrawals and writes of settle() that failed
 
     def add(self, call: Call, *, ahead: bool = False) -> None:
         """Tell the scheduler that a request has no route.  If it was told before the request waited, it is told again:
@@ -50,7 +50,7 @@ class Demand:
 
     def settle(self, call: Call) -> None:
         """Put or withdraw the demand of a call that runs already, as the room has it waiting for another slot or not.
-        It keeps its age.  Never raises: what fails is done by the next retry()."""
+        It keeps its age.  Never raises: the next retry() repeats a failed write."""
         try:
             self._agree(call.activation_id, call.action.served_by)
         except PlatformError as e:
@@ -79,7 +79,7 @@ class Demand:
                 self._agree(demand.activation_id, demand.action)
 
     def _agree(self, activation_id: ActivationId, action: ActionName) -> None:
-        """Let the registry say what the room says.  The request's own thread may have written meanwhile, so check
+        """Make the registry agree with the room.  The request's own thread may have written meanwhile, so check
         again."""
         while True:
             ticket = self._room.waiting(action, activation_id)

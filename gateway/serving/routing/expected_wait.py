@@ -1,4 +1,4 @@
-"""How long a request that came now would wait, for the Retry-After of a 429.
+"""Estimates how long a request that came now would wait, for the Retry-After of a 429.
 
 The first of these that is known gives the answer:
 

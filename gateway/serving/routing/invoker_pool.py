@@ -75,14 +75,14 @@ class InvokerPool:
         return reply
 
     def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
-        """Return what these runs printed.  Raises as post() and read_head() do."""
+        """Return the lines that these runs printed.  Raises as post() and read_head() do."""
         deadline_s = time.monotonic() + timeout_s
         reply = self.post(address, "/logs", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
         reply.read_head()
         return wire.from_plain(LogsFound, reply.read_json(max_bytes=_MAX_LOGS_BYTES))
 
     def output(self, address: str, wanted: OutputWanted, *, timeout_s: float) -> OutputFound:
-        """Return what containers that ended there wrote last.  Raises as post() and read_head() do."""
+        """Return the last output of containers that ended there.  Raises as post() and read_head() do."""
         deadline_s = time.monotonic() + timeout_s
         reply = self.post(address, "/output", wire.dumps(wanted), stream=False, deadline_s=deadline_s, hangup=Hangup())
         reply.read_head()

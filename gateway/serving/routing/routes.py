@@ -43,7 +43,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What takes an action's requests.  A pipeline that is consolidating becomes ``n_workers`` workers."""
+    """An instance that takes an action's requests.  A pipeline that is consolidating becomes ``n_workers`` workers."""
 
     record: InstanceRecord
     n_workers: int = 1
@@ -91,7 +91,8 @@ class RouteTable:
             self._aside[instance_id] = route
 
     def replace(self, records: Iterable[InstanceRecord], now_s: float) -> set[ActionName]:
-        """Start over from the registry, keeping counts of what is in flight.  Returns every action with a route."""
+        """Start over from the registry, keeping the counts of requests in flight.  Returns every action with a
+        route."""
         records = list(records)
         for draining in (r for r in records if r.state is InstanceState.DRAINING):
             self.apply(draining, now_s)
@@ -190,7 +191,7 @@ class RouteTable:
         return frozenset(r.record.group_id for r in self._routes.get(action, {}).values())
 
     def serving(self, action: ActionName) -> tuple[Serving, ...]:
-        """Return what takes the action's requests: of a group its first stage."""
+        """Return the instances that take the action's requests; for a group, its first stage."""
         records = (route.record for route in self._routes.get(action, {}).values())
         return tuple(Serving(r, 1 + sum(g == r.group_id for g in self._staying.values())) for r in records)
 

@@ -1,13 +1,13 @@
-"""Keys for one run: what a function with the annotation ``provide-api-key`` finds in ``__OW_API_KEY``.
+"""Keys for one run: a function with the annotation ``provide-api-key`` finds one in ``__OW_API_KEY``.
 
 ::
 
     activation id as a uuid : thaw.<namespace, subject, the caller's key's hash, until, base64>.<HMAC of all that>
 
 OpenWhisk hands a function the key of its caller.  Here nobody knows that key, only its hash, and a web request has no
-key.  So a run gets one that says by itself whose it is.  It is a tenant's, works at every gateway of the installation,
-and ends with the run's time limit, or when the caller's own key is revoked; nothing is stored.  What is called with
-such a key gets one that ends no later, so that a function which was called once cannot renew it for ever.
+key.  So a run gets a key that itself names its owner.  It is a tenant's, works at every gateway of the installation,
+and ends with the run's time limit, or when the caller's own key is revoked; nothing is stored.  A run that was called
+with such a key gets a key that ends no later, so that a function which was called once cannot renew it for ever.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class RunKeys:
         return f"{body}.{self._sign(body)}"
 
     def subject(self, key: str, now_ms: int) -> Subject | None:
-        """Whose run has the key; None for a key of another kind, one that is over, and one that we did not make.
-        Whether the caller's own key is still live is for others to find out."""
+        """Return the owner of the run that has the key; None for a key of another kind, an expired one, and one that we
+        did not make.  This does not check whether the caller's own key is still live."""
         body, _, signature = key.rpartition(".")
         if _MARK not in body or not hmac.compare_digest(signature.encode(), self._sign(body).encode()):
             return None

@@ -31,7 +31,7 @@ class _Use:
     window: int = -1
     count: int = 0
     concurrent: int = 0
-    away: int = 0  # of these, without a request's thread
+    away: int = 0  # how many of these have no request's thread
 
     @property
     def places(self) -> int:
@@ -108,8 +108,9 @@ class Throttle:
             self._take_places(-1)
 
     def leave_thread(self, namespace: Namespace) -> bool:
-        """An invocation that is counted in goes on without a request, which gives its place to another one.  False
-        when too many do so already: then it has its place to its end, so that what goes on is bounded, too."""
+        """An invocation that is counted in goes on without a request, which gives its place to another one.  False when
+        too many do so already: then it has its place to its end, so that the number of such invocations is bounded,
+        too."""
         with self._lock:
             use = self._uses[namespace]
             if self._free_away is None or not may_have_more(use.away, self._free_away):

@@ -78,11 +78,11 @@ class WaitingRoom:
         self._lock = threading.Lock()
         self._table = RouteTable()
         self._queues: dict[ActionName, deque[Ticket]] = {}
-        self._moving: Counter[ActionName] = Counter()  # of those in the queue, runs that move
-        self._said: Mapping[ActionName, str] = {}  # of starts that last
-        self._handed: dict[ActionName, deque[float]] = {}  # of actions with a queue
+        self._moving: Counter[ActionName] = Counter()  # runs that move, among those in the queue
+        self._said: Mapping[ActionName, str] = {}  # sentences about starts in progress
+        self._handed: dict[ActionName, deque[float]] = {}  # only actions with a queue
 
-    # what requests do ----------------------------------------------------------------------------------------------
+    # calls by requests ---------------------------------------------------------------------------------------------
 
     def enter(self, ticket: Ticket) -> None:
         """Give ``ticket`` a route, or its place in the queue.  leave() ends the wait, release() the route's use."""
@@ -142,7 +142,7 @@ class WaitingRoom:
             self._table.retry_full(action)
             self._serve(action)
 
-    # what events do ------------------------------------------------------------------------------------------------
+    # calls by events -----------------------------------------------------------------------------------------------
 
     def instance_changed(self, record: InstanceRecord) -> None:
         with self._lock:
@@ -186,7 +186,7 @@ class WaitingRoom:
             self._fail([t for t in self._queues.get(action, ()) if t.activation_id in activation_ids], error)
 
     def fail_all(self, action: ActionName, error: ThawError) -> None:
-        """Fail whoever asked for the action, whatever serves it."""
+        """Fail every request that asked for the action, whatever action serves it."""
         with self._lock:
             self._fail([t for queue in self._queues.values() for t in queue if t.is_of(action)], error)
 
@@ -197,8 +197,8 @@ class WaitingRoom:
             ticket.event.set()
 
     def action_changed(self, action: ActionName) -> None:
-        """Have whoever asked for the action, or is served by it, look what serves the request now, and in which
-        version."""
+        """Let every request that asked for the action, or is served by it, check which action and version serves it
+        now."""
         with self._lock:
             for ticket in (t for queue in self._queues.values() for t in queue):
                 if ticket.action == action or ticket.is_of(action):
@@ -210,11 +210,11 @@ class WaitingRoom:
             self._table.retire(action)
 
     def serving(self, action: ActionName) -> tuple[Serving, ...]:
-        """Return what takes the action's requests, for whoever looks at the action."""
+        """Return the instances that take the action's requests, for answers about the action."""
         with self._lock:
             return self._table.serving(action)
 
-    # what metrics read ---------------------------------------------------------------------------------------------
+    # metrics -------------------------------------------------------------------------------------------------------
 
     def counts(self) -> tuple[int, int]:
         """(requests waiting, routes)."""

@@ -35,8 +35,8 @@ class KeptInstances:
         return sum(self._least(namespace).values())
 
     def check(self, action: Action, old: Action | None) -> int:
-        """Return how many instances more the namespace keeps with the action than with ``old``, which it replaces; what
-        is kept already is refused to nobody.  Raises Forbidden when the namespace would keep too many."""
+        """Return how many instances more the namespace keeps with the action than with ``old``, which it replaces;
+        instances that are kept already are never refused.  Raises Forbidden when the namespace would keep too many."""
         added, kept = self._added(action, old)
         self._check(action.namespace, added, kept)
         return added
@@ -44,8 +44,9 @@ class KeptInstances:
     def check_written(self, action: Action, old: Action | None, added: int) -> None:
         """Check the action once more when it is written: of several that are written at once, each sees the others
         then.  ``added``: what check() returned.  Raises Forbidden, and the action keeps as many as before, and has the
-        annotations of ``old``: whoever notes in them what it has written has not.  A mark of ``old`` stands for no
-        config any more where another one was written with this one, which stays.  A new action goes again."""
+        annotations of ``old``, so that a client which notes its writes in them does not find this one.  A mark of
+        ``old`` stands for no config any more where another one was written with this one, which stays.  A new action
+        goes again."""
         added_now, kept = self._added(action, old)
         added = max(added, added_now)
         try:
@@ -107,7 +108,7 @@ class KeptInstances:
 def _with_old(
     is_: Mapping[str, object], wrote: Mapping[str, object], old: Mapping[str, object], before: Mapping[str, object]
 ) -> dict[str, object]:
-    """``is_`` with ``before`` in place of what was written over ``old`` and has not been changed since."""
+    """Return ``is_`` with ``before`` in place of the entries that were written over ``old`` and not changed since."""
     undone = {key for key in wrote if wrote[key] != old.get(key) and is_.get(key) == wrote[key]}
     return {**{k: v for k, v in is_.items() if k not in undone}, **{k: before[k] for k in undone & before.keys()}}
 

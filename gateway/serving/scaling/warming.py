@@ -75,7 +75,7 @@ class Warming:
                 begins_s = max(until_s, time.monotonic() + _begins_within_s(call))
             if (warm := self._ready(call, ticket)) is not None:
                 return warm
-            starting = self._starting(call)  # the registry's: what began before this request came is not announced
+            starting = self._starting(call)  # from the registry: earlier starts are not announced
             left = (until_s if starting else begins_s) - time.monotonic()
             if left <= 0 or self._held.is_over:
                 break

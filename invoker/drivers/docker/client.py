@@ -62,7 +62,7 @@ class ImageSeen:
 
 
 class Engine:
-    """Every method raises Unavailable when the engine cannot be reached and PlatformError for what it refuses."""
+    """Every method raises Unavailable when the engine cannot be reached and PlatformError when it refuses the call."""
 
     def __init__(self, url: str) -> None:
         if not url.startswith("unix://"):

@@ -58,7 +58,7 @@ class _Container:
     cancelled_fd: int = -1  # readable once it is to be stopped
     logs: LogFollower | None = None
     has_port: bool = True
-    """Whether another container stands beside it; so it is said of one that an earlier invoker made."""
+    """Whether a second container runs beside it; assumed to be true for one that an earlier invoker made."""
 
 
 class DockerDriver:
@@ -418,7 +418,7 @@ class DockerDriver:
             if container.reported:
                 return
             container.reported = True
-        # on a thread of its own: the last lines may be on their way, and other containers end meanwhile
+        # a thread of its own, because the last lines may be on their way, and other containers end meanwhile
         threading.Thread(target=self._report, args=(container, exit_code), name="container-end", daemon=True).start()
 
     def _report(self, container: _Container, exit_code: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The container beside that of a user's image: it makes the socket and passes on what comes through it.
+"""The container beside that of a user's image: it makes the socket and forwards the requests that come through it.
 
 It joins the network of the image's container, which has no interface but loopback, and has what every container of a
 function has: a uid of its own, no capability, the list of system calls, a read-only root, limits.  The image's
@@ -23,7 +23,7 @@ from thaw.errors import PlatformError
 CONTAINER: Final = "thaw.container"
 UID: Final = "thaw.uid"
 PORT_OF: Final = "thaw.port-of"
-"""The label with its owner.  It has no label of an instance, so nobody takes it for one."""
+"""The label with its owner.  The container has no label of an instance, so it is not taken for one."""
 _SUFFIX: Final = "-port"
 _PIDS: Final = 512  # a thread for each request in flight
 

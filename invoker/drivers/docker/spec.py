@@ -9,7 +9,7 @@ Inside::
 
     /run/thaw/io/s         the container's socket; the directory is closed to it once the socket is there
     /run/thaw/door         this container's descriptor socket (llm)
-    /run/thaw/packages/    installed packages, read-only; who does not know a layer's name does not find it (python)
+    /run/thaw/packages/    installed packages, read-only; a layer cannot be found without its name (python)
     /run/thaw/relays/      one socket a relay server, read-only (llm)
     /tmp                   memory, bounded; everything else is read-only
 """
@@ -60,7 +60,7 @@ class Asked:
     """The profile's JSON."""
     devices: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     volumes: Sequence[str] = ()
-    """What a user's image declares."""
+    """The volumes that a user's image declares."""
 
 
 def config(spec: Spec, asked: Asked) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def config(spec: Spec, asked: Asked) -> dict[str, Any]:
 
 
 def _of_own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
-    """A user's image runs its own program and has no mount at all: port_config() makes its socket.  What it declares as
-    a volume would be a folder of the engine's disk without a bound, so it is memory instead, like /tmp."""
+    """A user's image runs its own program and has no mount at all: port_config() makes its socket.  A volume that it
+    declares would be a folder of the engine's disk without a bound, so it is in memory instead, like /tmp."""
     host = _host_config(spec, asked)
     size = f"rw,nosuid,nodev,size={asked.limits.tmp_mb}m,mode=1777"
     for path in asked.volumes:
@@ -108,8 +108,9 @@ def _of_own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
 
 
 def port_config(container: str, asked: Asked) -> dict[str, Any]:
-    """The small container beside that of a user's image: it makes the socket, and passes on what comes through it to
-    the port on which the image listens.  It shares the image's network, which has no interface but loopback."""
+    """The small container beside that of a user's image: it makes the socket, and forwards the requests that come
+    through it to the port on which the image listens.  It shares the image's network, which has no interface but
+    loopback."""
     spec = Spec("", KIND_PYTHON, memory_bytes=_PORT_BYTES)
     host = _host_config(spec, asked)
     host["NetworkMode"] = f"container:{container}"

@@ -4,9 +4,10 @@ The kernel counts some things by uid, over all containers: inotify instances and
 queues, pipe buffers, keys.  With one uid for all, a function that takes 128 inotify instances leaves none to its
 neighbours.
 
-The engine's labels say which uids its containers have, those of an earlier invoker and of other hosts too.  Here is
-noted what is about to become a label.  A uid comes back into use as late as possible, after all others.  Hosts that
-share an engine begin at different places of the range, because they do not see what another one is about to create.
+The engine's labels say which uids its containers have, those of an earlier invoker and of other hosts too.  This file
+notes uids that are about to become labels.  A uid comes back into use as late as possible, after all others.  Hosts
+that share an engine begin at different places of the range, because they do not see the containers that another one is
+about to create.
 """
 
 from __future__ import annotations

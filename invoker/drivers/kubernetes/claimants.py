@@ -1,7 +1,7 @@
-"""Which invoker process has a pod, and whether that process is known to live.
+"""Knows which invoker process has a pod, and whether that process is known to live.
 
-While one invoker of a node replaces another both see the same pods.  A pod that a living invoker starts is left to it;
-one whose invoker was killed belongs to nobody, and is ended.  A process is known by its pod: the name, the uid, and a
+While one invoker of a node replaces another both see the same pods.  A pod that a living invoker starts is left to it.
+A pod whose invoker was killed belongs to nobody, and is ended.  A process is known by its pod: the name, the uid, and a
 word of its own, because a container that is started again has the same pod.
 """
 

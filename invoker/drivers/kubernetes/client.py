@@ -45,7 +45,7 @@ class Cluster(Collection[Seen]):
         return _node_pod(self.call("read this invoker's own pod", "GET", f"/{name}"))
 
     def messages(self, uid: str, reason: str) -> Sequence[str]:
-        """What the node has noted of a pod for this reason."""
+        """The messages of the node's events about a pod for this reason."""
         query = [("fieldSelector", f"involvedObject.uid={uid},reason={reason}")]
         with self._translated("list events"):
             found = self.call("list events", "GET", "", query=query, timeout_s=_EVENTS_S, of=self._events_path)
@@ -57,8 +57,8 @@ class Cluster(Collection[Seen]):
         return None if changed is None else seen(changed)
 
     def resize(self, name: str, body: Mapping[str, Any]) -> Seen:
-        """Merge ``body`` into the pod, lists by their items' names.  The answer says what is wanted, not what is.
-        Raises PlatformError for a cluster that cannot resize running pods (before 1.33)."""
+        """Merge ``body`` into the pod, lists by their items' names.  The answer has the wanted state, not the actual
+        one.  Raises PlatformError for a cluster that cannot resize running pods (before 1.33)."""
         path = f"/{name}/resize"
         return seen(self.call("limit the container", "PATCH", path, body=body, content=MERGE_BY_NAME))
 
@@ -73,7 +73,8 @@ class Cluster(Collection[Seen]):
 
 
 def _node_pod(pod: Mapping[str, Any]) -> NodePod:
-    """The owner is what made the pod (a DaemonSet): it outlives the pod, as the containers do when it is replaced."""
+    """The owner is the object that made the pod (a DaemonSet): it outlives the pod, as the containers do when the pod
+    is replaced."""
     meta, spec = pod["metadata"], pod["spec"]
     maker = next((o for o in meta.get("ownerReferences") or [] if o.get("controller")), None)
     owner = (

@@ -1,4 +1,4 @@
-"""One container of the driver: its handle, its pod as it was last seen, and what wakes those that wait for it."""
+"""One container of the driver: its handle, its pod as it was last seen, and events for threads that wait for it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Container:
         return self.pod is None or (not self.pod.trouble and bool(self.pod.node))
 
     def cancel(self) -> None:
-        """Wake whoever waits for its start."""
+        """Wake the threads that wait for its start."""
         self._cancelled.set()
         self._signal(self.cancelled_fd)
 
     def note(self, pod: Seen) -> None:
-        """Keep what is newest: an answer may be overtaken by the watch."""
+        """Keep the newest state: the watch may be ahead of an answer."""
         with self.lock:
             if self.pod is None or not _is_older(pod.version, self.pod.version):
                 self.pod = pod
@@ -61,7 +61,7 @@ class Container:
         """Take news of the pod; return how it ended, if it has."""
         pod = event.what
         if pod is None or (self.pod is not None and self.pod.uid != pod.uid):
-            return None  # of an earlier pod of this name
+            return None  # this is an earlier pod of the same name
         self.note(pod)
         ended = pod.ended
         if event.kind == "DELETED":
@@ -95,7 +95,7 @@ class Container:
 
 
 def _is_older(version: str, than: str) -> bool:
-    """Versions are numbers that grow; a cluster that counts otherwise is believed in the order in which it speaks."""
+    """Versions are numbers that grow; if a cluster counts differently, the report that came later counts as newer."""
     return version.isdigit() and than.isdigit() and int(version) < int(than)
 
 

@@ -4,7 +4,7 @@ The API server is asked to create, claim, limit and delete a pod; everything els
 (thaw/kubernetes/watch.py), and a function is reached through a socket in a directory of the node.  So a warm run never
 passes the cluster, and goes on while the API server is away; a start waits for it.
 
-A stem cell belongs to whoever claims it first: two invokers have the same pods while one replaces the other.
+A stem cell belongs to the invoker that claims it first: two invokers have the same pods while one replaces the other.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ class KubernetesDriver:
             self._ended(container, ended)
 
     def _again(self, pods: Sequence[Seen]) -> None:
-        """Events were missed: what is not in the list has probably ended meanwhile."""
+        """Events were missed: containers that are not in the list have probably ended meanwhile."""
         for pod in pods:
             self._take(Event("MODIFIED", pod.version, pod))
         listed = {pod.container_id for pod in pods}
@@ -407,7 +407,7 @@ class KubernetesDriver:
             if container.reported or not container.started:
                 return  # start reports it, when its lines can be followed
             container.reported = True
-        # on a thread of its own: the last lines may be on their way, and other containers end meanwhile
+        # a thread of its own, because the last lines may be on their way, and other containers end meanwhile
         threading.Thread(target=self._report, args=(container, ended), name="container-end", daemon=True).start()
 
     def _report(self, container: Container, ended: Ended) -> None:

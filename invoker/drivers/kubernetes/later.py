@@ -1,6 +1,6 @@
-"""What the cluster refused or could not do yet: asked again, twice as long after each time.
+"""Repeats requests that the cluster refused or could not serve; the pause doubles each time.
 
-A watch that goes on tells nothing of a webhook that works again, so this has a clock of its own.
+A running watch does not report that a webhook works again, so this has a timer of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S: Final = 60.0
 _JOIN_S: Final = 5.0
 
 Job = Callable[[], bool]
-"""Whether it is done.  Raises ThawError, which is the same as False but says why."""
+"""Return whether it is done.  A ThawError means the same as False, and says why."""
 
 
 class Later:

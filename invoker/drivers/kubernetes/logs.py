@@ -31,7 +31,7 @@ def log_path(root: Path, namespace: str, pod: str, uid: str, container: str) -> 
 
 
 def pieces(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """(stream, text) of each whole line; what is no line of the runtime is left out."""
+    """Return (stream, text) of each whole line; lines in another format are left out."""
     for line in data.split(b"\n"):
         stamp_stream_tag = line.split(b" ", 3)
         if len(stamp_stream_tag) == 4:
@@ -40,7 +40,8 @@ def pieces(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 class PodLogs:
-    """One thread that copies until the container has ended.  ``only_new`` leaves out what is there already."""
+    """One thread that copies until the container has ended.  ``only_new`` leaves out the lines that are there
+    already."""
 
     def __init__(self, watch: LogWatch, path: Path, handle: Handle, *, only_new: bool = False) -> None:
         """Raises OSError when the node's directory cannot be read."""
@@ -126,7 +127,7 @@ class PodLogs:
         if os.path.sameopenfile(newer, self._source):
             os.close(newer)
             return False
-        self._copy(out, err)  # what was written between our last look and the new name
+        self._copy(out, err)  # the lines written between our last look and the new name
         os.dup2(newer, self._source, inheritable=False)
         os.close(newer)
         return True

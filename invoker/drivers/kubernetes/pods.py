@@ -21,7 +21,7 @@ _CLAIMS: Final = 20
 
 
 class Left(Enum):
-    """What became of a pod that an earlier invoker left."""
+    """The outcome for a pod that an earlier invoker left."""
 
     DELETED = auto()  # it will end
     GONE = auto()

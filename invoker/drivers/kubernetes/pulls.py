@@ -23,10 +23,10 @@ _SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µ
 
 
 class Pull:
-    """What a pod's node says of its image, asked on a thread beside the rest of the start."""
+    """The node's report about the pull of a pod's image, requested on a thread beside the rest of the start."""
 
     def __init__(self, cluster: Cluster, uid: str, start_s: float) -> None:
-        """``start_s``: what it took until the pod ran.  A pull was no longer."""
+        """``start_s``: the time until the pod ran.  A pull took no longer."""
         self._cluster, self._uid, self._start_s = cluster, uid, start_s
         self._said_s = 0.0
         self._answered = threading.Event()

@@ -1,8 +1,8 @@
-"""Bounds a stem cell once it is known what runs in it.
+"""Bounds a stem cell once its function is known.
 
 A cluster that takes the new limits has only noted them: the node grants them afterwards, and says so in the pod's
-status.  A container that was given less than its function needs would be killed for what it is allowed, so more memory
-is waited for; less memory and another share of the CPU are not.
+status.  A container with less memory than its function may use would be killed, so the start waits for more memory; it
+does not wait for less memory or another share of the CPU.
 """
 
 from __future__ import annotations

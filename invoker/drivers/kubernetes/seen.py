@@ -1,4 +1,4 @@
-"""What the cluster says of a pod, as a value.  Pure: the JSON of a pod in, one :class:`Seen` out."""
+"""The cluster's report of a pod, as a value.  Pure: the JSON of a pod in, one :class:`Seen` out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_MADE: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PostStartHookError"}
 )
 _NOT_NAMED: Final = frozenset({"", "Error", "Completed", "OOMKilled"})
-"""Reasons of an end that its status says already, or that we say in words of our own."""
+"""Reasons of an end that the exit status shows already, or for which we have our own text."""
 
 _UNITS: Final = {
     "Ki": 1 << 10,
@@ -94,7 +94,7 @@ def seen(pod: Mapping[str, Any]) -> Seen:
 
 
 def quantity_bytes(text: str) -> int:
-    """``2Gi`` → 2147483648; 0 for what is no amount of memory."""
+    """``2Gi`` → 2147483648; 0 for a text that is no amount of memory."""
     digits = text.rstrip("".join(_UNITS))
     try:
         return int(float(digits) * _UNITS.get(text[len(digits) :], 1))

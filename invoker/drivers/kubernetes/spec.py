@@ -43,7 +43,8 @@ CONTAINER_NAME: Final = "function"
 _TERMINATION_LOG: Final = "/root/termination-log"
 """A file of the node's disk that nothing bounds; by default everybody may write it, at /dev/termination-log."""
 _DISK: Final = {"requests": "16Mi", "limits": "1Gi"}
-"""Of its output, which is all that a container can write to its node's disk; one that writes more is evicted."""
+"""The disk space of a container's output, which is all that it can write to its node's disk.  A container that writes
+more is evicted."""
 GPU: Final = "nvidia.com/gpu"
 _FIRST_UID: Final = 1 << 20
 _N_UIDS: Final = 1 << 30
@@ -93,7 +94,7 @@ def pod_name(container_id: str) -> str:
 
 
 def owner_label(name: str) -> str:
-    """The label's value for an invoker of this name; names end with a hash, so the end is what is kept."""
+    """The label's value for an invoker of this name; names end with a hash, so the end is kept."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[-_LABEL_CHARACTERS:].strip("-_.")
 
 

@@ -82,7 +82,7 @@ class ProcessDriver:
         return cls(context.run_dir, shares, settings.n_cores, context.log, zygote_parent=settings.zygote_parent)
 
     def command(self, kind: str) -> list[str]:
-        """The program that runs in a container of ``kind``, and what it is started with."""
+        """The program that runs in a container of ``kind``, and its arguments."""
         return [sys.executable, *PROGRAMS[kind]]
 
     def reachable(self) -> bool:
@@ -108,7 +108,7 @@ class ProcessDriver:
             known = self._handles.get(handle.container_id, handle)
         if known.pid:
             return known
-        # what it leaves in its own directory goes with that: a killed process removes nothing
+        # the files that a killed process leaves in its directory are removed with that
         env = {
             "THAW_SOCKET": handle.socket_path,
             "TMPDIR": str(handle.directory),
@@ -272,5 +272,5 @@ def _kept_environment() -> dict[str, str]:
 
 
 def find_host_shares(settings: InvokerSettings) -> Shares:
-    """What bounds the shares of this host's containers, in a cgroup that no other host of the machine uses."""
+    """Return the object that bounds the shares of this host's containers, in a cgroup of this host alone."""
     return find_shares(name_on_machine(settings.host_id, settings.run_dir), enabled=settings.cpu_share == "on")

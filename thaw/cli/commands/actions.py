@@ -232,7 +232,8 @@ def _url(action: dict[str, Any]) -> str:
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
-    """Name what serves a model now, each kind once: "pipeline of 4, becoming 2 workers, of version 3f0c…"."""
+    """Name the instances that serve a model now, each kind once: "pipeline of 4, becoming 2 workers, of version
+    3f0c…"."""
     kinds = Counter(map(_kind_of, instances))
     said = [kind if n == 1 else f"{n} × {kind}" for kind, n in sorted(kinds.items())]
     return f": {'; '.join(said)}" if said else ""

@@ -17,7 +17,7 @@ from thaw.cli.output.shown import Field, Summary, show_entity
 app = typer.Typer(no_args_is_help=True, help="Show the records of calls (activations).")
 
 _STAMP: Final = re.compile(r"\A\S+ +(stdout|stderr): ?")
-"""What stands before the text of each line of a log."""
+"""The part before the text in each line of a log."""
 
 _HELD_S: Final = 20.0
 

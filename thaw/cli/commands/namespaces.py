@@ -1,4 +1,4 @@
-"""``thaw namespace``: what namespaces are there, hold, use and may run."""
+"""``thaw namespace``: lists namespaces, their content and usage, and the models that they may run."""
 
 from __future__ import annotations
 

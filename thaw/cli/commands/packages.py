@@ -97,7 +97,7 @@ def delete(
 
 
 def entity_body(param: list[str] | None, files: list[Path] | None, annotation: list[str] | None) -> dict[str, Any]:
-    """What a package or a trigger is made of, with the given options only."""
+    """The body of a package or a trigger, with the given options only."""
     from thaw.cli.params import key_values, pairs, parameters
 
     body: dict[str, Any] = {}

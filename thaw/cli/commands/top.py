@@ -1,4 +1,4 @@
-"""``thaw top``: what runs, starts and waits.  Each request is held by the gateway until that has changed."""
+"""``thaw top``: the running, starting and waiting work.  The gateway holds each request until that has changed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Screen:
 
 
 def _next(api: Client, path: str, last: dict[str, Any]) -> dict[str, Any]:
-    """What a held request answers.  One that was not held is asked again after a pause."""
+    """Return the answer to a held request.  If the gateway did not hold it, the next one comes after a pause."""
     from thaw.cli.platform_api.client import ApiError
     from thaw.cli.platform_api.pauses import pause
 

@@ -176,7 +176,7 @@ def _note(interval: Interval) -> str:
 def verdict(
     timeline: Timeline, plan: Plan | None, links: Mapping[str, float], events: Sequence[TraceEvent] = ()
 ) -> Iterator[str]:
-    """Say in sentences what the picture shows."""
+    """Describe the picture in sentences."""
     yield ""
     yield from foretold.lines(timeline, plan, events)
     yield from why.lines(timeline)

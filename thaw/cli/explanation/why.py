@@ -79,7 +79,8 @@ def _size(each: Mapping[str, Any]) -> str:
 
 
 def _hosts(planned: Mapping[str, Any]) -> Iterator[str]:
-    """Say for each host that the scheduler considered: when a worker would have its part, and what takes so long."""
+    """Say for each host that the scheduler considered: when a worker would have its part, and which step takes
+    longest."""
     candidates = [c for c in planned.get("candidates", ()) if isinstance(c, Mapping)]
     width = max((len(_host(c)) for c in candidates), default=0)
     if candidates:

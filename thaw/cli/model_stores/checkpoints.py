@@ -140,7 +140,7 @@ def push(directory: Path, store: Store, advance: Advance) -> ModelIndex:
 
 
 def check_pushable(store: Store) -> None:
-    """Raises BadRequest for the URI of one version, and what ``store`` raises when it cannot be written."""
+    """Raises BadRequest for the URI of one version, and the errors of ``store`` when it cannot be written."""
     if versions.pinned(store.uri):
         raise BadRequest(
             f"{store.uri} is one version of a model, and a version never changes",
@@ -156,12 +156,12 @@ def upload(
     before: bytes | None = None,
     approve: Callable[[str], None] = lambda uri: None,
 ) -> Pushed:
-    """Write what the version's place lacks, its index, and the pointer.  ``before``: the pointer at the push's begin.
-    ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
+    """Write the files that the version's place lacks, its index, and the pointer.  ``before``: the pointer at the
+    push's begin.  ``approve`` is told the version's URI before the name means it, and raises to keep the name as it is.
 
-    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that is not what was hashed,
-    and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so two
-    pushes that end at once may both move it.
+    Raises ModelUnsupported for a model that no host would read, ModelCorrupt for a file that has changed since it was
+    hashed, and Conflict when another push has moved the name meanwhile.  The check and the write are two requests, so
+    two pushes that end at once may both move it.
     """
     text = _index_text(hashed)
     check_pushable(store)
@@ -192,7 +192,7 @@ def upload(
                 hint=f"yours is there as {version.uri}; to make the name mean it, push again (nothing is sent twice)",
             )
         store.write(versions.POINTER_NAME, ours)
-    finally:  # an unfinished version keeps its stamp, which keeps it for a day
+    finally:  # an unfinished version keeps its stamp, so it stays for a day
         guards.end_push(version, stamp)
     return pushed
 
@@ -223,10 +223,10 @@ def _held(store: Store) -> dict[tuple[str, int], Held]:
     try:
         place = newest(store)
         if place is store:
-            return {}  # what is not a version may be written by anybody at any time
+            return {}  # other directories may be changed by anybody at any time
         files = read_index(place).files
     except (ModelNotFound, ModelCorrupt, ModelUnsupported):
-        return {}  # a push is what repairs a damaged or an older pointer or index
+        return {}  # this push repairs a damaged or an older pointer or index
     return {
         (digest, min(CHUNK_BYTES, f.n_bytes - i * CHUNK_BYTES)): Held(place.uri, f.name, i * CHUNK_BYTES)
         for f in files
@@ -300,13 +300,13 @@ def has_index(store: Store) -> bool:
 
 
 def read_architecture(store: Store) -> str:
-    """What config.json calls a model without an index, so nothing binds it.  Raises ModelNotFound, ModelCorrupt."""
+    """The model's name in config.json.  Without an index, no version binds it.  Raises ModelNotFound, ModelCorrupt."""
     architectures = _read_config(b"".join(store.read("config.json"))).get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def index_of(store: Store, root: str = "") -> ModelIndex:
-    """As :func:`read_index`; for a hub, which has no index of ours, what its files say."""
+    """As :func:`read_index`; for a hub, which has no index of ours, an index made from its files."""
     from thaw.cli.model_stores.hub import HubStore
 
     return store.index() if isinstance(store, HubStore) else read_index(store, root)

@@ -1,4 +1,4 @@
-"""What a push converts before it begins: GGUF to safetensors, and a slow tokenizer to tokenizer.json.
+"""Conversions before a push: GGUF to safetensors, and a slow tokenizer to tokenizer.json.
 
 The work is done by thaw_runtime/convert.py in a process of its own.  The result is a directory in the cache of this
 user, which is pushed like any other and is gone afterwards.  The same source gives the same bytes, so a push that was
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def is_needed(path: Path) -> bool:
-    """Raises BadRequest where it is not clear what is meant."""
+    """Raises BadRequest if the argument is ambiguous."""
     return _gguf_of(path) is not None or _has_slow_tokenizer(path)
 
 
@@ -95,7 +95,7 @@ def _has_slow_tokenizer(directory: Path) -> bool:
 
 
 def _convert_gguf(source: Path, target: Path, say: Say) -> None:
-    """A tokenizer that lies beside the file is taken instead of the one in it, of which not everything is known."""
+    """A tokenizer that lies beside the file is taken instead of the one in it, which is known only in part."""
     for name in _TOKENIZER_FILES:
         if (source.parent / name).is_file():
             shutil.copyfile(source.parent / name, target / name)

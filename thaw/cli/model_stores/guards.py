@@ -6,10 +6,10 @@
     removal:  write a mark ── is a stamp there? is it used? ── index away ── is it used now? ── files away
 
 Each writes its own sign before it looks for the other's, so at least one of two at once sees the other and gives way.
-A sign has a random name, and nobody but its writer takes it away while it counts.  The index goes first: from then on
-no host takes the version, and a removal that is cut has taken nothing that anybody was promised.  A removal looks again
-before each file: if it slept, its mark may have been taken for a dead one's.  All ages are differences of the store's
-own times.
+A sign has a random name, and nobody but its writer takes it away while it counts.  The index is removed first: from
+then on no host takes the version, so an interrupted removal has deleted nothing that anybody relies on.  A removal
+checks again before each file: if it slept, others may have treated its mark as that of a killed one.  All ages are
+differences of the store's own times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MARK: Final = ("thaw-gc.", ".mark")
 UNFINISHED_S: Final = 24 * 3600.0
 """A push that has written nothing for longer was cut for good."""
 MARK_S: Final = 600.0
-"""A mark that is older is of a removal that was killed; a living one ends itself before."""
+"""An older mark belongs to a removal that was killed; a running one ends itself earlier."""
 _REMOVAL_S: Final = 300.0
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """It goes on while the machine sleeps, as the store's clock does.  macOS calls that one CLOCK_MONOTONIC."""
@@ -62,7 +62,7 @@ def begin_push(place: Store) -> str:
 
 
 def end_push(place: Store, stamp: str) -> None:
-    with suppress(PlatformError):  # whoever may write and not delete leaves a stamp, which keeps the version for a day
+    with suppress(PlatformError):  # without the right to delete, the stamp stays and keeps the version for a day
         place.delete(stamp)
 
 
@@ -74,7 +74,7 @@ def _write_sign(place: Store, form: tuple[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """``kept`` is why a version stays; empty: it is gone, and so many bytes with it."""
+    """``kept`` is why a version stays; empty: it is gone, with ``n_bytes`` bytes."""
 
     uri: str
     n_bytes: int
@@ -82,7 +82,8 @@ class Removed:
 
 
 def would_remove(place: Store, name: Store, used_by: Callable[[], list[str]], grace_s: float) -> Removed:
-    """What :func:`remove` would do.  It writes nothing, so it reads this machine's clock instead of the store's."""
+    """Return the result that :func:`remove` would have.  It writes nothing, so it reads this machine's clock instead of
+    the store's."""
     objects = place.objects()
     kept = _reason_to_keep(place, name, objects, wall_ms() / 1000, used_by, grace_s)
     return Removed(place.uri, sum(o.n_bytes for o in objects.values()), kept)
@@ -133,7 +134,7 @@ class _Removal:
         objects = self._place.objects()
         for name, sign in objects.items():
             if is_mark(name) and self.mark in objects and objects[self.mark].modified_s - sign.modified_s >= MARK_S:
-                self._place.delete(name)  # of a removal that was killed
+                self._place.delete(name)  # a mark of a removal that was killed
 
 
 def _counts(name: str, stamp: Stored, now_s: float) -> bool:
@@ -167,7 +168,7 @@ def _used(used_by: Callable[[], list[str]]) -> str:
 
 
 def _take_index_away(place: Store, name: Store, used_by: Callable[[], list[str]]) -> str:
-    """Whoever began to use the version before its index went finds it again; returns who."""
+    """Remove the index.  If somebody began to use the version before that, write it back and return who."""
     try:
         index = b"".join(place.read(INDEX_NAME))
         place.delete(INDEX_NAME)
@@ -189,4 +190,4 @@ def _is_newest(place: Store, name: Store) -> bool:
     except ModelNotFound:
         return False
     except (ModelCorrupt, ModelUnsupported):
-        return True  # nobody knows what the name means
+        return True  # the name's meaning is unknown

@@ -1,4 +1,4 @@
-"""A hub, as the command line reads it: what a model's repository holds, and a copy of it in a directory.
+"""A hub, as the command line reads it: the files of a model's repository, and a copy of them in a directory.
 
 ``HF_ENDPOINT`` and ``HF_TOKEN`` of the shell say which hub it is and who asks.  ``requests`` follows the redirects to
 the hub's stores, and sends the token to no other host.  When a connection breaks, the next one goes on at its byte.
@@ -149,7 +149,7 @@ class HubStore:
             raise ModelCorrupt(f"{self.uri}/{name}: the hub's store ends {end - first} bytes early")
 
     def index(self) -> ModelIndex:
-        """What the files are, by their headers; without checksums of chunks.  Raises what :meth:`pieces` raises."""
+        """The index that the files' headers give, without checksums of chunks.  Raises what :meth:`pieces` raises."""
         if self._index is None:
             self._index = self._read_index()
         return self._index

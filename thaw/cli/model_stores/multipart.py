@@ -1,4 +1,4 @@
-"""One large object for S3, in parts: a push that was cut goes on with it, and what the store has is copied there.
+"""One large object for S3, in parts: an interrupted push continues it, and chunks that the store has are copied there.
 
 ::
 
@@ -6,8 +6,8 @@
     part 2   another version has the same chunks side by side          copied within the store
     part 3   neither                                                   sent
 
-A push that ends by itself or by Ctrl-C leaves its parts.  The store keeps, and bills, those that no push ever goes on
-with until its lifecycle rule for unfinished uploads removes them.
+An error or Ctrl-C leaves the parts of a push.  If no later push continues them, the store keeps and bills them until
+its lifecycle rule for unfinished uploads removes them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Content:
 
     n_bytes: int
     chunk: Callable[[int], bytes]
-    """Read a chunk by its number.  Raises ModelCorrupt for one that is not what was hashed."""
+    """Read a chunk by its number.  Raises ModelCorrupt for one that has changed since it was hashed."""
     held: Callable[[int], Held | None]
-    """Where the store has the same chunk."""
+    """Returns the place where the store has the same chunk."""
     sent: Callable[[int], None]
     """Called with the bytes that went over the network."""
     there: Callable[[int], None]

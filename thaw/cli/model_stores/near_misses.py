@@ -1,4 +1,4 @@
-"""What a directory is that is nearly a model: an adapter, weights in another format, a git-lfs pointer, a hub cache.
+"""Recognises directories that are nearly models: an adapter, another weights format, a git-lfs pointer, a hub cache.
 
 Each error names the thing, and its hint is the command that helps.
 """

@@ -1,4 +1,4 @@
-"""``thaw model versions``, ``delete`` and ``gc``: what of a model a store has, and what nobody needs any more."""
+"""``thaw model versions``, ``delete`` and ``gc``: the versions of a model in a store, and those no longer needed."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def delete(uri: str, ask: AskUses) -> list[Removed]:
 
 @contextmanager
 def _nameless(name: Store) -> Iterator[None]:
-    """The plain name means nothing while this lasts, and afterwards unless the body fails before what it meant has
-    gone.  The newest version must therefore go first."""
+    """Remove the plain name's pointer while the block runs.  It is restored only if the block fails before the version
+    that it named has gone.  The newest version must therefore be removed first."""
     taken = {n: data for n in (versions.POINTER_NAME, INDEX_NAME) if (data := _content(name, n)) is not None}
     try:
         for file in taken:
@@ -117,7 +117,7 @@ def _leads_nowhere(uri: str, data: bytes) -> bool:
     try:
         pin = versions.pin(uri, versions.read_pointer(uri, data))
     except (ModelCorrupt, ModelUnsupported):
-        return False  # nobody knows what the name means
+        return False  # the name's meaning is unknown
     return open_store(pin).size(INDEX_NAME) is None
 
 
@@ -145,7 +145,7 @@ def refuse_used(uri: str, users: list[str]) -> None:
 
 
 def _own_files(objects: Iterable[str]) -> list[str]:
-    """Of a model that was pushed without versions, or copied there: other files are somebody else's, and a pointer is
-    of a push that has come since."""
+    """Return the files of a model that was pushed without versions, or copied there.  Other files belong to somebody
+    else, and a pointer belongs to a later push."""
     known = {INDEX_NAME, checkpoint.SHARDS_NAME}
     return [n for n in objects if n in known or checkpoint.is_fetchable(n)]

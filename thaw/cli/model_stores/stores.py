@@ -31,7 +31,7 @@ class Store(Protocol):
     def write(self, name: str, content: bytes) -> None: ...
 
     def write_file(self, name: str, content: Content) -> None:
-        """Raises ModelCorrupt for a file that is not what was hashed; there is no object of this name then."""
+        """Raises ModelCorrupt for a file that has changed since it was hashed; there is no object of this name then."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -62,7 +62,7 @@ class Store(Protocol):
 
 
 def open_store(uri: str) -> Store:
-    """The store of a model's URI.  Raises BadRequest for a URI that names no store, and what a hub answers."""
+    """The store of a model's URI.  Raises BadRequest for a URI that names no store, and the errors of a hub."""
     parts = urlsplit(uri)
     open_one = _STORES.get(parts.scheme)
     store = open_one(uri, parts) if open_one is not None else None

@@ -1,4 +1,4 @@
-"""What a function's containers wrote to stderr before they ended, and what its calls print as they end."""
+"""Prints the last stderr output of a function's containers that have ended, and the output of its calls as they end."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ Summary = Annotated[bool, typer.Option("--summary", "-s", help="Say in a few lin
 def show_entity(
     kind: str, found: dict[str, Any], field: str | None, summary: bool, *, name: str = "", served: str = ""
 ) -> None:
-    """``kind``: action, package, trigger, rule or activation.  ``served``: what a message says about a model.  Raises
-    BadRequest for a field that it does not have."""
+    """``kind``: action, package, trigger, rule or activation.  ``served``: the text about a model.  Raises BadRequest
+    for a field that it does not have."""
     said = f"got {kind} {name or found.get('name', '')}"
     if summary:
         print("\n".join(_activation(found) if kind == "activation" else _entity(kind, found)))
@@ -53,7 +53,7 @@ def _entity(kind: str, found: dict[str, Any]) -> Iterator[str]:
 
 
 def _parameters(found: dict[str, Any], notes: dict[str, Any]) -> str:
-    """wsk marks what is bound with one star, and what a caller cannot change with two."""
+    """wsk marks bound parameters with one star, and parameters that a caller cannot change with two."""
     bound = {p["key"] for p in found.get("parameters", [])}
     described = notes.get("parameters")
     named = (

@@ -20,7 +20,7 @@ def table(*columns: str) -> Table:
 
 
 def show(made: Table, found: object = None) -> None:
-    """Print a table on stdout, or with --json what was ``found``, by default the table's cells.  A narrow terminal
+    """Print a table on stdout, or with --json the values ``found``, by default the table's cells.  A narrow terminal
     breaks cells between words, and inside a word only if it must."""
     from rich.text import Text
 

@@ -17,7 +17,7 @@ from thaw.errors import ThawError, Unavailable
 CONNECT_TIMEOUT_S = 5.0
 CA_VARIABLE = "SSL_CERT_FILE"  # as with wsk and every other program that is written in Go
 READ_TIMEOUT_S = 3700.0
-"""It is above the longest time limit of a function, so that the server decides when a call is over."""
+"""The timeout is above the longest time limit of a function, so that the server decides when a call is over."""
 
 
 class ApiError(ThawError):

@@ -1,4 +1,4 @@
-"""What ``-v`` and ``-d`` print on stderr: each request with its answer, in wsk's form and without the API key."""
+"""The output of ``-v`` and ``-d`` on stderr: each request with its answer, in wsk's form and without the API key."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _HELD_S: Final = 20.0
 _PAGE: Final = 200
 _KNOWN: Final = 5_000
-"""A call may be told of twice: by the list and as one that ended meanwhile, or by two gateways that both ended it."""
+"""A call may be reported twice: by the list and as one that ended meanwhile, or by two gateways that both ended it."""
 
 
 def ended(
@@ -31,8 +31,8 @@ def ended(
     passed_over: Callable[[int], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """Whole records of those that end from now on, and before them of those that began at ``since_ms`` or later.  It
-    ends after ``for_s``, or never.  ``passed_over`` is told how many calls, of whatever name, ended too fast to be
-    followed.  Raises PlatformError where the platform does not tell what ends."""
+    ends after ``for_s``, or never.  ``passed_over`` is told how many calls, of any name, ended too fast to be followed.
+    Raises PlatformError if the platform does not report endings."""
     until_s = None if for_s is None else time.monotonic() + for_s
     cursor = _cursor_of_now(client)
     known = _Known()

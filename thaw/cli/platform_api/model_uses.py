@@ -1,4 +1,4 @@
-"""Finds the uses of each version of a model: functions by what they name, and instances and starts by what they run."""
+"""Finds the uses of each version of a model: functions that name it, and instances and starts that run it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from thaw.model_uri import ModelUri
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """``actions`` has (function, URI) of what functions name, which are two URIs for one with an adapter; ``running``
-    has (function, version) of what runs or starts."""
+    """``actions`` has (function, URI) for each URI that a function names, which are two if it has an adapter;
+    ``running`` has (function, version) for instances and starts."""
 
     actions: frozenset[tuple[str, str]]
     running: frozenset[tuple[str, str]]
@@ -24,8 +24,8 @@ class Uses:
         return sorted({a for a, named in self.actions if _same(versions.plain_name(named), uri)})
 
     def of_version(self, uri: str, digits: str, *, newest: bool) -> list[str]:
-        """Who uses this version of the model with the plain name ``uri``: with ``newest`` also whoever names that.  A
-        pin of the same digits counts with any name, because a store may have several addresses."""
+        """The users of this version of the model with the plain name ``uri``; with ``newest``, also functions that name
+        the plain name.  A pin of the same digits counts with any name, because a store may have several addresses."""
         named = {a for a, pin in self.actions if versions.pinned(pin) == digits}
         if newest:
             named |= {a for a, name in self.actions if not versions.pinned(name) and _same(name, uri)}

@@ -6,7 +6,7 @@ import threading
 from typing import Final
 
 REPEAT_S: Final = 2.0
-"""A gateway may hold too many requests, be about to end, or be of a version that holds none."""
+"""A gateway answers at once if it holds too many requests, is about to end, or has a version that holds none."""
 
 
 def pause(longest_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the platform says of a model before it runs: after a deploy, and before a push moves a name."""
+"""The platform's verdict on a model before it runs: after a deploy, and before a push moves a name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thaw.errors import BadRequest, ModelNotFound, ThawError, Unauthorized, Unav
 
 
 def say_notes(found: object) -> None:
-    """Print what a user should know of a deploy that was accepted, on stderr."""
+    """Print a deploy's notes for the user on stderr."""
     if not isinstance(found, dict):
         return
     refusal = found.get("refusal")
@@ -22,7 +22,7 @@ def say_notes(found: object) -> None:
 
 
 def check_pushed(uri: str) -> None:
-    """Ask the platform whether the version at ``uri`` would start; say so where nobody can.  Raises Unfit."""
+    """Ask the platform whether the version at ``uri`` would start; say so if no host can tell.  Raises Unfit."""
     try:
         found = _asked(uri)
     except (Unauthorized, BadRequest) as e:
@@ -30,7 +30,7 @@ def check_pushed(uri: str) -> None:
     except ThawError as e:
         return _note(f"the engine is asked about this model when it is deployed: {e.message}")
     refusal = found.get("refusal") or {}
-    if refusal.get("code") == ModelNotFound.__name__:  # what was pushed need not be meant for this platform
+    if refusal.get("code") == ModelNotFound.__name__:  # the model need not be meant for this platform
         return _note("the engine is asked about this model when it is deployed: the platform does not see this store")
     if refusal:
         step = str(refusal.get("hint", ""))

@@ -67,7 +67,7 @@ def effective_file() -> Path:
 
 
 def resolve(apihost: str | None, auth: str | None, cert: str | None = None, key: str | None = None) -> Target:
-    """Options win over the file, the file over the default."""
+    """Options have precedence over the file, and the file over the default."""
     path = effective_file()
     found = read_properties(path)
     return Target(

@@ -1,4 +1,4 @@
-"""What a failed connection means, and what helps: a wrong scheme, a private certificate, nobody there."""
+"""Explains a failed connection and its remedy: a wrong scheme, a private certificate, no server."""
 
 from __future__ import annotations
 
