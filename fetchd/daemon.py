@@ -6,20 +6,20 @@ import threading
 from functools import partial
 from pathlib import Path
 
+from fetchd.address_gate import gate_of
 from fetchd.catalog import Catalog
 from fetchd.control import Control
 from fetchd.credentials import credentials_of
 from fetchd.descriptor_sockets import DescriptorSockets
 from fetchd.fetch import Machinery
 from fetchd.fetch_table import FetchTable
-from fetchd.gate import gate_of
 from fetchd.janitor import Heart, Janitor
 from fetchd.marks import InterfaceWatch
 from fetchd.pacing import Discipline, NetworkLink
+from fetchd.read_once import Board
 from fetchd.segments import SegmentStore
 from fetchd.server import UnixServer
 from fetchd.settings import FetchdSettings
-from fetchd.sharing import Board
 from fetchd.slabs import SlabPool
 from fetchd.sources import registry
 from fetchd.sources.file import roots_of

@@ -13,10 +13,10 @@ from fetchd.chunks import plan_chunks
 from fetchd.disclosure import disclosed
 from fetchd.marks import InterfaceWatch
 from fetchd.pacing import NetworkLink, Pacer
+from fetchd.read_once import Board
 from fetchd.reader_account import less_stops
 from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
-from fetchd.sharing import Board
 from fetchd.standstill import Stop
 from fetchd.transfer import FetchCancelled, Origin, Transfer
 from relay.protocol.messages import FetchDone, FetchStart, FetchStatus

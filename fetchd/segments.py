@@ -165,7 +165,7 @@ class Segment:
 
         Complete segments serve every model with the same bytes.  A segment that is still being filled serves only its
         own model: its fetch may fail for reasons that concern only that model (access, a pause that its hub wants).
-        Meanwhile, the start of another model gets a segment of its own, and sharing.py still reads each byte once.
+        Meanwhile, the start of another model gets a segment of its own, and read_once.py still reads each byte once.
         """
         if self.error is not None or not self.key.has_same_bytes(key):
             return False

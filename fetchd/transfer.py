@@ -8,7 +8,7 @@
 Two readers take turns on one connection: while one computes a digest, which takes about a fifth of the time that the
 bytes took on a fast link, the other asks for the next chunk.
 
-A chunk that another segment has is copied; a chunk that another fetch is reading is put off (sharing.py).  When a
+A chunk that another segment has is copied; a chunk that another fetch is reading is put off (read_once.py).  When a
 connection breaks, the store is asked again from the byte reached.  A chunk whose digest is wrong is fetched once
 more, from the store.
 """
@@ -25,9 +25,9 @@ from fetchd import metrics
 from fetchd.backoff import pause_s
 from fetchd.chunks import Check, Chunk, digest
 from fetchd.pacing import Pacer
+from fetchd.read_once import Board, Claim, Gap
 from fetchd.reader_account import OTHERS, SHARE, STORE, ReaderAccount
 from fetchd.segments import Arrived, Segment
-from fetchd.sharing import Board, Claim, Gap
 from fetchd.sources.base import Busy, Connection, Source, Target
 from thaw.errors import ModelCorrupt, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES

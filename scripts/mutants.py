@@ -134,7 +134,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "relay/protocol/tensors.py": ("tests/relay/test_tensors.py",),
     "relay/transports/assembly.py": ("tests/relay/test_transport_assembly.py",),
     "runtime-python/thaw_runtime/engine/kv_memory.py": ("tests/thaw_runtime/test_kv_memory.py",),
-    "runtime-python/thaw_runtime/llm/text.py": ("tests/thaw_runtime/test_text.py",),
+    "runtime-python/thaw_runtime/llm/text_stream.py": ("tests/thaw_runtime/test_text.py",),
     "thaw/tracing/bound.py": (f"{SCHEDULER}/test_bound.py", f"{SCHEDULER}/test_bound_plans.py"),
     "thaw/partition.py": ("tests/thaw/test_partition.py",),
     "thaw/tracing/start_times.py": (f"{SCHEDULER}/test_bound.py",),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from fetchd.gate import gate_of
+from fetchd.address_gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import AccessRefused, ObjectInfo, Refused, Target, Throttle, not_a_uri

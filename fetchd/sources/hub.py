@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from fetchd.address_gate import gate_of
 from fetchd.credentials import Identity, credentials_of
-from fetchd.gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Busy, Connection, ObjectInfo, Refused, Target, Throttle

@@ -16,8 +16,8 @@ from fetchd.backoff import backoff_s
 from fetchd.chunks import Check, Chunk, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
+from fetchd.read_once import Board, Gap
 from fetchd.segments import Arrived, SegmentKey, SegmentStore
-from fetchd.sharing import Board, Gap
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
 from fetchd.transfer import Origin, Transfer

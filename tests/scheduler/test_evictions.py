@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gateway.scheduler.decisions import StartGroup
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen
 from gateway.scheduler.policy.evictions import evictions
-from gateway.scheduler.view import idle
+from gateway.scheduler.view import evictable_memory
 from gateway.scheduler.view.cluster import SERVING, ClusterView
 from gateway.scheduler.view.entries import InstanceView
+from gateway.scheduler.view.evictable_memory import Where
 from gateway.scheduler.view.hosts import DeviceView
-from gateway.scheduler.view.idle import Where
 from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.test_group_histories import ACTIONS, histories, play
@@ -242,7 +242,7 @@ class Crowd:
 def test_whatever_is_said_of_instances_the_same_ones_are_evicted(few: int, history: list[tuple[str, int, int]]) -> None:
     c = Crowd()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(idle, "FEW_DEVICES", few)
+        patch.setattr(evictable_memory, "FEW_DEVICES", few)
         for step in history:
             c.step(*step)
             agrees(c.w.view)

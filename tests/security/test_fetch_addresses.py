@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from fetchd.address_gate import Gate, _is_own
+from fetchd.allowed_addresses import Place, Reach, parse
 from fetchd.disclosure import disclosed
-from fetchd.gate import Gate, _is_own
-from fetchd.reach import Place, Reach, parse
 from fetchd.sources.http import HttpSource
 from tests.conftest import free_port
 from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_model

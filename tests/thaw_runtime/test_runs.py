@@ -24,7 +24,7 @@ from thaw_runtime.engine.protocol import Event, Finished, Logprobs, Token, Usage
 from thaw_runtime.engine.wire import Abort, Events, Message, Submit, decode, encode
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.runs import RunStream
-from thaw_runtime.llm.text_answers import TextAnswer
+from thaw_runtime.llm.tokenize_answers import TextAnswer
 from thaw_runtime.process.start_trace import StartTrace
 
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.thaw_runtime.models import write_tiny_model
-from thaw_runtime.llm.text import Detokenizer, StopStrings, TextStream
+from thaw_runtime.llm.text_stream import Detokenizer, StopStrings, TextStream
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import InstanceView
-from gateway.scheduler.view.idle import Where
+from gateway.scheduler.view.evictable_memory import Where
 
 
 def evictions(view: ClusterView, facts: ActionFacts, needs: Sequence[int]) -> list[InstanceView]:

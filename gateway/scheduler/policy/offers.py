@@ -24,9 +24,9 @@ from gateway.scheduler.placement.schemes import (
 from gateway.scheduler.placement.stage_bytes import Stages
 from gateway.scheduler.view.bound_terms import StageFacts, bound_terms
 from gateway.scheduler.view.cluster import ClusterView
+from gateway.scheduler.view.evictable_memory import Emptied
 from gateway.scheduler.view.host_index import Wanted
 from gateway.scheduler.view.hosts import HostView, Room
-from gateway.scheduler.view.idle import Emptied
 from thaw import partition
 from thaw.action import KIND_LLM
 from thaw.hub.models import is_same_content

@@ -18,10 +18,10 @@ from gateway.scheduler.placement.link_ledger import Discipline
 from gateway.scheduler.placement.window import Window
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.entries import ActionView, DemandView, GroupView, InstanceView, KeptStage
+from gateway.scheduler.view.evictable_memory import IdleMemory, Where
 from gateway.scheduler.view.history import History
 from gateway.scheduler.view.host_index import HostIndex
 from gateway.scheduler.view.hosts import HostView, new_host
-from gateway.scheduler.view.idle import IdleMemory, Where
 from gateway.scheduler.view.largest_device import Largest, same_sizes
 from gateway.scheduler.view.look_order import LookOrder
 from gateway.scheduler.view.model import ModelView

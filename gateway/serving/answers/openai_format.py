@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from gateway.serving.answers.event_ids import EventId, Progress
+from gateway.serving.answers.sse_comment import sse_comment
 from gateway.serving.call import Call
 from relay.protocol.messages import (
     TEXT_ENDPOINTS,
@@ -168,8 +169,7 @@ class Chunks:
         return _event(error)
 
     def comment(self, sentence: str) -> str:
-        """OpenAI's SDK takes any empty line after the first id for the end of an event, so none follows there."""
-        return f": thaw {sentence}\n" if self.has_id else f": thaw {sentence}\n\n"
+        return sse_comment(sentence, has_id=self.has_id)
 
     def _call_parts(self, token: RunToken) -> str:
         logprobs = None if token.logprob is None else _logprobs(self._call, (token,))

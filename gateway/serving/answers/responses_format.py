@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Final
 
 from gateway.serving.answers.openai_format import call_id, chat_logprob
+from gateway.serving.answers.sse_comment import sse_comment
 from gateway.serving.call import Call
 from relay.protocol.messages import CallDelta, RunFinished, RunToken
 from thaw.clock import wall_ms
@@ -65,7 +66,7 @@ class ResponseEvents:
         return _text(self.of_end(finished))
 
     def comment(self, sentence: str) -> str:
-        return f": thaw {sentence}\n\n"
+        return sse_comment(sentence)
 
     def failed(self, error: Json) -> str:
         """``error``: OpenAI's object."""

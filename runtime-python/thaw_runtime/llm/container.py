@@ -23,7 +23,7 @@ from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.embedding_run import EmbeddingRun
 from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
-from thaw_runtime.llm.text_answers import TextAnswer
+from thaw_runtime.llm.tokenize_answers import TextAnswer
 from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from thaw.checkpoints import fitness, pooling
 from thaw.errors import BadParameter, BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
-from thaw_runtime.llm.text import TextStream
+from thaw_runtime.llm.text_stream import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.shown import shown
 from thaw_runtime.weights.readable_segment import Segment

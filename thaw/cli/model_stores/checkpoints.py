@@ -4,7 +4,7 @@ A push reads every file twice.  First it digests each chunk of 8 MiB and the ten
 which gives the model's version.  Then it writes the files to the place of that version
 (checkpoints/versions.py), the index behind them, and last the pointer that makes the plain name mean it.  A push that
 was interrupted therefore changes nothing for those who read the plain name, and the next push of the same files goes
-on where this one stopped.  Chunks that the newest version has are copied within the store (multipart.py).
+on where this one stopped.  Chunks that the newest version has are copied within the store (multipart_push.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from thaw.checkpoints import checkpoint, hash_tree, versions
 from thaw.cli.model_stores import guards, near_misses
-from thaw.cli.model_stores.multipart import Content, Held
+from thaw.cli.model_stores.multipart_push import Content, Held
 from thaw.cli.model_stores.stores import Store, open_store
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.hub.models import is_hub

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from thaw.checkpoints import versions
-from thaw.cli.model_stores.stored import Stored
+from thaw.cli.model_stores.stored_object import Stored
 from thaw.cli.model_stores.stores import Store
 from thaw.clock import wall_ms
 from thaw.errors import Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from thaw.checkpoints import checkpoint
-from thaw.cli.model_stores.multipart import Content
-from thaw.cli.model_stores.stored import Stored
+from thaw.cli.model_stores.multipart_push import Content
+from thaw.cli.model_stores.stored_object import Stored
 from thaw.errors import BadRequest, Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable
 from thaw.hub.answers import (
     MOST_LIST_BYTES,

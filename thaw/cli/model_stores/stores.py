@@ -16,9 +16,9 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from thaw.checkpoints import pooling
 from thaw.checkpoints.versions import pinned, plain_name
-from thaw.cli.model_stores import multipart
-from thaw.cli.model_stores.multipart import Content
-from thaw.cli.model_stores.stored import Stored
+from thaw.cli.model_stores import multipart_push
+from thaw.cli.model_stores.multipart_push import Content
+from thaw.cli.model_stores.stored_object import Stored
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
 
@@ -245,7 +245,7 @@ class S3Store:
             content.sent(content.n_bytes)
             return
         with self._errors(name):
-            multipart.write(self._s3, self._at(name), content)
+            multipart_push.write(self._s3, self._at(name), content)
 
     def read(self, name: str) -> Iterator[bytes]:
         with self._errors(name):

@@ -6,8 +6,8 @@ import socket
 from functools import lru_cache
 from typing import Any
 
+from fetchd.allowed_addresses import Reach, parse
 from fetchd.marks import connect_marked
-from fetchd.reach import Reach, parse
 from fetchd.settings import FetchdSettings
 
 
