@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import set_num_threads  # vLLM's worker replaces torch.set_num_threads by a function that only warns
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 _FEW_ROWS: Final = 4
@@ -29,8 +30,9 @@ class Few(NamedTuple):
     begin: int
     end: int
     depth: int
-    rows: torch.Tensor  # (n,) in the order of their slots
-    places: torch.Tensor | None  # (n,) the place of each row; None: every place has its row
+    rows: torch.Tensor | None  # (n,) in the order of the batch; None: all rows of the batch
+    places: torch.Tensor  # (n,) the place of each row
+    row_at: torch.Tensor | None  # (places,) the row of each place; None: some places have no row
 
 
 def few_of(slots: Sequence[int]) -> Few | None:
@@ -38,20 +40,27 @@ def few_of(slots: Sequence[int]) -> Few | None:
 
     ``slots``: the slot of each row, -1 for a row of the base model.
     """
-    rows = sorted((row for row, slot in enumerate(slots) if slot >= 0), key=lambda row: slots[row])
+    rows = [row for row, slot in enumerate(slots) if slot >= 0]
     counts = Counter(slots[row] for row in rows)
     if len(counts) < 2 or len(rows) > _FEW_ROWS * len(counts):
         return None
     begin, end, depth = min(counts), max(counts) + 1, max(counts.values())
-    if (end - begin) * depth > _FEW_ROWS * len(rows):
+    n_places = (end - begin) * depth
+    if n_places > _FEW_ROWS * len(rows):
         return None
-    within = Counter[int]()
-    places = []
+    taken, places = Counter[int](), []
     for row in rows:
-        places.append((slots[row] - begin) * depth + within[slots[row]])
-        within[slots[row]] += 1
-    is_full = len(rows) == (end - begin) * depth
-    return Few(begin, end, depth, torch.tensor(rows), None if is_full else torch.tensor(places))
+        places.append((slots[row] - begin) * depth + taken[slots[row]])
+        taken[slots[row]] += 1
+    row_at = [row for _, row in sorted(zip(places, rows, strict=True))] if n_places == len(rows) else None
+    return Few(
+        begin,
+        end,
+        depth,
+        None if len(rows) == len(slots) else torch.tensor(rows),
+        torch.tensor(places),
+        None if row_at is None else torch.tensor(row_at),
+    )
 
 
 class GroupedLora(PunicaWrapperCPU):
@@ -95,15 +104,22 @@ def add_few(
 ) -> None:
     """Add to ``y`` the products of the few rows of ``x`` with their adapters.  ``parts``: down, up and width of each
     output slice, with the shapes of ``GroupedLora.add_lora_linear``."""
-    n_slots, given, begin = few.end - few.begin, x[few.rows], 0
-    if few.places is not None:
-        given = x.new_zeros(n_slots * few.depth, x.shape[1]).index_copy_(0, few.places, given)
+    n_slots, begin = few.end - few.begin, 0
+    if few.row_at is not None:
+        given = x.index_select(0, few.row_at)
+    else:
+        mine = x if few.rows is None else x.index_select(0, few.rows)
+        given = x.new_zeros(n_slots * few.depth, x.shape[1]).index_copy_(0, few.places, mine)
     given = given.view(n_slots, few.depth, -1)
     for down, up, width in parts:
         shrunk = torch.bmm(given, down[few.begin : few.end, 0].transpose(1, 2))  # (slots, depth, rank)
-        added = torch.bmm(shrunk, up[few.begin : few.end, 0].transpose(1, 2)).flatten(0, 1)  # (places, slice)
-        added = added if few.places is None else added[few.places]
-        y[:, begin : begin + width].index_add_(0, few.rows, added.to(y.dtype), alpha=scale)
+        grown = torch.bmm(shrunk, up[few.begin : few.end, 0].transpose(1, 2))  # (slots, depth, slice)
+        added = grown.flatten(0, 1).index_select(0, few.places).to(y.dtype)
+        out = y[:, begin : begin + width]
+        if few.rows is None:
+            out.add_(added, alpha=scale)
+        else:
+            out.index_add_(0, few.rows, added, alpha=scale)
         begin += width
 
 
@@ -112,11 +128,11 @@ def _one_thread() -> Iterator[None]:
     """Compute on this thread alone: the products of few rows take microseconds, and each would wait for threads that
     other processes keep from their cores."""
     n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(n_threads)
+        set_num_threads(n_threads)
 
 
 GROUPED = f"{__name__}.{GroupedLora.__name__}"
