@@ -277,15 +277,20 @@ class Handler(http11.Handler):
         left_ms = self.headers.get(LEFT_HEADER) or ""
         deadline = time.monotonic() + (int(left_ms[:12]) / 1000 if left_ms.isdecimal() else live.timeout_s)
         with self.server.adapters.using(live, uri, deadline, self._watch_hangup) as held:
-            result = self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n")
-            if result.status == AdapterMissing.http_status:
-                self.server.adapters.lost(live, held)
-            return result
+
+            def on_status(status: int) -> None:
+                """Before the caller hears of it, because it may send the run again at once."""
+                if status == AdapterMissing.http_status:
+                    self.server.adapters.lost(live, held)
+
+            return self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n", on_status)
 
     def _watch_hangup(self, on_hangup: Callable[[], None]) -> Callable[[], None]:
         return self.server.hangups.watch(self.connection, on_hangup)
 
-    def _run(self, live: Live, body: bytes, headers: str = "") -> Forwarded:
+    def _run(
+        self, live: Live, body: bytes, headers: str = "", on_status: Callable[[int], None] | None = None
+    ) -> Forwarded:
         accept = self.headers.get("accept") or "*/*"
         head = (
             f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
@@ -299,7 +304,7 @@ class Handler(http11.Handler):
             live.logs.run_began(activation_id)
         ending = Ending.CONTAINER_LOST
         try:
-            result = forward(live, live.handle.socket_path, head, body, self.connection, deadline)
+            result = forward(live, live.handle.socket_path, head, body, self.connection, deadline, on_status)
             ending = result.ending
         finally:
             self._note_end(live, activation_id, ending)

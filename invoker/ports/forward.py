@@ -12,6 +12,7 @@ import enum
 import select
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,11 +43,19 @@ class Ending(enum.StrEnum):
 class Forwarded:
     ending: Ending
     started: bool  # the caller got bytes of a response
-    status: int = 0
 
 
-def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.socket, deadline: float) -> Forwarded:
-    """Send a request to ``live``'s container and its answer to ``caller``.  ``deadline`` is monotonic."""
+def forward(
+    live: Live,
+    path: str,
+    head: bytes,
+    body: bytes,
+    caller: socket.socket,
+    deadline: float,
+    on_status: Callable[[int], None] | None = None,
+) -> Forwarded:
+    """Send a request to ``live``'s container and its answer to ``caller``.  ``deadline`` is monotonic.  ``on_status``
+    gets the answer's status before the caller gets any of it."""
     connection = _connection(live, path)
     if connection is None or connection.sock is None:
         return Forwarded(Ending.NOBODY, False)
@@ -55,12 +64,12 @@ def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.sock
     try:
         container.settimeout(_WRITE_S)
         container.sendall(head + body)
-        result = _pass_on(container, caller, parser, deadline)
+        result = _pass_on(container, caller, parser, deadline, on_status)
         if result.ending is Ending.CALLER_GONE and live.kind == KIND_PYTHON:
             with live.unwanted_run() as shared:
                 result = _let_it_end(container, parser, deadline) if shared else result
     except (OSError, ProtocolError):
-        result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0, parser.status)
+        result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0)
     if result.ending is Ending.DONE and parser.keep_alive:
         live.keep_connection(connection)
     else:
@@ -68,7 +77,13 @@ def forward(live: Live, path: str, head: bytes, body: bytes, caller: socket.sock
     return result
 
 
-def _pass_on(container: socket.socket, caller: socket.socket, parser: ResponseParser, deadline: float) -> Forwarded:
+def _pass_on(
+    container: socket.socket,
+    caller: socket.socket,
+    parser: ResponseParser,
+    deadline: float,
+    on_status: Callable[[int], None] | None,
+) -> Forwarded:
     poll = select.poll()
     poll.register(container, select.POLLIN)
     poll.register(caller, select.POLLRDHUP)
@@ -76,19 +91,22 @@ def _pass_on(container: socket.socket, caller: socket.socket, parser: ResponsePa
     while not parser.done:
         ready = {fd for fd, _ in poll.poll(max(0.0, 1000 * (deadline - time.monotonic())))}
         if caller.fileno() in ready:
-            return Forwarded(Ending.CALLER_GONE, started, parser.status)
+            return Forwarded(Ending.CALLER_GONE, started)
         if not ready:
-            return Forwarded(Ending.TIMEOUT, started, parser.status)
+            return Forwarded(Ending.TIMEOUT, started)
         data = container.recv(_READ_BYTES)
         if not data:
-            return Forwarded(Ending.CONTAINER_LOST, started, parser.status)
+            return Forwarded(Ending.CONTAINER_LOST, started)
         whole = parser.feed(data)
+        if on_status is not None and parser.status:
+            on_status(parser.status)
+            on_status = None
         try:
             caller.sendall(whole)
         except OSError:
-            return Forwarded(Ending.CALLER_GONE, started, parser.status)
+            return Forwarded(Ending.CALLER_GONE, started)
         started = started or bool(whole)
-    return Forwarded(Ending.DONE, started, parser.status)
+    return Forwarded(Ending.DONE, started)
 
 
 def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: float) -> Forwarded:
@@ -97,12 +115,12 @@ def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: floa
     poll.register(container, select.POLLIN)
     while not parser.done:
         if not poll.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
-            return Forwarded(Ending.TIMEOUT, True, parser.status)
+            return Forwarded(Ending.TIMEOUT, True)
         data = container.recv(_READ_BYTES)
         if not data:
-            return Forwarded(Ending.CONTAINER_LOST, True, parser.status)
+            return Forwarded(Ending.CONTAINER_LOST, True)
         parser.feed(data)
-    return Forwarded(Ending.UNREAD, True, parser.status)
+    return Forwarded(Ending.UNREAD, True)
 
 
 def _connection(live: Live, path: str) -> UnixConnection | None:

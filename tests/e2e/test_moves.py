@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.machine import Machine, text_of
-from tests.e2e.pipelines import wait_for
+from tests.e2e.pipelines import Pipelines, wait_for
 from thaw.tracing.trace import Phase
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -43,7 +43,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         path = directory / "chat.json"
         path.write_text(json.dumps(config))
         made.thaw("action", "create", "chat", "--config", str(path))
+        pipelines = Pipelines(made)
+        pipelines.wait_stem_cells(2)  # otherwise a start takes as long as the imports of the engine
         yield made
+        pipelines.close()
     finally:
         made.down()
     assert made.leftovers() == []
@@ -63,12 +66,13 @@ def stream(
 
 
 def outlasting_a_start(machine: Machine) -> int:
-    """So many tokens that three answers last longer than a cold start, which the first request waits for."""
+    """Return so many tokens that three answers last longer than a start from a stem cell, which the first request waits
+    for, even if the machine is busier later."""
     began_s, times_s = time.monotonic(), list[float]()
     reply = machine.chat("chat", "Hello", stream=True, max_tokens=24, ignore_eos=True, timeout=300)
     text_of(reply, lambda _: times_s.append(time.monotonic()))
     token_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1)
-    return min(1500, 100 + round(2 * (times_s[0] - began_s) / token_s))
+    return min(1500, 100 + round(4 * (times_s[0] - began_s) / token_s))
 
 
 def serving(machine: Machine) -> list[str]:
@@ -97,7 +101,7 @@ def test_a_busy_host_is_emptied_and_every_stream_ends_with_the_text_it_would_hav
     listed = hosts.thaw("host", "list").stdout
     for _, activation_id in answers:
         trace = wait_for(lambda a=activation_id: moved(hosts, a), "no trace of a move")
-        assert (trace["begin"]["from"], trace["end"]["to"]) == (source, dest), trace
+        assert (trace["begin"]["from"], trace["end"].get("to")) == (source, dest), trace
         assert trace["end"]["rounds"] >= 1
         assert "the answer went on on" in hosts.thaw("activation", "explain", activation_id).stdout, listed
     hosts.thaw("host", "undrain", source)

@@ -91,9 +91,9 @@ def test_a_run_whose_source_is_lost_while_it_asks_waits_as_every_run_that_lost_i
     gateway.source.pace = None
     reader = threading.Thread(target=run.read_all)
     reader.start()
-    until(lambda: run.call.losses and gateway.demand.waits)
+    # it waited as a run that asks for another worker before, with the time at which it asked
+    until(lambda: run.call.losses and gateway.demand.waits == {"a": run.call.received_s})
     assert gateway.room.counts()[0] == 1
-    assert gateway.demand.waits == {"a": run.call.received_s}
     gateway.ready(gateway.dest)
     reader.join(WAIT_S)
     assert run.is_whole()

@@ -8,6 +8,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import cast
 
 import pytest
 
+from invoker.containers.adapter_slots import Held
 from invoker.containers.adapters import FETCHED_AHEAD, INSPECTIONS, Adapters
 from invoker.containers.fleet import Fleet
 from invoker.containers.live import Live
@@ -157,7 +159,17 @@ def instance(container: Container, tmp_path: Path) -> Iterator[Instance]:
         made.live.drop_connections()
 
 
-def test_an_adapter_that_the_container_has_lost_is_loaded_again(instance: Instance) -> None:
+def test_an_adapter_that_the_container_has_lost_is_loaded_again(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller may send the run again as soon as it has the answer, so the loss is noted before."""
+    lost = instance.adapters.lost
+
+    def slow_lost(live: Live, held: Held) -> None:
+        time.sleep(0.2)
+        lost(live, held)
+
+    monkeypatch.setattr(instance.adapters, "lost", slow_lost)
     for adapter in ("a", "b"):
         assert instance.run(adapter)[0] == 200
     instance.replace_behind_the_invokers_back("stranger#1", "a")

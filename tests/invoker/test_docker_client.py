@@ -22,6 +22,7 @@ from invoker.drivers.docker import images as docker_images
 from invoker.drivers.docker.client import Engine, EngineEvent, Seen
 from invoker.drivers.docker.driver import DockerDriver
 from invoker.drivers.docker.images import Images
+from invoker.drivers.docker.ports import CONTAINER
 from tests.invoker.platform import WAIT_S
 from thaw.action import KIND_PYTHON
 from thaw.errors import NotFound, PlatformError
@@ -155,6 +156,39 @@ def test_an_adopted_container_that_ran_out_of_memory_names_its_own_limit(run_dir
     ends: queue.SimpleQueue[Exit] = queue.SimpleQueue()
     driver.on_exit(ends.put)
     driver.adopt(Owned(Handle("c", KIND_PYTHON, run_dir / "c" / "c"), {}, alive=True))
+    assert ends.get(timeout=WAIT_S) == Exit("c", -9, "out of memory: its limit is 640 MiB", out_of_memory=True)
+    driver.close()
+
+
+class LateCause(OutOfMemory):
+    """An engine that reports the end of its container before the cause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adopted = threading.Event()
+
+    def inspect(self, name: str) -> Seen:
+        return Seen(
+            name, {}, running=True, paused=False, pid=1, exit_code=0, out_of_memory=False, memory_bytes=640 * MIB
+        )
+
+    def events(self, label: str, since_ns: int) -> Iterator[EngineEvent]:
+        self.adopted.wait(WAIT_S)
+        yield EngineEvent("die", {CONTAINER: "c", "exitCode": "137"}, 1)
+        yield EngineEvent("oom", {CONTAINER: "c"}, 2)
+        yield from super().events(label, since_ns)
+
+
+def test_a_cause_that_the_engine_reports_after_the_end_is_told_all_the_same(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("invoker.drivers.docker.driver._CAUSE_S", WAIT_S)
+    engine = LateCause()
+    driver = DockerDriver(engine, run_dir, "h", Images({}), Limits(1), Log("test"))  # type: ignore[arg-type]
+    ends: queue.SimpleQueue[Exit] = queue.SimpleQueue()
+    driver.on_exit(ends.put)
+    driver.adopt(Owned(Handle("c", KIND_PYTHON, run_dir / "c" / "c"), {}, alive=True))
+    engine.adopted.set()
     assert ends.get(timeout=WAIT_S) == Exit("c", -9, "out of memory: its limit is 640 MiB", out_of_memory=True)
     driver.close()
 

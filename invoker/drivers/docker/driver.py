@@ -9,6 +9,7 @@ invokers on one engine never see each other's.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,8 @@ OWNER: Final = "thaw.owner"
 KIND: Final = "thaw.kind"
 _KILLED_S: Final = 10.0  # from SIGKILL to the engine's report of the end, memory of gigabytes included
 _LAST_LINES_S: Final = 1.0  # between a container's end and its last line
+_KILLED: Final = 128 + signal.SIGKILL
+_CAUSE_S: Final = 0.5  # between the end of a container that was killed and the engine's report that it had no memory
 _ENGINE_BACK_S: Final = 60.0
 
 
@@ -50,7 +53,8 @@ class _Container:
     handle: Handle
     memory_bytes: int = 0
     started: bool = False
-    out_of_memory: bool = False
+    out_of_memory: threading.Event = field(default_factory=threading.Event)
+    is_stopped: bool = False  # by this driver
     early_end: tuple[int | None] | None = None  # it ended before its start had returned
     reported: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
@@ -207,6 +211,7 @@ class DockerDriver:
         os.eventfd_write(container.cancelled_fd, 1)
         if container.ended.is_set() or not container.started:
             return
+        container.is_stopped = True
         name = self._name(handle)
         self._engine.signal(name, "SIGTERM")
         self._engine.unpause(name)  # a paused process gets SIGTERM only then
@@ -381,7 +386,7 @@ class DockerDriver:
         if container is None:
             return
         if event.action == "oom":
-            container.out_of_memory = True
+            container.out_of_memory.set()
         elif event.action == "die":
             self._ended(container, int(event.labels.get("exitCode", 0)))
 
@@ -407,7 +412,8 @@ class DockerDriver:
             return
         container.memory_bytes = seen.memory_bytes
         if not seen.running:
-            container.out_of_memory = container.out_of_memory or seen.out_of_memory
+            if seen.out_of_memory:
+                container.out_of_memory.set()
             self._ended(container, seen.exit_code)
 
     def _ended(self, container: _Container, exit_code: int | None) -> None:
@@ -424,8 +430,10 @@ class DockerDriver:
     def _report(self, container: _Container, exit_code: int | None) -> None:
         if container.logs is not None:
             container.logs.wait_ended(_LAST_LINES_S)
-        reason = ""
-        if container.out_of_memory:
+        if exit_code == _KILLED and not container.is_stopped:  # the engine may report the cause after the end
+            container.out_of_memory.wait(_CAUSE_S)
+        reason, out_of_memory = "", container.out_of_memory.is_set()
+        if out_of_memory:
             limit = container.memory_bytes or self._limits.default_memory_mb << 20
             reason = f"out of memory: its limit is {limit >> 20} MiB"
         container.ended.set()
@@ -433,4 +441,4 @@ class DockerDriver:
             if container.handle.container_id in self._containers:
                 os.eventfd_write(container.ended_fd, 1)
         for callback in self._callbacks:
-            callback(Exit(container.handle.container_id, status_of(exit_code), reason, container.out_of_memory))
+            callback(Exit(container.handle.container_id, status_of(exit_code), reason, out_of_memory))
