@@ -18,7 +18,7 @@ from tests.seaweed import SECRET, seaweed
 from thaw.checkpoints import versions
 from thaw.cli.model_stores import checkpoints, guards, removal
 from thaw.cli.model_stores.stores import Store, open_store
-from thaw.cli.platform_api.model_uses import Uses
+from thaw.cli.model_uses import Uses
 from thaw.errors import Conflict, ModelNotFound, StoreUnavailable
 from thaw.model import INDEX_NAME
 

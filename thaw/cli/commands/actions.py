@@ -188,7 +188,7 @@ def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
 
 def _put(name: str, body: dict[str, Any], *, overwrite: bool, force: bool, done: str) -> None:
     from thaw.cli.platform_api.client import action_path
-    from thaw.cli.platform_api.preflight import say_notes
+    from thaw.cli.preflight import say_notes
 
     made = client().put(action_path(name), body, overwrite=overwrite, force=True if force else None)
     say_notes(made.get("preflight"))

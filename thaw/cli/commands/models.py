@@ -12,7 +12,7 @@ import typer
 from thaw.cli.context import err, out, say_ok
 
 if TYPE_CHECKING:
-    from thaw.cli.platform_api.model_uses import Uses
+    from thaw.cli.model_uses import Uses
 
 app = typer.Typer(no_args_is_help=True, help="Push and inspect models in the model store.")
 
@@ -94,7 +94,7 @@ def _push_directory(directory: Path, uri: str, *, force: bool) -> None:
     from thaw.cli.model_stores.stores import open_store
     from thaw.cli.output.progress import progress
     from thaw.cli.output.tables import size
-    from thaw.cli.platform_api.preflight import check_pushed
+    from thaw.cli.preflight import check_pushed
 
     store = open_store(uri)
     total = checkpoints.check(directory)
@@ -135,7 +135,7 @@ def list_() -> None:
 
 
 def _uses_if_known() -> Uses | None:
-    from thaw.cli.platform_api.model_uses import uses
+    from thaw.cli.model_uses import uses
     from thaw.errors import ThawError
 
     try:
@@ -166,8 +166,8 @@ def delete(
 ) -> None:
     """Delete one version (URI@VERSION), or a model with all of its versions. What a function uses is not deleted."""
     from thaw.cli.model_stores import removal
+    from thaw.cli.model_uses import uses
     from thaw.cli.output.tables import size
-    from thaw.cli.platform_api.model_uses import uses
 
     removed = removal.delete(uri, (lambda: removal.NOBODY) if force else uses)
     for one in removed:
@@ -189,8 +189,8 @@ def gc(
     from thaw.checkpoints.versions import plain_name
     from thaw.cli.model_stores import removal
     from thaw.cli.model_stores.listing import models
+    from thaw.cli.model_uses import uses
     from thaw.cli.output.tables import size
-    from thaw.cli.platform_api.model_uses import uses
 
     n_bytes, n_removed = 0, 0
     for name in [plain_name(uri)] if uri else sorted({plain_name(found.uri) for found in models()}):

@@ -11,7 +11,7 @@ from thaw.cli.model_stores import guards
 from thaw.cli.model_stores.checkpoints import pointer
 from thaw.cli.model_stores.guards import Removed
 from thaw.cli.model_stores.stores import Store, open_store
-from thaw.cli.platform_api.model_uses import Uses
+from thaw.cli.model_uses import Uses
 from thaw.errors import Conflict, ModelCorrupt, ModelNotFound, ModelUnsupported
 from thaw.model import INDEX_NAME
 
