@@ -45,7 +45,7 @@ _MODULES: Final = [
 
 
 class Server:
-    """Embeds lists of texts over one kept-alive connection for each client."""
+    """Embeds lists of texts over one connection for each client."""
 
     def __init__(self, url: str, auth: str = "") -> None:
         self._headers = {"Content-Type": "application/json"}
@@ -57,6 +57,9 @@ class Server:
     def per_second(self, texts: Sequence[str]) -> float:
         """Texts a second.  Raises SystemExit when the server fails to answer: nothing was measured then."""
         parts = [texts[i : i + _TEXTS_EACH] for i in range(0, len(texts), _TEXTS_EACH)]
+        for connection in self._connections:  # while the other server was measured, this one may have closed them
+            connection.close()
+            connection.connect()
         began_s = time.perf_counter()
         with ThreadPoolExecutor(_CLIENTS) as pool:
             counts = list(pool.map(lambda i: self._ask(i, parts[i::_CLIENTS]), range(_CLIENTS)))
