@@ -58,6 +58,7 @@ class SloConfig:
 class ResourcesConfig:
     gpu_memory_mb: int = 2048
     host_memory_mb: int = 4096
+    fetch_mbit: int | None = field(default=None, metadata={"default": "none"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,12 @@ class LlmConfig:
     @property
     def reserve_bytes(self) -> int:
         return self.resources.gpu_memory_mb * 1024 * 1024
+
+    @property
+    def fetch_bytes_per_s(self) -> int | None:
+        """The most that one container may fetch in a second; None: as much as its host's link allows."""
+        mbit = self.resources.fetch_mbit
+        return None if mbit is None else mbit * 125_000
 
 
 def schema() -> dict[str, Any]:

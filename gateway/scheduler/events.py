@@ -48,6 +48,7 @@ class ActionFacts:
     transport: str = "auto"
     keep: int | None = None
     timeout_s: float = 300.0
+    fetch_bytes_per_s: int | None = None  # the most that each of its containers may fetch; None: what the link allows
     refused: ErrorInfo | None = None  # why its model may not be run any more
 
     @property
@@ -99,6 +100,7 @@ def _plain_facts(action: Action) -> ActionFacts:
         config.transport,
         scaling.keep,
         action.limits.timeout / 1000,
+        fetch_bytes_per_s=config.fetch_bytes_per_s,
     )
 
 

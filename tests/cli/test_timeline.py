@@ -217,8 +217,19 @@ def test_the_picture_shows_rates_bound_and_overlap() -> None:
     assert sum(overlap) > 30, "fetch and load run at the same time, one above the other"
     assert "measured:  first token after 2.39 s" in lines
     assert "predicted: 2.50 s (measured -4%)" in lines
-    assert "fetch on h: 47.7 MiB at 200 Mbit/s, 100% of the link's 200 Mbit/s" in lines
+    assert "fetch on h: 47.7 MiB at 200 Mbit/s, 100% of the 200 Mbit/s of its resources.fetch_mbit" in lines
     assert any(x.startswith("longest phase: fetch on h, 2.00 s") for x in lines)
+
+
+def test_a_fetch_with_a_limit_of_its_own_is_measured_by_it() -> None:
+    ends = [
+        replace(e, attrs={**e.attrs, "link_bytes_per_s": 125e6}) if e.name is P.FETCH_END else e for e in trace(COLD)
+    ]
+    assert "fetch on h: 47.7 MiB at 200 Mbit/s, 100% of the 200 Mbit/s of its resources.fetch_mbit" in _draw(
+        ends, _plan()
+    )
+    slower = [replace(e, attrs={**e.attrs, "link_bytes_per_s": 20e6}) if e.name is P.FETCH_END else e for e in ends]
+    assert any("of the link's 160 Mbit/s" in line for line in _draw(slower, _plan()))
 
 
 def consolidation(begin_ms: float, end_ms: float, n_bytes: int | None = None, **attrs: object) -> list[TraceEvent]:

@@ -97,6 +97,14 @@ def test_bytes_are_asked_for_before_anything_else(host: LlmHost) -> None:
     assert record.reserve_bytes == 1 << 30
 
 
+def test_fetchd_is_asked_to_keep_to_the_pace_of_the_plan(host: LlmHost) -> None:
+    host.deploy_llm()
+    plan = host.llm_plan()
+    host.launch(replace(plan, stages=(replace(plan.stages[0], pace_bytes_per_s=12_500_000),)))
+    until(lambda: host.fetchd.requests)
+    assert [r.pace_bytes_per_s for r in host.fetchd.requests] == [12_500_000]
+
+
 def test_the_trace_has_fetchds_events_too(host: LlmHost) -> None:
     record = host.ready_llm()
     host.release(record.instance_id)

@@ -134,6 +134,30 @@ def test_the_tighter_the_objective_the_more_stages_on_four_hosts_of_200_mbit(ttf
     assert all(s.fetch_deadline_ms is not None for s in plan.stages)
 
 
+@pytest.mark.parametrize(("mbit", "stages"), [(400, 2), (200, 2), (150, 3), (120, 4)])
+def test_a_function_that_may_take_a_part_of_the_link_has_more_stages_for_the_same_objective(
+    mbit: int, stages: int
+) -> None:
+    """The limit is that of each container, and four containers fetch four times as much.  The links have 200 Mbit/s."""
+    limited = chat(max_stages=4, slo_ttft_s=7.5, fetch_bytes_per_s=mbit * 125_000)
+    plan = started(group_world(facts=limited, stem_kinds=("llm:vllm",))).plan
+    assert len(plan.stages) == stages
+    assert plan.predicted_ttft_s is not None
+    assert plan.predicted_ttft_s <= 7.5
+    assert [s.pace_bytes_per_s for s in plan.stages] == [mbit * 125_000] * stages
+
+
+def test_a_limited_fetch_is_foretold_at_its_limit_and_bounded_by_the_link() -> None:
+    """Another function may fetch the same model at the whole rate of the link, and the start then takes part in that."""
+    starts = [
+        started(group_world(facts=chat(slo_ttft_s=60.0, fetch_bytes_per_s=most), stem_kinds=("llm:vllm",))).plan
+        for most in (None, 5_000_000)
+    ]
+    predicted = [plan.predicted_ttft_s or 0.0 for plan in starts]
+    assert predicted[1] - predicted[0] == pytest.approx(SMOLLM2.n_bytes / 5e6 - SMOLLM2.n_bytes / 25e6, rel=0.02)
+    assert starts[0].bound_ttft_s == starts[1].bound_ttft_s
+
+
 def test_a_plans_trace_says_what_every_other_number_of_stages_was_worth() -> None:
     w = group_world(facts=chat(max_stages=5, slo_ttft_s=4.9), stem_kinds=("llm:vllm",))
     sizes = started(w).attrs["sizes"]

@@ -14,6 +14,7 @@ from gateway.scheduler.placement.predict import (
     f_general,
     fetch_time_left,
     kappa_sequential,
+    limited_rate,
     tpot,
     ttft,
     worker_start,
@@ -348,3 +349,20 @@ def test_what_is_not_known_of_a_small_model_is_guessed_from_its_bytes() -> None:
     small = History().times("guest/chat", "cpu", COLD, LLAMA2_7B // 100)
     assert small.t_p == pytest.approx(T.t_p / 100)
     assert small.t_cc == T.t_cc
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "most", "expected"),
+    [
+        (10.0, math.inf, 10.0),
+        (10.0, 20.0, 10.0),
+        (10.0, 4.0, 4.0),  # an idle link
+        (5.0, 4.0, 100 / (10 + 25)),  # 100 bytes are served before it, which takes 10 s
+        (0.0, 4.0, 0.0),
+        (math.inf, 4.0, math.inf),  # nothing is fetched
+    ],
+)
+def test_a_limited_fetch_waits_as_long_as_another_and_then_reads_at_its_limit(
+    bandwidth: float, most: float, expected: float
+) -> None:
+    assert limited_rate(100, bandwidth, 10.0, most) == pytest.approx(expected)

@@ -23,6 +23,13 @@ def test_a_minimal_config_gets_the_documented_defaults() -> None:
     assert config.reserve_bytes == 2048 * 1024 * 1024
 
 
+def test_a_limit_of_fetching_is_in_megabits_and_absent_by_default() -> None:
+    assert parse_llm_config(MINIMAL).fetch_bytes_per_s is None
+    assert parse_llm_config(MINIMAL | {"resources": {"fetch_mbit": 200}}).fetch_bytes_per_s == 25_000_000
+    with pytest.raises(ConfigError, match="fetch_mbit"):
+        parse_llm_config(MINIMAL | {"resources": {"fetch_mbit": 0}})
+
+
 def _allowed_args() -> set[str]:
     """The allowed arguments, read from the engine's source, because importing the engine needs vLLM."""
     tree = ast.parse(

@@ -99,6 +99,7 @@ def _stage(
         reserve,
         reserve / facts.need_bytes if facts.need_bytes else 1.0,
         deadline_ms,
+        facts.fetch_bytes_per_s,
     )
 
 

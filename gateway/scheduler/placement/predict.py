@@ -84,6 +84,18 @@ def worker_start(
     return WorkerStart(context_s + times.t_l, fetched_s, max(context_s, queue_s) + part_bytes / copy)
 
 
+def limited_rate(n_bytes: float, bandwidth: float, link: float, most: float) -> float:
+    """Return the mean rate of a fetch that may take ``most`` of the link, where an unlimited one would get
+    ``bandwidth``.
+
+    It waits for the same fetches before it, ``n/bandwidth - n/link``, and then reads at ``most``.  Infinite and 0 keep
+    their meanings: nothing is fetched, and the fetch must not start.
+    """
+    if most >= link or bandwidth <= 0 or math.isinf(bandwidth) or n_bytes <= 0:
+        return bandwidth
+    return n_bytes / (max(0.0, n_bytes / bandwidth - n_bytes / link) + n_bytes / most)
+
+
 def kappa_sequential(part_bytes: float, bandwidth: float, pcie: float, times: Times) -> float:
     """Eq. 1's inner term: everything one after another."""
     return times.t_c + part_bytes / bandwidth + part_bytes / pcie

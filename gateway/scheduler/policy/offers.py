@@ -48,10 +48,10 @@ def variant(view: ClusterView) -> Variant:
     return next((v for v in VARIANTS if v == view.settings.variant), "min_sharing")
 
 
-def _due_s(view: ClusterView, request: Request, most: int, times: Iterable[Times]) -> tuple[float, float]:
-    """Return the earliest and the latest deadline, from now, that some link could keep, over all sizes, over these
-    times of the workers' devices and over the shares that low workers may get."""
-    fastest, known = view.index.fastest, list(times)
+def _due_s(fastest: float, request: Request, most: int, times: Iterable[Times]) -> tuple[float, float]:
+    """Return the earliest and the latest deadline, from now, that a fetch at ``fastest`` could keep, over all sizes,
+    over these times of the workers' devices and over the shares that low workers may get."""
+    known = list(times)
     if not known or fastest <= 0:
         return 0.0, 0.0
     best, worst = _extreme(known, min), _extreme(known, max)
@@ -112,13 +112,14 @@ class Offers:
         """``size``: the only size to search for, with workers on idle devices."""
         self._without_idle = without_idle
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
+        self._most_bytes_per_s = facts.fetch_bytes_per_s or math.inf
         uri, version = stages.facts.uri, stages.facts.version
         times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
         self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
         if size is None:
             # the bytes that a worker may need, least first: a low worker of ``most`` stages, …, a full worker
             needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
-            due_s = _due_s(view, request, most, times.values())
+            due_s = _due_s(min(view.index.fastest, self._most_bytes_per_s), request, most, times.values())
             wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
         else:
             wanted = _wanted_for(facts, stages, size, _due_of(view, size, times.values()))
@@ -142,7 +143,7 @@ class Offers:
         at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
         return Server(
             i,
-            host.ledger.bytes_per_s,
+            min(host.ledger.bytes_per_s, self._most_bytes_per_s),
             self._rates[room.kind].copy,
             at.gpus,
             times[room.kind, mode],
@@ -172,7 +173,9 @@ class Offers:
     def bandwidth(self, server: Server, n_bytes: float, within_s: float) -> float:
         if self._resident[server.id]:
             return self._idle_rate(server, n_bytes)  # nothing is fetched, so promises to other fetches do not matter
-        return self._hosts[server.id].ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+        ledger = self._hosts[server.id].ledger
+        found = ledger.bandwidth(n_bytes, self._now_s + within_s, self._now_s)
+        return predict.limited_rate(n_bytes, found, ledger.bytes_per_s, self._most_bytes_per_s)
 
     def _idle_rate(self, server: Server, n_bytes: float) -> float:
         """Return the rate at which the part comes into its segment when no other start fetches."""

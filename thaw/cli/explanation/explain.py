@@ -190,7 +190,7 @@ def verdict(
         yield f"longest phase: {leaf.phase}{f' on {leaf.host}' if leaf.host else ''}, {duration(leaf.seconds)}"
     if gap is not None:
         yield f"longest gap: {duration(gap.seconds)} between {gap.after} and {gap.before}, at {duration(gap.begin_s)}"
-    yield from evidence_lines(explain(timeline, lambda fetch: _link(fetch, plan) or links.get(fetch.host)))
+    yield from evidence_lines(explain(timeline, lambda fetch: _most_bytes_per_s(fetch, plan, links)))
 
 
 def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float], *, several: bool) -> str:
@@ -199,14 +199,23 @@ def _fetch_line(fetch: Interval, plan: Plan | None, links: Mapping[str, float], 
     if fetch.was_resident:
         return f"fetch{where}: none, {size(fetch.n_bytes or 0)} were in the host's memory"
     line = f"fetch{where}: {size(fetch.n_bytes or 0)} at {rate * 8 / 1e6:.0f} Mbit/s"
-    link = _link(fetch, plan) or links.get(fetch.host)
-    return line + (f", {rate / link:.0%} of the link's {link * 8 / 1e6:.0f} Mbit/s" if link else "")
+    most = _most_bytes_per_s(fetch, plan, links)
+    if not most:
+        return line
+    mbit = f"{most * 8 / 1e6:.0f} Mbit/s"
+    whose = f"the {mbit} of its resources.fetch_mbit" if most == _pace(fetch, plan) else f"the link's {mbit}"
+    return f"{line}, {rate / most:.0%} of {whose}"
 
 
-def _link(fetch: Interval, plan: Plan | None) -> float | None:
-    """The link's bytes per second as fetchd reported them, else the pace that the plan gave the stage."""
+def _most_bytes_per_s(fetch: Interval, plan: Plan | None, links: Mapping[str, float]) -> float | None:
+    """The rate of the link, as fetchd reported it or as the host declares it, or the function's own limit below it.
+    None where neither is known."""
     reported = dict(fetch.attrs).get("link_bytes_per_s")
-    if isinstance(reported, (int, float)) and reported > 0:
-        return float(reported)
+    link = float(reported) if isinstance(reported, (int, float)) and reported > 0 else links.get(fetch.host)
+    known = [rate for rate in (link, _pace(fetch, plan)) if rate]
+    return min(known, default=None)
+
+
+def _pace(fetch: Interval, plan: Plan | None) -> float | None:
     stages = [s for s in plan.stages if s.stage == fetch.stage] if plan is not None else []
     return float(stages[0].pace_bytes_per_s) if stages and stages[0].pace_bytes_per_s else None
