@@ -225,6 +225,7 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
     from thaw_runtime.engine.vllm.kv_sender import KvSender
 
     gather, layout, grouped, send = KvBlocks.gather, KvBlocks.layout, kv_sender._grouped, KvSender.send
+    stale: dict[str, int] = {}  # the block of each layer that is never copied, whatever rounds ask for
 
     def sending(sender: KvSender, wanted: Any) -> None:
         if wanted.attempt > attempts:
@@ -236,8 +237,12 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
         copy = gather(blocks, name, ids)
         if len(copy) > 3 and error == "swapped blocks":
             copy[[0, 2]] = copy[[2, 0]]
-        elif len(copy) > 3 and error == "stale block":
-            copy[1] = 0
+        elif error == "stale block":
+            asked = ids[blocks._group_of[name]]
+            if len(asked) > 3:
+                stale.setdefault(name, asked[1])
+            if stale.get(name) in asked:
+                copy[asked.index(stale[name])] = 0
         return copy
 
     def crossed(layers: dict[str, memoryview]) -> Any:
