@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,11 +32,20 @@ def add_wheel(
     return path
 
 
-def add_source(index: Path, name: str, version: str) -> None:
+def add_source(index: Path, name: str, version: str, setup: str) -> Path:
+    """A package's source, which only its own ``setup.py`` could build."""
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}-{version}.tar.gz").write_bytes(b"not read by anybody")
+    path, top = folder / f"{name}-{version}.tar.gz", f"{name}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    backend = '[build-system]\nrequires = []\nbuild-backend = "setup"\nbackend-path = ["."]\n'
+    with tarfile.open(path, "w:gz") as archive:
+        for file, text in {"PKG-INFO": metadata, "setup.py": setup, "pyproject.toml": backend}.items():
+            entry = tarfile.TarInfo(f"{top}/{file}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
     _list(folder)
+    return path
 
 
 def _list(folder: Path) -> None:

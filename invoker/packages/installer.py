@@ -92,15 +92,14 @@ class Installer:
             work,
             deadline_s,
         )
-        _make_plain(target, own=bool(self._uid))
+        _make_plain(target)
         return target
 
     # one program ---------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _uid(self) -> int:
-        """The programs' user; 0: the invoker's own, because it cannot change users, or others cannot use its Python."""
-        if may_change_users() and others_can_run(sys.executable) and others_can_run(find_uv_bin()):
+    def _uid(self, work: Path) -> int:
+        """The programs' user; 0: the invoker's own, because it cannot change users, or others cannot use its files."""
+        if may_change_users() and all(map(others_can_reach, (_python(), find_uv_bin(), str(work.parent)))):
             return UID
         self._log.event("packages_without_own_user", uid=os.geteuid())
         return 0
@@ -115,18 +114,19 @@ class Installer:
                 "This host installs no packages: its operator has turned that off (THAW_PACKAGE_INDEX).",
                 hint="bring them in the zip's folder virtualenv (docs/functions.md)",
             )
-        if self._uid:
-            os.chown(work, self._uid, self._uid)
-        end = self._ended(self._command(words), work, deadline_s)
+        uid = self._uid(work)
+        if uid:
+            os.chown(work, uid, uid)
+        end = self._ended(self._command(uid, words), work, deadline_s)
         if end.status != 0:
             raise _why(end)
 
-    def _command(self, words: Sequence[str]) -> list[str]:
+    def _command(self, uid: int, words: Sequence[str]) -> list[str]:
         confined = Path(__file__).with_name("confined.py")
         return [
-            *(sys.executable, "-I", str(confined), str(self._uid), str(LAYER_BYTES), str(_CPU_S)),
+            *(sys.executable, "-I", str(confined), str(uid), str(LAYER_BYTES), str(_CPU_S)),
             *(find_uv_bin(), "--no-config", "pip", words[0], "--no-build", "--quiet"),
-            *("--python", sys.executable, "--python-version", PYTHON, *_platform()),
+            *("--python", _python(), "--python-version", PYTHON, *_platform()),
             *words[1:],
         ]
 
@@ -243,7 +243,7 @@ def usage(directory: Path) -> tuple[int, int]:
     return n_bytes, n_files
 
 
-def _make_plain(target: Path, *, own: bool) -> None:
+def _make_plain(target: Path) -> None:
     """Make the files the invoker's, which everybody may read.  Raises BadRequest for an entry that is neither a file
     nor a folder: a link would lead out of the layer."""
     target.mkdir(exist_ok=True)  # nothing was asked for that is not there already
@@ -255,7 +255,7 @@ def _make_plain(target: Path, *, own: bool) -> None:
                     "The packages of requirements.txt cannot be installed: one of them brings a link, "
                     f"{os.path.relpath(path, target)}."
                 )
-            if own:
+            if os.geteuid() == 0:
                 os.chown(path, 0, 0)
             os.chmod(path, 0o755 if stat.S_ISDIR(mode) or mode & 0o100 else 0o644)
     (target / ".lock").unlink(missing_ok=True)
@@ -272,10 +272,16 @@ def may_change_users() -> bool:
     return False
 
 
-def others_can_run(program: str) -> bool:
-    """Whether a user without any rights can run the program where it really is."""
+def _python() -> str:
+    """The Python that uv uses, which runs nothing of a package: ours, or one of the system that others can run, too."""
+    system = f"/usr/bin/python{PYTHON}"
+    return sys.executable if others_can_reach(sys.executable) or not os.path.exists(system) else system
+
+
+def others_can_reach(path: str) -> bool:
+    """Whether a user without any rights can run the program, or go into the folder, where it really is."""
     return all(
-        path.stat().st_mode & stat.S_IXOTH
-        for start in (Path(program).absolute(), Path(os.path.realpath(program)))
-        for path in (start, *start.parents)
+        one.stat().st_mode & stat.S_IXOTH
+        for start in (Path(path).absolute(), Path(os.path.realpath(path)))
+        for one in (start, *start.parents)
     )

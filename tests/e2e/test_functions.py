@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,15 +25,16 @@ HERE = "/api/v1/namespaces/_"
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A running platform without a model."""
-    directory = tmp_path_factory.mktemp("functions")
-    made = Machine(directory, dict(os.environ))
-    made.env["THAW_PACKAGE_INDEX"] = (directory / "index").as_uri()
-    add_wheel(directory / "index", "greeting", "1.0", {"greeting.py": "WORD = 'hello'"})
-    try:
-        made.up("--stem-cells", "off")  # no engine is imported for functions
-        yield made
-    finally:
-        made.down()
+    made = Machine(tmp_path_factory.mktemp("functions"), dict(os.environ))
+    with tempfile.TemporaryDirectory(prefix="thaw-index-", dir="/tmp") as index:
+        Path(index).chmod(0o755)  # the installer's own user reads it
+        add_wheel(Path(index), "greeting", "1.0", {"greeting.py": "WORD = 'hello'"})
+        made.env["THAW_PACKAGE_INDEX"] = Path(index).as_uri()
+        try:
+            made.up("--stem-cells", "off")  # no engine is imported for functions
+            yield made
+        finally:
+            made.down()
     assert made.leftovers() == []
 
 

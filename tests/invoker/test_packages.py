@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ import pytest
 from invoker.drivers.layer_directory import layers_of
 from invoker.packages import installer as installer_module
 from invoker.packages.index import from_pip
-from invoker.packages.installer import UID, Installer, others_can_run
+from invoker.packages.installer import UID, Installer, others_can_reach
 from invoker.packages.layers import Layers
 from tests.wheels import add_source, add_wheel
 from thaw.errors import BadRequest, InitFailed, Unavailable
@@ -26,6 +28,14 @@ from thaw.logs import Log
 
 DEADLINE_S = 60.0
 MakeLayers = Callable[..., Layers]
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder that the installer's own user can enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory(prefix="thaw-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
 
 
 @pytest.fixture
@@ -106,7 +116,7 @@ def test_what_cannot_be_installed_is_named(
     asked: str, names: str, tmp_path: Path, index: Path, make: MakeLayers
 ) -> None:
     add_wheel(index, "it", "1.0", {"it.py": ""})
-    add_source(index, "source", "1.0")
+    add_source(index, "source", "1.0", "")
     evil = tmp_path / "evil-1.0.tar.gz"
     evil.write_bytes(b"")
     add_wheel(index, "bypath", "1.0", {}, [f"evil @ {evil.as_uri()}"])
@@ -114,6 +124,22 @@ def test_what_cannot_be_installed_is_named(
         make().lock((asked,), "guest", deadline_s=DEADLINE_S)
     assert names in caught.value.message
     assert left(tmp_path) == []
+
+
+def test_no_code_of_a_source_package_runs(tmp_path: Path, index: Path, make: MakeLayers) -> None:
+    """Neither when it is asked for, nor when another package needs it, by name or by URL, nor when it is locked."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    seen.chmod(0o777)  # whoever runs the code could write there
+    hostile = f"import os\nopen({str(seen / 'ran')!r}, 'w').write(open('/etc/shadow').read() + str(os.environ))\n"
+    source = add_source(index, "hostile", "1.0", hostile)
+    add_wheel(index, "needs", "1.0", {"needs.py": ""}, ["hostile"])
+    add_wheel(index, "points", "1.0", {"points.py": ""}, [f"hostile @ {source.as_uri()}"])
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    for asked in ("hostile", "needs", "points", f"hostile==1.0 --hash=sha256:{digest}"):
+        with pytest.raises(BadRequest, match="The packages of requirements.txt cannot be installed: .*hostile"):
+            make().lock((asked,), "guest", deadline_s=DEADLINE_S)
+    assert list(seen.iterdir()) == []
 
 
 def test_an_index_that_does_not_answer_is_the_platforms_failure(make: MakeLayers) -> None:
@@ -247,6 +273,30 @@ def test_the_program_runs_as_a_user_of_its_own_that_cannot_go_back() -> None:
     assert said == ["Uid:", *[str(UID)] * 4, "Groups:", "CapEff:", "0" * 16]
 
 
+def test_an_installer_with_a_defect_finds_no_secret(
+    tmp_path: Path, make: MakeLayers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in uv's place does what it can.  It is not root, and has neither the invoker's files nor variables."""
+    secret, program = tmp_path / "secret", tmp_path / "uv"
+    secret.write_text("of the platform")
+    secret.chmod(0o600)
+    program.write_text(
+        f"#!/bin/sh\nid -u; env; cat {secret}; cat /proc/{os.getpid()}/environ; touch {tmp_path}/written; exit 9\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("THAW_STATE_URL", "redis://:of-the-state@host")
+    monkeypatch.setattr(installer_module, "find_uv_bin", lambda: str(program))
+    said: list[str] = []
+    monkeypatch.setattr(installer_module, "_why", lambda end: said.append(end.said) or BadRequest("it failed"))
+    with pytest.raises(BadRequest, match="it failed"):
+        make().lock(("it",), "guest", deadline_s=DEADLINE_S)
+    assert said[0].splitlines()[0] == str(UID)
+    assert said[0].count("Permission denied") == 3
+    assert "of the platform" not in said[0]
+    assert "THAW_STATE_URL" not in said[0]
+    assert not (tmp_path / "written").exists()
+
+
 def test_pips_configuration_says_where_packages_are() -> None:
     assert from_pip(
         "global.index-url='https://a/simple'\nglobal.find-links='/w\\n/v'\nglobal.timeout='9'\n:env:.index-url='https://b'\n"
@@ -258,5 +308,5 @@ def test_a_program_below_a_closed_folder_cannot_be_run_by_others(tmp_path: Path)
     program.write_text("")
     program.chmod(0o755)
     tmp_path.chmod(0o700)
-    assert not others_can_run(str(program))
-    assert others_can_run("/bin/sh")
+    assert not others_can_reach(str(program))
+    assert others_can_reach("/bin/sh")
