@@ -14,6 +14,8 @@ from thaw.image_name import ImageName
 
 _NO_WAY: Final = re.compile(r"dial tcp|lookup |context deadline|i/o timeout|connection reset|x509")
 """Errors in which the engine names addresses of its network, which are not a tenant's business."""
+_NO_CREDENTIAL: Final = re.compile(r"no basic auth credentials")
+_REFUSED: Final = re.compile(r": unauthorized\b|incorrect username or password")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,17 @@ class ImageStore:
         except Unavailable:
             raise
         except PlatformError as e:
-            why = _NO_WAY.search(e.message)
             raise InitFailed(
-                f"The image {image} cannot be pulled: {'its registry does not answer' if why else e.message}",
+                f"The image {image} cannot be pulled: {_why(e.message)}",
                 hint="look whether it exists; for a private registry the operator gives the hosts a credential",
             ) from e
+
+
+def _why(said: str) -> str:
+    if _NO_WAY.search(said):
+        return "its registry does not answer"
+    if _NO_CREDENTIAL.search(said):
+        return "its registry asks for a credential, and this host has none; the operator gives it one (DOCKER_CONFIG)"
+    if _REFUSED.search(said):
+        return "its registry takes no credential of this host; the operator gives it a valid one (DOCKER_CONFIG)"
+    return said
