@@ -43,6 +43,11 @@ class InvokerSettings:
     image_python: str = setting("THAW_IMAGE_PYTHON", "image of python:3.11 functions", "thaw/python:0.1.0")
     image_llm: str = setting("THAW_IMAGE_LLM", "image of llm:vllm functions", "thaw/vllm-cpu:0.1.0")
     image_pull_s: float = setting("THAW_IMAGE_PULL_S", "longest pull of a missing image; 0: never pull", 600.0)
+    images_mb: int = setting(
+        "THAW_IMAGES_MB",
+        "disk for images that were pulled for functions (driver docker), MiB; beyond it the unused ones are removed",
+        20480,
+    )
     package_index: str = setting(
         "THAW_PACKAGE_INDEX",
         "URL of the index of functions' packages; empty: what pip's configuration says; off: none are installed",

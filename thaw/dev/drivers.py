@@ -28,7 +28,14 @@ class DevDriver:
 _DRIVERS: Final[Mapping[str, DevDriver]] = {
     "process": DevDriver(plain_processes=True),
     "docker": DevDriver(
-        passed_on=("DOCKER_HOST", "THAW_IMAGE_PYTHON", "THAW_IMAGE_LLM", "THAW_IMAGE_PULL_S", "DOCKER_CONFIG"),
+        passed_on=(
+            "DOCKER_HOST",
+            "DOCKER_CONFIG",
+            "THAW_IMAGE_PYTHON",
+            "THAW_IMAGE_LLM",
+            "THAW_IMAGE_PULL_S",
+            "THAW_IMAGES_MB",
+        ),
         remove_left=containers.remove,
     ),
 }

@@ -10,7 +10,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -54,11 +54,14 @@ class EngineEvent:
 
 @dataclass(frozen=True, slots=True)
 class ImageSeen:
-    """``digests``: ``name@sha256:…`` for each registry that it came from or went to."""
+    """``digests``: ``name@sha256:…`` for each registry that it came from or went to.  ``n_bytes``: its layers, also
+    those that other images share."""
 
     id: str
     digests: Sequence[str]
-    volumes: Sequence[str]
+    tags: Sequence[str]
+    n_bytes: int
+    volumes: Sequence[str] = ()
 
 
 class Engine:
@@ -96,11 +99,12 @@ class Engine:
             if not isinstance(e.__cause__, docker.errors.APIError) or e.__cause__.status_code != 409:
                 raise
 
-    def pull(self, image: str, deadline_s: float) -> None:
-        """Pull an image.  Raises PlatformError when this fails or takes longer than ``deadline_s``."""
+    def pull(self, image: str, deadline_s: float, arrived: Callable[[], None] = lambda: None) -> None:
+        """Pull an image.  Raises PlatformError when this fails or takes longer than ``deadline_s``.  ``arrived`` is
+        called when the image is there, and may be called after that time."""
         outcome: queue.SimpleQueue[PlatformError | None] = queue.SimpleQueue()
         # the SDK gives a pull no timeout; one that hangs is left to the engine, which ends it or completes it
-        threading.Thread(target=self._pull, args=(image, outcome), name="pull", daemon=True).start()
+        threading.Thread(target=self._pull, args=(image, arrived, outcome), name="pull", daemon=True).start()
         try:
             error = outcome.get(timeout=deadline_s)
         except queue.Empty:
@@ -108,7 +112,7 @@ class Engine:
         if error is not None:
             raise error
 
-    def _pull(self, image: str, outcome: queue.SimpleQueue[PlatformError | None]) -> None:
+    def _pull(self, image: str, arrived: Callable[[], None], outcome: queue.SimpleQueue[PlatformError | None]) -> None:
         client = docker.APIClient(base_url=self.url, version=OLDEST_API, timeout=CALL_S)  # may outlive this object's
         try:
             with _translated(f"pull {image}"):
@@ -119,7 +123,10 @@ class Engine:
         except PlatformError as e:
             outcome.put(e)
         else:
-            outcome.put(None)
+            try:
+                arrived()
+            finally:
+                outcome.put(None)
         finally:
             client.close()
 
@@ -127,8 +134,23 @@ class Engine:
         """Raises NotFound for an image that is not on this machine."""
         with _translated("look at the image"):
             plain = self._api.inspect_image(name)
-        volumes = (plain.get("Config") or {}).get("Volumes") or {}
-        return ImageSeen(str(plain["Id"]), tuple(map(str, plain.get("RepoDigests") or ())), tuple(map(str, volumes)))
+        return _image_seen(plain)
+
+    def images(self) -> Sequence[ImageSeen]:
+        """All images, without their volumes."""
+        with _translated("list images"):
+            return [_image_seen(plain) for plain in self._api.images()]
+
+    def images_of_containers(self) -> frozenset[str]:
+        """The ids of the images that have a container, whoever made it and whether it runs or not."""
+        with _translated("list containers"):
+            return frozenset(str(plain["ImageID"]) for plain in self._api.containers(all=True))
+
+    def remove_image(self, name: str) -> None:
+        """Take a name from an image, which is deleted with its last one.  Raises NotFound, and PlatformError when a
+        container has the image."""
+        with _translated("remove the image"):
+            self._api.remove_image(name)
 
     def start(self, name: str) -> None:
         with _translated("start the container"):
@@ -245,6 +267,18 @@ def gpu_request(device: str) -> Mapping[str, Any]:
         docker.types.DeviceRequest(
             driver="nvidia", count=None if index else -1, device_ids=[index] if index else None, capabilities=[["gpu"]]
         )
+    )
+
+
+def _image_seen(plain: Mapping[str, Any]) -> ImageSeen:
+    volumes = (plain.get("Config") or {}).get("Volumes") or {}
+    digests, tags = plain.get("RepoDigests") or (), plain.get("RepoTags") or ()
+    return ImageSeen(
+        str(plain["Id"]),
+        tuple(map(str, digests)),
+        tuple(map(str, tags)),
+        int(plain["Size"]),
+        tuple(map(str, volumes)),
     )
 
 

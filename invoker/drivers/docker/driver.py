@@ -89,7 +89,7 @@ class DockerDriver:
         if engine.maps_users():
             uids.check_mapped()
         self._engine, self._limits, self._log = engine, limits, log
-        self._images = ImageStore(engine, images)
+        self._images = ImageStore(engine, images, run_dir / "images", log)
         self._paths = EnginePaths.find(engine)
         self._owned = OwnedContainers(run_dir)
         self.owner = name_on_machine(host_id, self._paths.there(str(run_dir.absolute())))
@@ -107,7 +107,8 @@ class DockerDriver:
     @classmethod
     def make(cls, context: DriverContext) -> Self:
         settings = context.settings
-        images = Images({KIND_PYTHON: settings.image_python, KIND_LLM: settings.image_llm}, settings.image_pull_s)
+        by_kind = {KIND_PYTHON: settings.image_python, KIND_LLM: settings.image_llm}
+        images = Images(by_kind, settings.image_pull_s, settings.images_mb << 20)
         limits = Limits(settings.n_cores, settings.pids, settings.tmp_mb, max(2048, 2 * settings.stem_cell_mb))
         uids = UidRange.parse(settings.container_uids)
         engine = Engine(settings.docker_host)
@@ -335,7 +336,9 @@ class DockerDriver:
         body = docker_spec.config(
             spec, Asked(image, labels, mounts, self._limits, uid, seccomp.profile(), devices, volumes)
         )
-        return pulled_s + self._images.creating(image, lambda: self._engine.create(self._name(handle), body))
+        return pulled_s + self._images.creating(
+            spec.image or image, lambda: self._engine.create(self._name(handle), body)
+        )
 
     def _take_uid(self, container_id: str) -> int:
         live = frozenset(int(value) for value in self._engine.label_values(UID) if value.isdigit())

@@ -6,11 +6,14 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from invoker.drivers.docker.client import Engine, ImageSeen
+from invoker.drivers.docker.pulled_images import PulledImages
 from thaw.errors import InitFailed, NotFound, PlatformError, Unavailable
 from thaw.image_name import ImageName
+from thaw.logs import Log
 
 _NO_WAY: Final = re.compile(r"dial tcp|lookup |context deadline|i/o timeout|connection reset|x509")
 """Errors in which the engine names addresses of its network, which are not a tenant's business."""
@@ -20,15 +23,19 @@ _REFUSED: Final = re.compile(r": unauthorized\b|incorrect username or password")
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images by kind; ``pull_s`` is the longest pull of a missing one, 0 for no pull."""
+    """Images by kind; ``pull_s`` is the longest pull of a missing one, 0 for no pull.  ``most_bytes``: how much of the
+    disk the images may have that were pulled for functions."""
 
     by_kind: Mapping[str, str]
     pull_s: float = 600.0
+    most_bytes: int = 20 << 30
 
 
 class ImageStore:
-    def __init__(self, engine: Engine, images: Images) -> None:
+    def __init__(self, engine: Engine, images: Images, directory: Path, log: Log) -> None:
+        """``directory``: where the pulled images are noted."""
         self._engine, self._images = engine, images
+        self._pulled = PulledImages(engine, directory, images.most_bytes, log)
 
     def of_kind(self, kind: str) -> str:
         return self._images.by_kind[kind]
@@ -47,6 +54,7 @@ class ImageStore:
     def seen(self, image: str) -> tuple[ImageSeen, float]:
         """A pinned image, which is pulled if it is not here, and the seconds of the pull.  Raises InitFailed,
         Unavailable."""
+        self._pulled.used(image)
         try:
             return self._here(image), 0.0
         except NotFound:
@@ -62,7 +70,8 @@ class ImageStore:
             if self._images.pull_s <= 0:
                 raise PlatformError(f"the image {image} is not on this host", hint="make images, or docker pull") from e
             began = time.monotonic()
-            self._engine.pull(image, self._images.pull_s)
+            puller = self._engine if image in self._images.by_kind.values() else self._pulled
+            puller.pull(image, self._images.pull_s)
             pulled_s = time.monotonic() - began
             create()
             return pulled_s
@@ -96,7 +105,7 @@ class ImageStore:
         if patience_s <= 0:
             raise InitFailed(f"The image {image} is not on this host.", hint="operators allow pulls: THAW_IMAGE_PULL_S")
         try:
-            self._engine.pull(image, patience_s)
+            self._pulled.pull(image, patience_s)
         except Unavailable:
             raise
         except PlatformError as e:
