@@ -57,7 +57,8 @@ PATH=$GOROOT/bin:$PATH
 # The package leaves out the API's own description, which its authors generate at a build.
 say "generating the API's description"
 GOBIN=$work go install ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
-described=$(grep -rlE --include='*.go' '^// *\+k8s:openapi-gen=' pkg cmd plugin vendor/k8s.io |
+# -R: the packages in vendor/k8s.io are links to those in staging
+described=$(grep -RlE --include='*.go' '^// *\+k8s:openapi-gen=' pkg cmd plugin vendor/k8s.io |
     grep -v -e /testdata/ -e ^vendor/k8s.io/code-generator/ -e ^vendor/k8s.io/sample- | xargs -n1 dirname | LC_ALL=C sort -u |
     sed 's,^,k8s.io/kubernetes/,' | paste -sd,)
 "$work/openapi-gen" -i "$described" -p k8s.io/kubernetes/pkg/generated/openapi -O zz_generated.openapi \
