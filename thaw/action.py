@@ -84,6 +84,7 @@ class Action:
     keep_alive_s: float = 600.0
     max_instances: int = 8
     min_instances: int = 0  # for a function; a model's are in its config
+    embeds: bool | None = None  # whether the model computes embeddings, as its deploy found out; None: nobody knows
 
     def check_version(self, wanted: str) -> None:
         """``wanted``: the version that is expected; empty: any.  Raises Conflict for another one."""

@@ -29,6 +29,7 @@ from gateway.api.several_answers import stream, whole
 from gateway.api.streaming import START_HEADER, Asked, begin, go_on, how_started, last_event
 from gateway.core import Gateway
 from gateway.serving.actions.action_cache import simple_name
+from gateway.serving.actions.model_kinds import check_endpoint
 from gateway.serving.answers.several import several
 from gateway.serving.hangup import watched
 from relay.protocol.messages import EMBEDDINGS
@@ -121,17 +122,19 @@ def _find(namespace: Any, name: str) -> Action:
         raise ModelMissing(f"The model `{name}` does not exist.") from e
 
 
-def asked_model(subject: Subject, body: Mapping[str, Any]) -> Action:
-    """Raises BadField, ModelMissing."""
+def asked_model(subject: Subject, body: Mapping[str, Any], endpoint: str) -> Action:
+    """Raises BadField, ModelMissing, and BadParameter for a model that is known not to answer this endpoint."""
     if not isinstance(body.get("model"), str):
         raise BadField("model", "model must be the name of a deployed action.")
-    return _find(subject.namespace, body["model"])
+    action = _find(subject.namespace, body["model"])
+    check_endpoint(action, endpoint)
+    return action
 
 
 def _answer(endpoint: str) -> Response:
     core, subject = gateway(), caller()
     body = json_object(body_bytes())
-    action = asked_model(subject, body)
+    action = asked_model(subject, body, endpoint)
     validate(endpoint, body)
     asked = Asked(action, subject, endpoint, body)
     if (had := last_event(core, asked)) is not None:
@@ -150,7 +153,7 @@ def _at_once(endpoint: str, check: Callable[[Mapping[str, Any]], None]) -> Respo
     core, subject = gateway(), caller()
     body = json_object(body_bytes())
     check(body)
-    action = asked_model(subject, body)
+    action = asked_model(subject, body, endpoint)
     core.storage.check(action.namespace)
     core.caps.check(action)
     return _whole(core, Asked(action, subject, endpoint, body))

@@ -38,7 +38,7 @@ blueprint = Blueprint("responses", __name__)
 def create() -> Response:
     core, subject = gateway(), caller()
     body = json_object(body_bytes())
-    action = asked_model(subject, body)
+    action = asked_model(subject, body, "chat")
     chat = chat_of(body)
     _refuse_resumption()
     core.storage.check(action.namespace)

@@ -100,7 +100,13 @@ class Preflights:
             return replace(found, unchecked=e.message)
         finally:
             self._leave(wanted.namespace)
-        return replace(found, engine=reply.engine, max_model_len=reply.max_model_len, notes=reply.notes)
+        return replace(
+            found,
+            engine=reply.engine,
+            max_model_len=reply.max_model_len,
+            notes=reply.notes,
+            embeds=reply.embeds,
+        )
 
     def _enter(self, namespace: str, ends_s: float) -> bool:
         def has_room() -> bool:

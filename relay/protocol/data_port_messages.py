@@ -114,3 +114,4 @@ class PreflightFound:
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
     unchecked: str = ""
+    embeds: bool | None = None  # whether it is an embedding model; None: the engine did not say so

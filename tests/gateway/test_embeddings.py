@@ -7,6 +7,7 @@ import json
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -15,8 +16,9 @@ import requests
 
 from gateway.api.bad_field import BadField
 from gateway.api.embeddings_body import MOST_INPUTS, check_embeddings
-from tests.gateway.conftest import KEY, GatewayProcess
+from tests.gateway.conftest import KEY, LLM_CONFIG, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.scheduler.world import report
 from thaw.errors import BadParameter
 
 
@@ -62,6 +64,7 @@ def test_vectors_come_in_the_order_of_the_texts_in_both_encodings(
 ) -> None:
     gateway.put_llm()
     invoker.ready("guest/chat")
+    gateway.wait_for_routes()
     reply = embed(gateway, ["a", "b", "c"])
     assert reply.headers["X-Thaw-Start"] == "warm"
     assert reply.json() == {
@@ -132,3 +135,86 @@ def test_an_error_of_the_model_names_the_parameter(gateway: GatewayProcess, invo
     assert reply.status_code == 400
     assert json.loads(reply.text)["error"]["message"] == "dimensions: leave it out"
     assert embed(gateway, "a", stop="x").json()["error"]["param"] == "stop"
+
+
+# ── a request of the other kind ───────────────────────────────────────────────────────────────────────────────────
+
+NO_TEXT = "model: this model computes embeddings and generates no text: use /v1/embeddings. "
+NO_VECTORS = "model: this model generates text and computes no embeddings: use /v1/chat/completions. "
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+FOUND = {"uri": "s3://models/m@1", "model_version": "1", "engine": "toy 1.0", "max_model_len": 512}
+
+
+def deploy(gateway: GatewayProcess, invoker: FakeInvoker, **found: Any) -> None:
+    """Deploy the function, whose check ends with what is ``found``."""
+    invoker.registry.report_host(replace(report("h0"), address=invoker.address))
+    invoker.preflight = lambda: (200, {**FOUND, **found})
+    reply = gateway.call("PUT", "/api/v1/namespaces/_/actions/chat?overwrite=true", json={"config": LLM_CONFIG})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("embeds", "path", "body", "message"),
+    [
+        (True, "/v1/chat/completions", CHAT, NO_TEXT),
+        (True, "/v1/chat/completions", {**CHAT, "stream": True}, NO_TEXT),
+        (True, "/v1/chat/completions", {**CHAT, "n": 2}, NO_TEXT),
+        (True, "/v1/completions", {"prompt": "a"}, NO_TEXT),
+        (True, "/v1/responses", {"input": "a"}, NO_TEXT),
+        (False, "/v1/embeddings", {"input": "a"}, NO_VECTORS),
+    ],
+)
+def test_a_request_of_the_other_kind_is_refused_and_starts_nothing(
+    gateway: GatewayProcess, invoker: FakeInvoker, embeds: bool, path: str, body: dict[str, Any], message: str
+) -> None:
+    deploy(gateway, invoker, embeds=embeds)
+    reply = gateway.call("POST", path, json={"model": "chat", **body})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "model")
+    assert error["message"].startswith(message), error
+    assert "update the function" in error["message"]
+    assert invoker.registry.demand() == []
+
+
+def test_an_invocation_of_the_other_kind_is_refused_and_starts_nothing(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    deploy(gateway, invoker, embeds=True)
+    for query in ("", "?blocking=true"):
+        reply = gateway.call("POST", f"/api/v1/namespaces/_/actions/chat{query}", json=CHAT)
+        assert (reply.status_code, reply.json()["error"].startswith(NO_TEXT)) == (400, True), reply.text
+    assert invoker.registry.demand() == []
+
+
+@pytest.mark.parametrize("found", [{}, {"unchecked": "no cell now", "engine": ""}])
+def test_what_no_deploy_found_out_is_left_to_the_container(
+    gateway: GatewayProcess, invoker: FakeInvoker, found: dict[str, Any]
+) -> None:
+    """Nothing is known of a model that was deployed anyway, nor from a host that does not say."""
+    deploy(gateway, invoker, **found)
+    invoker.ready("guest/chat")
+    assert embed(gateway, "a").status_code == 200
+    assert gateway.chat().status_code == 200
+
+
+def test_what_a_model_does_is_kept_with_the_function_until_its_model_changes(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    deploy(gateway, invoker, embeds=False)
+    path = "/api/v1/namespaces/_/actions/chat?overwrite=true"
+    assert gateway.call("PUT", path, json={"annotations": [{"key": "a", "value": 1}]}).status_code == 200
+    assert embed(gateway, "a").status_code == 400
+    deploy(gateway, invoker, embeds=True)
+    invoker.ready("guest/chat", version="0.0.3")
+    assert embed(gateway, "a").status_code == 200
+    assert gateway.chat().status_code == 400
+    deploy(gateway, invoker)
+    invoker.ready("guest/chat", instance="i1", version="0.0.4")
+    assert gateway.chat().status_code == 200
+
+
+def test_tokens_are_counted_by_models_of_both_kinds(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    for i, embeds in enumerate((True, False)):
+        deploy(gateway, invoker, embeds=embeds)
+        invoker.ready("guest/chat", instance=f"i{i}", version=f"0.0.{i + 1}")
+        assert gateway.call("POST", "/tokenize", json={"model": "chat", "prompt": "a"}).status_code == 200

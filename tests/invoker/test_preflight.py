@@ -23,7 +23,7 @@ from thaw.action import KIND_LLM
 from thaw.config import parse_llm_config
 from thaw.ids import InstanceId
 
-FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"]}
+FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"], "embeds": True}
 
 
 class Asked(Host):

@@ -62,7 +62,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     raised."""
     action = old
     if "exec" in body or "config" in body:
-        action = _with_code(action, body, settings)
+        action = replace(_with_code(action, body, settings), embeds=None)  # the deploy looks at the model again
     action = _with_limits(action, body.get("limits"))
     if "parameters" in body:
         action = replace(action, parameters=key_values("parameters", body["parameters"], settings.parameters_bytes))

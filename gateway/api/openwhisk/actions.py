@@ -169,6 +169,8 @@ def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
         if "exec" in body:
             action = core.pinned_images.pinned(core.package_locks.locked(action))
         verdict = _preflight(action, body, own)
+        if verdict is not None and verdict.found is not None:
+            action = replace(action, embeds=verdict.found.embeds)
         core.actions.put(action, last=last, old=old, row=row)
         core.kept.check_written(action, old, added)
         _keep_package(core, action)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.api.openai_body import choose_seed, validate
+from gateway.serving.actions.model_kinds import check_endpoint
 from gateway.serving.actions.packages import Target
 from gateway.serving.answers.several import several
 from gateway.serving.call import Call
@@ -35,6 +36,7 @@ def make_call(
         payload.pop("stream", None)
         payload.pop("stream_options", None)
         payload.setdefault("model", action.name.rpartition("/")[2])
+        check_endpoint(action, call.endpoint)
         validate(call.endpoint, payload)
         if not several(payload).is_one:
             raise BadRequest("an activation has one answer: leave n, best_of and further prompts out")

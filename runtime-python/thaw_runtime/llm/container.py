@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
-from relay.protocol.messages import EMBEDDINGS, TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, PreflightReply
+from relay.protocol.messages import TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, PreflightReply
+from relay.protocol.model_kinds import check_kind
 from thaw import wire
 from thaw.checkpoints import versions
-from thaw.errors import BadParameter, BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
+from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
 from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated, Embeds
@@ -198,10 +199,7 @@ def _check_version(run: LlmRun, init: LlmInit, adapter: str) -> None:
 
 def _embeds(run: LlmRun, found: Embeds | None) -> Embeds | None:
     """Return None for a run that generates text.  Raises BadRequest for a run that the model's kind does not answer."""
-    if run.endpoint == EMBEDDINGS and found is None:
-        raise BadParameter("model", "this model generates text and computes no embeddings: use /v1/chat/completions")
-    if run.endpoint != EMBEDDINGS and found is not None:
-        raise BadParameter("model", "this model computes embeddings and generates no text: use /v1/embeddings")
+    check_kind(run.endpoint, embeds=found is not None)
     return found
 
 
