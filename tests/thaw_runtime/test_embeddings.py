@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 
 from relay.clients.http_unix import UnixConnection
-from tests.embedding_models import FAMILIES, HIDDEN, write_model
+from tests.embedding_models import FAMILIES, HIDDEN, LAYERS, write_model
 from tests.thaw_runtime.conftest import ROOT, Container
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
+from thaw_runtime.engine.kv_memory import geometry, peak_intermediate_bytes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TEXTS = ("Hello World", "a longer text ABOUT the sea, and the ships on it", "x", "Ärger mit ß", "hello world")
 SHORTER = 16
+MAX_BATCHED_TOKENS, TEXTS_AT_ONCE = 2048, 128
 
 
 def vectors(messages: list[dict[str, Any]]) -> list[list[float]]:
@@ -66,10 +68,25 @@ def _container(directory: Path, descriptor_socket: FakeDescriptorSocket) -> Cont
     return made
 
 
+def _need_without_kv(model: Path) -> int:
+    """The bytes of an encoder's weights and of its largest batch."""
+    header = (model / "model.safetensors").read_bytes()
+    weights = len(header) - 8 - int.from_bytes(header[:8], "little")
+    shape = geometry(json.loads((model / "config.json").read_text()), LAYERS, last_stage=False)
+    return weights + peak_intermediate_bytes(shape, "float32", MAX_BATCHED_TOKENS, TEXTS_AT_ONCE)
+
+
+@pytest.fixture(scope="module")
+def memories() -> dict[str, dict[str, int]]:
+    """How each container divided its reserve; ``containers`` fills it."""
+    return {}
+
+
 @pytest.fixture(scope="module")
 def containers(
-    directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    directories: dict[str, Path], memories: dict[str, dict[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Container]]:
+    """The encoder's reserve has no byte for keys and values."""
     with ExitStack() as stack:
         made = {}
         for family, model in directories.items():
@@ -78,10 +95,12 @@ def containers(
             stack.callback(descriptor_socket.close)
             made[family] = _container(own, descriptor_socket)
             stack.callback(made[family].close)
-        for container in made.values():
+        for family, container in made.items():
             container.wait_listening()
-            status, reply = container.init(dtype="float32")
+            reserve = _need_without_kv(directories[family]) if family == "bert" else 1 << 30
+            status, reply = container.init(dtype="float32", reserve=reserve)
             assert status == 200, reply
+            memories[family] = reply["memory"]
         yield made
 
 
@@ -99,6 +118,12 @@ def test_every_form_of_input_gets_plain_vllms_vectors(family: str, containers: A
     # the alphabet's order is that of the bytes, so a byte is its token
     assert_equal(vectors(messages), plain[family][2:3])
     assert_equal(vectors(container.stream({"input": [ids, ids]}, "embeddings")), [plain[family][2]] * 2)
+
+
+def test_only_a_decoder_gets_memory_for_keys_and_values(containers: Any, memories: dict[str, dict[str, int]]) -> None:
+    """The other tests show that the encoder answers without it."""
+    assert (memories["bert"]["kv"], memories["bert"]["kv_tokens"]) == (0, 0)
+    assert memories["qwen3"]["kv"] > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

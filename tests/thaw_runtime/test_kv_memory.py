@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,30 @@ def test_a_cpu_holds_the_head_twice() -> None:
     assert packed_head_bytes(shape(), "bfloat16") == head
     assert plan(1 << 30).weights == 269_030_016 + head
     assert plan(1 << 30, device=GPU).weights == 269_030_016
+
+
+def test_an_encoder_needs_no_memory_for_keys_and_values() -> None:
+    """Its whole text is one batch, and nothing of it is read again."""
+    encoder = geometry(SMOLLM2, 30, last_stage=False, keeps_kv=False)
+    decoder = geometry(SMOLLM2, 30, last_stage=False)
+    made = plan(1 << 30, shape=encoder)
+    assert (made.kv, made.kv_tokens, made.kv_blocks) == (0, 0, 0)
+    assert (made.weights, made.intermediates) == (269_030_016, plan(1 << 30, shape=decoder).intermediates)
+    assert plan(made.weights + made.intermediates, shape=encoder) == replace(
+        made, reserve=made.weights + made.intermediates
+    )
+    with pytest.raises(MemoryTooSmall):
+        plan(made.weights + made.intermediates, shape=decoder)
+
+
+def test_an_encoder_that_has_too_little_memory_is_told_of_no_keys_and_values() -> None:
+    encoder = geometry(SMOLLM2, 30, last_stage=False, keeps_kv=False)
+    with pytest.raises(MemoryTooSmall) as caught:
+        plan(300 << 20, shape=encoder)
+    assert caught.value.message == (
+        "the model needs 347 MiB (257 weights, 91 intermediates) and the worker has 300 MiB"
+    )
+    assert "gpu_memory_mb to at least 347" in caught.value.hint
 
 
 def test_other_families_names_are_understood() -> None:

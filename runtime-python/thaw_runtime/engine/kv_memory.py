@@ -54,9 +54,10 @@ class Geometry:
     head_dim: int
     vocab: int
     last_stage: bool = True  # computes logits
+    keeps_kv: bool = True  # later tokens read the keys and values of earlier ones; an encoder has none to keep
 
 
-def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True) -> Geometry:
+def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True, keeps_kv: bool = True) -> Geometry:
     """Read a checkpoint's config.json.  Model families give the fields different names.  Raises ModelUnsupported."""
     text = config.get("text_config", config)
     hidden = _first(text, "hidden_size", "n_embd", "d_model")
@@ -70,6 +71,7 @@ def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True)
         head_dim=_first(text, "head_dim", default=hidden // heads),
         vocab=_first(text, "vocab_size"),
         last_stage=last_stage,
+        keeps_kv=keeps_kv,
     )
 
 
@@ -89,6 +91,8 @@ def _first(config: Mapping[str, Any], *names: str, default: int | None = None) -
 
 def kv_bytes_per_token(shape: Geometry, dtype: str) -> int:
     """Bytes of the key and value of one token in every layer."""
+    if not shape.keeps_kv:
+        return 0
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
 
 
@@ -170,7 +174,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The parts of a reserve, in bytes.  ``kv`` is a whole number of blocks."""
+    """The parts of a reserve, in bytes.  ``kv`` is a whole number of blocks; an encoder has none."""
 
     reserve: int
     weights: int
@@ -188,8 +192,7 @@ def plan_stage(stage: int, stages: Sequence[StageMemory], limits: BatchLimits) -
     one request of ``max_model_len`` tokens fits.
     """
     slices = [_slices(memory, limits, len(stages)) for memory in stages]
-    # one block is vLLM's null block: it is never handed to a request
-    needed = -(-limits.max_model_len // limits.block_size) + 1
+    needed = _needed_blocks(stages[stage].shape, limits)
     scarcest = min(range(len(slices)), key=lambda k: slices[k][2])
     if slices[scarcest][2] < needed:
         which = f"stage {scarcest} of " if len(stages) > 1 else ""
@@ -197,16 +200,22 @@ def plan_stage(stage: int, stages: Sequence[StageMemory], limits: BatchLimits) -
     blocks, memory = slices[scarcest][2], stages[stage]
     weights, intermediates, _ = slices[stage]
     kv = blocks * _block_bytes(memory.shape, limits)
-    return MemoryPlan(memory.reserve, weights, intermediates, kv, (blocks - 1) * limits.block_size, blocks)
+    return MemoryPlan(memory.reserve, weights, intermediates, kv, max(0, blocks - 1) * limits.block_size, blocks)
+
+
+def _needed_blocks(shape: Geometry, limits: BatchLimits) -> int:
+    """Return the blocks of one request.  One more is vLLM's null block: it is never handed to a request."""
+    return -(-limits.max_model_len // limits.block_size) + 1 if shape.keeps_kv else 0
 
 
 def _slices(memory: StageMemory, limits: BatchLimits, n_stages: int) -> tuple[int, int, int]:
-    """(weights, intermediates, blocks)"""
+    """(weights, intermediates, blocks), with fewer than no blocks if the rest does not fit."""
     shape, tokens = memory.shape, limits.max_num_batched_tokens
     weights = memory.weights + packed_head_bytes(shape, limits.dtype, limits.device)
     intermediates = peak_intermediate_bytes(shape, limits.dtype, tokens, limits.max_num_seqs, limits.device)
     intermediates += relayed_bytes(shape, limits.dtype, tokens, n_stages)
-    return weights, intermediates, (memory.reserve - weights - intermediates) // _block_bytes(shape, limits)
+    left = memory.reserve - weights - intermediates
+    return weights, intermediates, left // _block_bytes(shape, limits) if shape.keeps_kv else min(0, left)
 
 
 def _block_bytes(shape: Geometry, limits: BatchLimits) -> int:
@@ -219,9 +228,10 @@ def _too_small(
     weights, intermediates, _ = slices
     kv = blocks * _block_bytes(memory.shape, limits)
     needed = weights + intermediates + kv
+    request = f", {_mib(kv)} for one request of {limits.max_model_len} tokens" if kv else ""
     return MemoryTooSmall(
-        f"{which}the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates, "
-        f"{_mib(kv)} for one request of {limits.max_model_len} tokens) and the worker has {_mib(memory.reserve)} MiB",
+        f"{which}the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates"
+        f"{request}) and the worker has {_mib(memory.reserve)} MiB",
         hint=f"set resources.gpu_memory_mb to at least {_mib(needed)}, or lower engine.max_model_len",
     )
 

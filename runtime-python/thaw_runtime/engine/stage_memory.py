@@ -24,13 +24,20 @@ _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def stage_memories(
-    init: LlmInit, segment: Segment, dtype: str, *, quantised: bool, on_cpu: bool, samples: bool = True
+    init: LlmInit,
+    segment: Segment,
+    dtype: str,
+    *,
+    quantised: bool,
+    on_cpu: bool,
+    samples: bool = True,
+    keeps_kv: bool = True,
 ) -> list[StageMemory]:
     """The memory of every stage; each stage computes the same list, because all get the same numbers.  ``samples`` is
-    False for an embedding model, which has no logits."""
+    False for an embedding model, which has no logits, and ``keeps_kv`` for an encoder."""
     plain = model_config(segment)
     if init.n_stages == 1:
-        shape = geometry(plain, layer_count(plain), last_stage=samples)
+        shape = geometry(plain, layer_count(plain), last_stage=samples, keeps_kv=keeps_kv)
         weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
         return [StageMemory(init.reserve_bytes, weights, shape)]
     return [

@@ -29,7 +29,13 @@ from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, he
 from thaw_runtime.engine.protocol import Checked
 from thaw_runtime.engine.stage_memory import slots_bytes
 from thaw_runtime.engine.vllm.adapters import adapted_modules
-from thaw_runtime.engine.vllm.configuration import batch_limits, engine_config, forget_surroundings, is_embedding
+from thaw_runtime.engine.vllm.configuration import (
+    batch_limits,
+    engine_config,
+    forget_surroundings,
+    is_embedding,
+    keeps_kv,
+)
 from thaw_runtime.engine.vllm.embeddings import check_tasks
 from thaw_runtime.engine.vllm.errors import translated
 from thaw_runtime.engine.vllm.world_of_one import world_of_one
@@ -100,7 +106,7 @@ def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int
         weights = stored_bytes * DTYPE_BYTES[limits.dtype] // 4
     else:
         weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
-    shape = geometry(plain, layer_count(plain), last_stage=not is_embedding(config))
+    shape = geometry(plain, layer_count(plain), last_stage=not is_embedding(config), keeps_kv=keeps_kv(config))
     weights += slots_bytes(init, shape, limits.dtype, on_cpu=current_platform.is_cpu())
     plan_stage(0, [StageMemory(init.reserve_bytes, weights, shape)], limits)
 

@@ -137,14 +137,27 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
     limits = batch_limits(init, config)
     quantised = config.model_config.quantization is not None
     on_cpu = current_platform.is_cpu()
-    samples = not is_embedding(config)
-    stages = stage_memories(init, segment, limits.dtype, quantised=quantised, on_cpu=on_cpu, samples=samples)
+    stages = stage_memories(
+        init,
+        segment,
+        limits.dtype,
+        quantised=quantised,
+        on_cpu=on_cpu,
+        samples=not is_embedding(config),
+        keeps_kv=keeps_kv(config),
+    )
     return plan_stage(init.stage, stages, limits)
 
 
 def is_embedding(config: Any) -> bool:
     """``config`` is a VllmConfig."""
     return bool(config.model_config.runner_type == "pooling")
+
+
+def keeps_kv(config: Any) -> bool:
+    """Return whether the model has a KV cache.  vLLM allocates none for attention in both directions, whose tokens are
+    all computed at once.  ``config`` is a VllmConfig."""
+    return bool(config.model_config.attn_type != "encoder_only")
 
 
 def batch_limits(init: LlmInit, config: Any) -> BatchLimits:

@@ -322,6 +322,7 @@ NAMES: Final = (
     _names("vllm.engine.arg_utils:EngineArgs", "runner", _EMBED, Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "runner_type pooler_config", _EMBED, Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "is_matryoshka matryoshka_dimensions embedding_size", _EMBED),
+    _names("vllm.config.model:ModelConfig", "attn_type", "plan no KV cache for an encoder"),
     _names("vllm.config.pooler:PoolerConfig", "seq_pooling_type", _EMBED, Kind.FIELD),
     _names("vllm.model_executor.layers.pooler:Pooler", "get_supported_tasks", _EMBED),
     _names(f"{_MODELS}.interfaces_base:VllmModelForPooling", "is_pooling_model pooler", _EMBED, Kind.FIELD),
