@@ -165,6 +165,7 @@ def _whole(core: Gateway, asked: Asked) -> Response:
         entered.callback(unwatch)
         entered.enter_context(core.throttle.counted(asked.subject.namespace))
         call = asked.call(hangup)
+        call.answers_apart = True
         outcome = core.execute(call)
         vectors, call.vectors = call.vectors, None  # the record has no place for them
         core.ended(call, outcome)

@@ -52,7 +52,7 @@ class Dispatcher:
         """``llm_result_bytes``: the most memory for the tokens of one answer.  ``on_cold_start`` is called with a call
         that waited for a start when it has its first token."""
         self.on_cold_start = on_cold_start
-        self.llm_result_bytes = llm_result_bytes
+        self.llm_result_bytes, self.result_bytes = llm_result_bytes, pool.result_bytes
         self.room, self._demand, self._pool, self._versions, self._log = room, demand, pool, versions, log
         self.migrations = Migrations(room, demand, pool, versions, log)
 

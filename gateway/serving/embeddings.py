@@ -13,10 +13,10 @@ from gateway.serving.dispatch import Dispatcher, time_limit
 from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.routing.routes import Route
 from gateway.serving.runs import Outcome, sentences
-from gateway.serving.vectors import Vectors
+from gateway.serving.vectors import Vectors, too_long
 from relay.protocol.messages import RunFailed, RunFinished, RunVectors
 from thaw.activation import ActivationStatus
-from thaw.errors import DeveloperError, ProtocolError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import ProtocolError, TimeLimitExceeded, WorkerLost, from_info
 from thaw.tracing.trace import Phase
 
 _VECTOR_BYTES: Final = 64
@@ -24,7 +24,7 @@ _VECTOR_BYTES: Final = 64
 
 
 def embeddings_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:
-    """The vectors stand in ``call.vectors``; the result, which the record keeps, says how many there are.  Raises
+    """The result, which the record keeps, has the vectors; of an answer apart it has their number.  Raises
     ThawError."""
     while True:
         route, reply = _reached(dispatcher, call)
@@ -35,10 +35,20 @@ def embeddings_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:
             continue
         except TimeLimitExceeded:
             raise time_limit(call) from None
-        call.vectors = Vectors(found, finished.prompt_tokens)
-        usage = {"prompt_tokens": finished.prompt_tokens, "total_tokens": finished.prompt_tokens}
-        result: dict[str, Any] = {"object": "list", "n_embeddings": len(found), "usage": usage}
-        return Outcome(ActivationStatus.SUCCESS, {**result, "model": call.payload.get("model", "")}, finished)
+        return _outcome(call, finished, Vectors(found, finished.prompt_tokens), dispatcher.result_bytes)
+
+
+def _outcome(call: Call, finished: RunFinished, vectors: Vectors, max_bytes: int) -> Outcome:
+    """Raises DeveloperError for vectors that are too long for a record."""
+    model = str(call.payload.get("model", ""))
+    if not call.answers_apart:
+        encoding = call.payload.get("encoding_format") or "float"
+        result, n_bytes = vectors.result(model, encoding, max_bytes)
+        return Outcome(ActivationStatus.SUCCESS, result, finished, n_bytes=n_bytes)
+    call.vectors = vectors
+    usage = {"prompt_tokens": vectors.n_tokens, "total_tokens": vectors.n_tokens}
+    counted = {"object": "list", "n_embeddings": len(vectors.data), "usage": usage, "model": model}
+    return Outcome(ActivationStatus.SUCCESS, counted, finished)
 
 
 def _reached(dispatcher: Dispatcher, call: Call) -> tuple[Route, Reply]:
@@ -69,7 +79,8 @@ def _read(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> tup
                     dispatcher.on_cold_start(call)
             found.update(message.vectors)
             n_bytes += sum(_VECTOR_BYTES + len(data) for _, data in message.vectors)
-            _bound(n_bytes, dispatcher.llm_result_bytes)
+            if n_bytes > dispatcher.llm_result_bytes:
+                raise too_long(dispatcher.llm_result_bytes)
         reply.finish()
         whole = True
     except WorkerLost:
@@ -88,13 +99,3 @@ def n_inputs(body: Any) -> int:
     """The texts of a valid request."""
     given = body["input"]
     return 1 if isinstance(given, str) or all(type(t) is int for t in given) else len(given)
-
-
-def _bound(n_bytes: int, allowed: int) -> None:
-    """Raises DeveloperError."""
-    if n_bytes > allowed:
-        raise DeveloperError(
-            f"The action produced a response that exceeded the allowed length: its vectors take more than {allowed} "
-            "bytes.",
-            hint="send fewer texts at once",
-        )

@@ -6,6 +6,8 @@ import base64
 import json
 import struct
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -137,6 +139,87 @@ def test_an_error_of_the_model_names_the_parameter(gateway: GatewayProcess, invo
     assert embed(gateway, "a", stop="x").json()["error"]["param"] == "stop"
 
 
+# ── invoked as an action ──────────────────────────────────────────────────────────────────────────────────────────
+
+ACTION = "/api/v1/namespaces/_/actions/chat"
+
+
+def whole(model: str, *vectors: object) -> dict[str, Any]:
+    usage = {"prompt_tokens": 3 * len(vectors), "total_tokens": 3 * len(vectors)}
+    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def test_an_invocation_is_answered_with_the_vectors_as_a_chat_is_with_its_text(
+    gateway: GatewayProcess, invoker: FakeInvoker
+) -> None:
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    reply = gateway.call("POST", f"{ACTION}?blocking=true&result=true", json={"input": ["a", "b"]})
+    assert (reply.status_code, reply.json()) == (200, whole("chat", [0.0, 1.0], [1.0, 1.0]))
+    assert (invoker.runs[0]["value"]["endpoint"], invoker.runs[0]["value"]["body"]["input"]) == (
+        "embeddings",
+        ["a", "b"],
+    )
+    coded = {"input": "a", "encoding_format": "base64", "model": "mine"}
+    vector = base64.b64encode(struct.pack("<2f", 0.0, 1.0)).decode()
+    record = gateway.call("POST", f"{ACTION}?blocking=true", json=coded).json()
+    assert record["response"]["result"] == whole("mine", vector)
+    assert gateway.record(record["activationId"])["response"]["result"] == whole("mine", vector)
+
+
+def test_the_record_of_an_accepted_invocation_has_the_vectors(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+    """Nobody else has them."""
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    reply = gateway.call("POST", ACTION, json={"input": "a"})
+    assert reply.status_code == 202
+    path = f"/api/v1/namespaces/_/activations/{reply.json()['activationId']}/result"
+    ended = until_ended(gateway, path)
+    assert ended["result"] == whole("chat", [0.0, 1.0])
+
+
+def until_ended(gateway: GatewayProcess, path: str) -> dict[str, Any]:
+    deadline_s, tick = time.monotonic() + 20, threading.Event()
+    while (reply := gateway.call("GET", path)).status_code == 404:
+        assert time.monotonic() < deadline_s, reply.text
+        tick.wait(0.05)
+    return dict(reply.json())
+
+
+def test_an_invocation_s_vectors_are_no_longer_than_a_result_may_be(
+    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+) -> None:
+    """/v1/embeddings has no such limit, because no record has its vectors."""
+    gateway = start_gateway(THAW_RESULT_BYTES="560")
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    longest = gateway.call("POST", f"{ACTION}?blocking=true&result=true", json={"input": ["a"] * 8})
+    assert (longest.status_code, len(longest.json()["data"])) == (200, 8), longest.text
+    longer = gateway.call("POST", f"{ACTION}?blocking=true&result=true", json={"input": ["a"] * 9})
+    assert (longer.status_code, longer.json()) == (
+        502,
+        {
+            "error": "The action produced a response that exceeded the allowed length: its vectors take more than 560 "
+            "bytes.",
+            "hint": "send fewer texts at once, or use /v1/embeddings",
+        },
+    )
+    assert embed(gateway, ["a"] * 9).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [({"input": []}, "input must not be an empty list."), ({"input": "a", "stop": "b"}, "stop")],
+)
+def test_an_invocation_s_arguments_are_checked_as_those_of_a_request(
+    gateway: GatewayProcess, body: dict[str, Any], says: str
+) -> None:
+    gateway.put_llm()
+    reply = gateway.call("POST", f"{ACTION}?blocking=true", json=body)
+    assert (reply.status_code, says in reply.json()["error"]) == (400, True), reply.text
+
+
 # ── a request of the other kind ───────────────────────────────────────────────────────────────────────────────────
 
 NO_TEXT = "model: this model computes embeddings and generates no text: use /v1/embeddings. "
@@ -176,13 +259,17 @@ def test_a_request_of_the_other_kind_is_refused_and_starts_nothing(
     assert invoker.registry.demand() == []
 
 
+@pytest.mark.parametrize(
+    ("embeds", "body", "message"),
+    [(True, CHAT, NO_TEXT), (True, {"prompt": "a"}, NO_TEXT), (False, {"input": "a"}, NO_VECTORS)],
+)
 def test_an_invocation_of_the_other_kind_is_refused_and_starts_nothing(
-    gateway: GatewayProcess, invoker: FakeInvoker
+    gateway: GatewayProcess, invoker: FakeInvoker, embeds: bool, body: dict[str, Any], message: str
 ) -> None:
-    deploy(gateway, invoker, embeds=True)
+    deploy(gateway, invoker, embeds=embeds)
     for query in ("", "?blocking=true"):
-        reply = gateway.call("POST", f"/api/v1/namespaces/_/actions/chat{query}", json=CHAT)
-        assert (reply.status_code, reply.json()["error"].startswith(NO_TEXT)) == (400, True), reply.text
+        reply = gateway.call("POST", f"{ACTION}{query}", json=body)
+        assert (reply.status_code, reply.json()["error"].startswith(message)) == (400, True), reply.text
     assert invoker.registry.demand() == []
 
 

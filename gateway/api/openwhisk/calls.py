@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.api.embeddings_body import check_embeddings
 from gateway.api.openai_body import choose_seed, validate
 from gateway.serving.actions.model_kinds import check_endpoint
 from gateway.serving.actions.packages import Target
 from gateway.serving.answers.several import several
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
+from relay.protocol.messages import EMBEDDINGS
 from relay.state.api_keys import Subject
 from thaw.action import Action
 from thaw.errors import BadRequest
@@ -31,18 +33,33 @@ def make_call(
     call.cause, call.caused_by, call.binding = cause, caused_by, target.binding
     if action.is_llm:
         if not isinstance(payload, dict):
-            raise BadRequest(f"{action.name} takes an object with messages or a prompt, and not a list.")
-        call.endpoint = "chat" if "messages" in payload else "completions"
-        payload.pop("stream", None)
-        payload.pop("stream_options", None)
+            raise BadRequest(f"{action.name} takes an object with messages, a prompt or an input, and not a list.")
+        call.endpoint = _endpoint(payload)
         payload.setdefault("model", action.name.rpartition("/")[2])
         check_endpoint(action, call.endpoint)
-        validate(call.endpoint, payload)
-        if not several(payload).is_one:
-            raise BadRequest("an activation has one answer: leave n, best_of and further prompts out")
+        _check(call.endpoint, payload)
         call.seed = choose_seed(payload, call.activation_id)
     call.trace(Phase.RECEIVED)
     return call
+
+
+def _endpoint(payload: Mapping[str, Any]) -> str:
+    """Return the endpoint of /v1 that takes a body with these fields."""
+    if "messages" in payload:
+        return "chat"
+    return EMBEDDINGS if "input" in payload and "prompt" not in payload else "completions"
+
+
+def _check(endpoint: str, payload: dict[str, Any]) -> None:
+    """Raises BadRequest."""
+    if endpoint == EMBEDDINGS:
+        check_embeddings(payload)
+        return
+    payload.pop("stream", None)
+    payload.pop("stream_options", None)
+    validate(endpoint, payload)
+    if not several(payload).is_one:
+        raise BadRequest("an activation has one answer: leave n, best_of and further prompts out")
 
 
 def arguments(action: Action, given: Mapping[str, Any]) -> dict[str, Any]:
