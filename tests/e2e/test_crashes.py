@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,9 @@ import pytest
 import requests
 from _pytest.mark import ParameterSet
 
-from tests.e2e.machine import Machine
+from tests.e2e.machine import Machine, processes, session_of
+from tests.e2e.pipelines import Pipelines
+from tests.embedding_models import write_model
 from tests.gateway.event_client import Client
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -92,6 +97,42 @@ def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(besiege
         received.append(text)
     assert "".join(received) == uninterrupted
     besieged.thaw("action", "delete", "exact")
+
+
+def test_embeddings_begin_anew_and_are_whole_though_the_engine_is_killed_under_them(
+    besieged: Machine, tmp_path: Path
+) -> None:
+    resources = {"gpu_memory_mb": 256, "host_memory_mb": 1024}
+    config = {"kind": "llm:vllm", "model": {"uri": f"file://{write_model(tmp_path / 'bert', 'bert')}"}}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "resources": resources, "engine": {"dtype": "float32"}})
+    )
+    besieged.thaw("action", "create", "bert", "--config", str(tmp_path / "config.json"))
+    asked = {
+        "model": "bert",
+        "input": [f"{i} of the ships that are on the sea, and of those beside them" for i in range(2048)],
+    }
+    with closing(Pipelines(besieged)) as view, ThreadPoolExecutor(1) as pool:
+        assert besieged.request("POST", "/v1/embeddings", json={"model": "bert", "input": "the sea"}).status_code == 200
+        engine, before_s = busiest_process(view, "bert")
+        uninterrupted = vectors(besieged.request("POST", "/v1/embeddings", json=asked))
+        whole_s = cpu_s(engine) - before_s
+        answer = pool.submit(besieged.request, "POST", "/v1/embeddings", json=asked)
+        until_s = cpu_s(engine) + whole_s / 3
+        while cpu_s(engine) < until_s and not answer.done():
+            time.sleep(0.005)
+        os.kill(engine, signal.SIGKILL)
+        response = answer.result()
+    assert len(uninterrupted) == 2048
+    assert farthest(vectors(response), uninterrupted) < 2e-5
+    activation_id = response.headers["X-Openwhisk-Activation-Id"]
+    log = [json.loads(line) for line in (besieged.state_dir / "logs" / "gateway.log").read_text().splitlines()]
+    losses = [e for e in log if e.get("event") == "worker_lost" and e.get("activation_id") == activation_id]
+    assert len(losses) == 1, "the engine was killed before the request came, or after its answer"
+    listed = besieged.request("GET", "/api/v1/namespaces/_/activations?limit=0&docs=true").json()
+    records = [a["response"]["result"] for a in listed if a["activationId"] == activation_id]
+    assert [record["n_embeddings"] for record in records] == [2048]
+    besieged.thaw("action", "delete", "bert")
 
 
 def test_a_202_ends_in_one_record_though_the_gateway_is_killed(besieged: Machine) -> None:
@@ -178,6 +219,32 @@ def texts(response: requests.Response, after_each: Callable[[int], None] = lambd
 
 def once(action: Callable[[], None], *, at: int) -> Callable[[int], None]:
     return lambda n: action() if n == at else None
+
+
+def busiest_process(view: Pipelines, action: str) -> tuple[int, float]:
+    """Return the engine of the action's container, whose first process answers HTTP, and the seconds that it computed."""
+    (container,) = view.containers(action)
+    seconds = {pid: cpu_s(pid) for pid in processes() if session_of(pid) == container.pid}
+    return max(((pid, s) for pid, s in seconds.items() if s < math.inf), key=lambda item: item[1])
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time of a process; endless when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return math.inf
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def vectors(response: requests.Response) -> list[list[float]]:
+    assert response.status_code == 200, response.text
+    return [one["embedding"] for one in response.json()["data"]]
+
+
+def farthest(found: list[list[float]], wanted: list[list[float]]) -> float:
+    assert [len(v) for v in found] == [len(v) for v in wanted]
+    return max(abs(a - b) for v, w in zip(found, wanted, strict=True) for a, b in zip(v, w, strict=True))
 
 
 def kill_workers(machine: Machine) -> None:
