@@ -208,16 +208,11 @@ def test_an_invocation_s_vectors_are_no_longer_than_a_result_may_be(
     assert embed(gateway, ["a"] * 9).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [({"input": []}, "input must not be an empty list."), ({"input": "a", "stop": "b"}, "stop")],
-)
-def test_an_invocation_s_arguments_are_checked_as_those_of_a_request(
-    gateway: GatewayProcess, body: dict[str, Any], says: str
-) -> None:
+def test_an_invocation_s_arguments_are_checked_as_those_of_a_request(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    reply = gateway.call("POST", f"{ACTION}?blocking=true", json=body)
-    assert (reply.status_code, says in reply.json()["error"]) == (400, True), reply.text
+    for body, says in (({"input": []}, "input must not be an empty list."), ({"input": "a", "stop": "b"}, "stop")):
+        reply = gateway.call("POST", f"{ACTION}?blocking=true", json=body)
+        assert (reply.status_code, says in reply.json()["error"]) == (400, True), reply.text
 
 
 # ── a request of the other kind ───────────────────────────────────────────────────────────────────────────────────
@@ -236,40 +231,30 @@ def deploy(gateway: GatewayProcess, invoker: FakeInvoker, **found: Any) -> None:
     assert reply.status_code == 200, reply.text
 
 
-@pytest.mark.parametrize(
-    ("embeds", "path", "body", "message"),
-    [
-        (True, "/v1/chat/completions", CHAT, NO_TEXT),
-        (True, "/v1/chat/completions", {**CHAT, "stream": True}, NO_TEXT),
-        (True, "/v1/chat/completions", {**CHAT, "n": 2}, NO_TEXT),
-        (True, "/v1/completions", {"prompt": "a"}, NO_TEXT),
-        (True, "/v1/responses", {"input": "a"}, NO_TEXT),
-        (False, "/v1/embeddings", {"input": "a"}, NO_VECTORS),
-    ],
-)
+REFUSED: list[tuple[bool, str, dict[str, Any], str]] = [
+    (True, "/v1/chat/completions", CHAT, NO_TEXT),
+    (True, "/v1/chat/completions", {**CHAT, "stream": True}, NO_TEXT),
+    (True, "/v1/chat/completions", {**CHAT, "n": 2}, NO_TEXT),
+    (True, "/v1/completions", {"prompt": "a"}, NO_TEXT),
+    (True, "/v1/responses", {"input": "a"}, NO_TEXT),
+    (True, ACTION, CHAT, NO_TEXT),
+    (True, f"{ACTION}?blocking=true", {"prompt": "a"}, NO_TEXT),
+    (False, "/v1/embeddings", {"input": "a"}, NO_VECTORS),
+    (False, f"{ACTION}?blocking=true", {"input": "a"}, NO_VECTORS),
+]
+
+
 def test_a_request_of_the_other_kind_is_refused_and_starts_nothing(
-    gateway: GatewayProcess, invoker: FakeInvoker, embeds: bool, path: str, body: dict[str, Any], message: str
+    gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:
-    deploy(gateway, invoker, embeds=embeds)
-    reply = gateway.call("POST", path, json={"model": "chat", **body})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, "model")
-    assert error["message"].startswith(message), error
-    assert "update the function" in error["message"]
-    assert invoker.registry.demand() == []
-
-
-@pytest.mark.parametrize(
-    ("embeds", "body", "message"),
-    [(True, CHAT, NO_TEXT), (True, {"prompt": "a"}, NO_TEXT), (False, {"input": "a"}, NO_VECTORS)],
-)
-def test_an_invocation_of_the_other_kind_is_refused_and_starts_nothing(
-    gateway: GatewayProcess, invoker: FakeInvoker, embeds: bool, body: dict[str, Any], message: str
-) -> None:
-    deploy(gateway, invoker, embeds=embeds)
-    for query in ("", "?blocking=true"):
-        reply = gateway.call("POST", f"{ACTION}{query}", json=body)
-        assert (reply.status_code, reply.json()["error"].startswith(message)) == (400, True), reply.text
+    for embeds in (True, False):
+        deploy(gateway, invoker, embeds=embeds)
+        for _, path, body, message in [case for case in REFUSED if case[0] is embeds]:
+            reply = gateway.call("POST", path, json={"model": "chat", **body})
+            said = reply.json()["error"]
+            text, param = (said["message"], said["param"]) if path.startswith("/v1") else (said, "model")
+            assert (reply.status_code, param, text.startswith(message)) == (400, "model", True), reply.text
+            assert "update the function" in text
     assert invoker.registry.demand() == []
 
 
