@@ -105,7 +105,7 @@ class Preflights:
             engine=reply.engine,
             max_model_len=reply.max_model_len,
             notes=reply.notes,
-            embeds=reply.embeds,
+            embeds=reply.embeds if reply.engine else None,  # an engine without a name has not looked
         )
 
     def _enter(self, namespace: str, ends_s: float) -> bool:

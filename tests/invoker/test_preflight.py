@@ -80,6 +80,10 @@ def test_the_stem_cell_gets_the_small_files_and_its_answer_is_kept(host: Asked) 
     assert len(host.fetchd.requests) == 2
 
 
+def test_an_engine_that_checks_nothing_does_not_say_what_the_model_does(host: Asked) -> None:
+    assert host.answered({"engine": "", "max_model_len": 0})[1]["embeds"] is None
+
+
 def test_it_takes_a_share_of_the_cores_and_what_is_spare_of_the_pool(
     host: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
