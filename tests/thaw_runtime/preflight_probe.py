@@ -103,7 +103,8 @@ def main() -> None:
             tempfile.tempdir = directory
             said = answer(case)
             left = [p.name for p in Path(directory).iterdir()]
-        print("ANSWER " + json.dumps([name, {**said, "left": left}]), flush=True)
+        line = "ANSWER " + json.dumps([name, {**said, "left": left}]) + "\n"
+        os.write(sys.stdout.fileno(), line.encode())  # in one piece, because others write at the same time
         os._exit(0)
     for _ in range(running):
         os.wait()
