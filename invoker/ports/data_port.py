@@ -58,6 +58,7 @@ from thaw.errors import (
     TimeLimitExceeded,
     TooLarge,
     Unauthorized,
+    WorkerLost,
 )
 from thaw.ids import InstanceId
 from thaw.process import lasting
@@ -70,7 +71,8 @@ STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 42
 
 REFRESH_S: Final = 1.0
 _FETCHD_S: Final = 5.0
-_EXIT_S: Final = 2.0
+_EXIT_S: Final = 5.0
+"""The longest wait for the reason of a container's end; a cluster reports it a second or two later."""
 STRANGERS: Final = 256
 """Connections on which nobody has shown the token yet.  Each has a thread, so beyond them the oldest is cut; a gateway
 shows its token with its first request."""
@@ -334,8 +336,8 @@ class Handler(http11.Handler):
         error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
         if result.ending is Ending.TIMEOUT and not result.started:
             self._reply_error(error)
-        elif result.ending is Ending.CONTAINER_LOST and not result.started and _ran_out_of_memory(live):
-            self._reply_error(_out_of_memory(live))
+        elif result.ending is Ending.CONTAINER_LOST and not result.started and (lost := _how_it_ended(live)):
+            self._reply_error(lost)
         else:
             self.close_connection = True
         if live.kind == KIND_PYTHON and result.ending in (Ending.TIMEOUT, Ending.CALLER_GONE):
@@ -361,9 +363,14 @@ class Handler(http11.Handler):
             self.close_connection = True
 
 
-def _ran_out_of_memory(live: Live) -> bool:
-    """True when a function's run lost its container to the memory limit.  The driver hears of it a moment later."""
-    return live.kind == KIND_PYTHON and live.exited.wait(_EXIT_S) and live.out_of_memory
+def _how_it_ended(live: Live) -> ThawError | None:
+    """Return how a function's container ended under a run.  The driver hears of it a moment later; None if it does not.
+    A lost model's requests go on elsewhere, so nobody waits for that."""
+    if live.kind != KIND_PYTHON or not live.exited.wait(_EXIT_S):
+        return None
+    if live.out_of_memory:
+        return _out_of_memory(live)
+    return live.error if isinstance(live.error, WorkerLost) else None  # else it was ended for the sake of another run
 
 
 def _out_of_memory(live: Live) -> ThawError:

@@ -71,11 +71,12 @@ def test_a_killed_container_is_a_lost_worker_and_its_memory_comes_back(host: Hos
     assert host.agent.fleet.ledger.holders() == {}
 
 
-def test_a_container_killed_in_a_run_cuts_the_connection(host: Host) -> None:
+def test_a_container_killed_in_a_run_is_a_lost_worker_and_the_caller_hears_how_it_ended(host: Host) -> None:
     host.deploy("import os\ndef main(args):\n    os.kill(os.getppid(), 9)\n    while True:\n        pass\n")
     record = host.ready()
-    with pytest.raises((ConnectionError, OSError)):
-        host.run(record.instance_id, {})
+    status, body = host.run(record.instance_id, {})
+    assert (status, body["info"]["code"]) == (500, "WorkerLost")
+    assert body["error"] == "the container ended (status -9)"
     gone = host.events.instance(record.instance_id, InstanceState.GONE)
     assert gone.error is not None
     assert gone.error.code == "WorkerLost"
