@@ -1,4 +1,4 @@
-"""Pipelines become one worker and hosts are drained under random requests while processes are killed.
+"""Pipelines become one worker or two and hosts are drained under random requests while processes are killed.
 
 Nothing is lost, no answer has a wrong token, each activation has one record, and everything is given back.
 """
@@ -28,7 +28,14 @@ ACTIONS = {
     "three": {"stages": 3, "keep": 1, "keep_alive_s": 6},
     "two": {"stages": 2, "keep": 1, "keep_alive_s": 3},
     "stays": {"stages": 2, "keep_alive_s": 5},
+    "grows": {"stages": 2, "keep": 2, "max_batch": 4, "max_instances": 2, "keep_alive_s": 6},
 }
+HAPPENED = {
+    "became one worker": "was one worker on",
+    "became a worker beside it": "was a worker of its own on",
+    "moved": "the answer went on on",
+}
+"""What ``explain`` says of the answers of a soak in which each of these has happened."""
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.9, "seed": 5, "presence_penalty": 0.5},
@@ -155,7 +162,9 @@ def test_under_switches_drains_and_kills_every_answer_is_right_and_recorded_once
         print(f"outcomes: {dict(outcomes)}")
         assert wrong == []
         assert sum(n for what, n in outcomes.items() if what.endswith("right")) >= 0.9 * outcomes.total()
-        check_records(fleet, [each for client in clients for each in client.asked])
+        asked = [each for client in clients for each in client.asked]
+        check_records(fleet, asked)
+        check_happened(fleet, asked)
         check_returned(fleet)
         fleet.pipelines.close()
     finally:
@@ -189,6 +198,13 @@ def check_records(fleet: Fleet, asked: list[str]) -> None:
     listed = fleet.request("GET", "/api/v1/namespaces/_/activations?limit=0").json()
     n_records = Counter(each["activationId"] for each in listed)
     assert {activation_id: n_records[activation_id] for activation_id in asked} == dict.fromkeys(asked, 1)
+
+
+def check_happened(fleet: Fleet, asked: list[str]) -> None:
+    explained = [fleet.thaw("activation", "explain", activation_id).stdout for activation_id in asked]
+    found = {what: sum(said in each for each in explained) for what, said in HAPPENED.items()}
+    print(f"answers whose pipeline or host changed: {found}")
+    assert all(found.values()), found
 
 
 def check_returned(fleet: Fleet) -> None:
