@@ -26,6 +26,7 @@ class Noted:
     """Takes the place of the demand, the invokers and their replies."""
 
     run_keys = None  # its actions ask for none
+    result_bytes = 1 << 20
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -268,6 +268,44 @@ def test_a_route_that_was_dropped_under_a_run_is_the_same_route_again_and_may_le
     assert running.leaves
 
 
+@pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.GONE])
+def test_a_pipeline_that_lost_a_request_gets_no_other_before_its_end_could_be_reported(state: InstanceState) -> None:
+    """It reports the end of the lost request first, as any instance does."""
+    room = WaitingRoom()
+    pipeline = record("a", n_stages=2)
+    room.instance_changed(pipeline)
+    for _ in range(2):
+        route = enter(room, "first").route
+        assert route is not None
+        room.lost(route)
+        room.instance_changed(pipeline)
+        waits = enter(room, "again")
+        assert waits.route is None
+        room.trust(pipeline)  # the time is over, and the pipeline has not ended
+        assert waits.route is not None
+        room.release(waits.route)
+    route = enter(room, "last").route
+    assert route is not None
+    room.lost(route)
+    room.instance_changed(pipeline)
+    room.instance_changed(replace(pipeline, state=state))
+    room.trust(pipeline)
+    assert enter(room, "nobody").route is None
+
+
+def test_a_pipeline_in_doubt_that_reported_nothing_since_is_no_route_until_it_does() -> None:
+    room = WaitingRoom()
+    pipeline = record("a", n_stages=2)
+    room.instance_changed(pipeline)
+    route = enter(room, "first").route
+    assert route is not None
+    room.lost(route)
+    room.trust(pipeline)
+    assert enter(room, "waits").route is None
+    room.reload([pipeline])
+    assert enter(room, "goes on").route is not None
+
+
 def test_an_entry_without_runs_and_of_no_route_is_forgotten() -> None:
     table = RouteTable()
     table.apply(record("a"), 0)

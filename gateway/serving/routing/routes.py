@@ -59,6 +59,7 @@ class RouteTable:
         self._routes: dict[ActionName, dict[InstanceId, Route]] = {}
         self._aside: dict[InstanceId, Route] = {}  # no routes now: they have runs, or leave
         self._retired: set[InstanceId] = set()
+        self._doubted: dict[InstanceId, InstanceRecord | None] = {}  # broken pipelines, and what they reported since
         self._staying: dict[InstanceId, GroupId] = {}  # later stages that are to be workers too, and their pipelines
 
     def apply(self, record: InstanceRecord, now_s: float) -> bool:
@@ -73,6 +74,9 @@ class RouteTable:
             return False
         if record.instance_id in self._retired:
             return False
+        if record.instance_id in self._doubted:
+            self._doubted[record.instance_id] = record
+            return False
         routes = self._routes.setdefault(record.action, {})
         known = routes.get(record.instance_id) or self._aside.pop(record.instance_id, None) or Route(record, now_s)
         routes[record.instance_id] = known
@@ -83,6 +87,7 @@ class RouteTable:
         instance_id = record.instance_id
         route = self._routes.get(record.action, {}).get(instance_id) or self._aside.get(instance_id)
         self._remove(record.action, instance_id)
+        self._doubted.pop(instance_id, None)
         if record.state is InstanceState.GONE:
             self._aside.pop(instance_id, None)
             self._retired.discard(instance_id)
@@ -103,6 +108,7 @@ class RouteTable:
                     self._remove(route.record.action, route.record.instance_id)
         for gone in self._aside.keys() - {r.instance_id for r in records}:
             del self._aside[gone]
+        self._doubted = dict.fromkeys(self._doubted)
         self._staying.clear()
         for record in records:
             self._note_staying(record)
@@ -163,6 +169,20 @@ class RouteTable:
     def drop(self, route: Route) -> None:
         """The instance left, or broke under a request.  Its invoker's next report brings it back."""
         self._remove(route.record.action, route.record.instance_id)
+
+    def doubt(self, route: Route) -> bool:
+        """The instance broke under a request.  Return True for a pipeline that was not in doubt yet: it reports the end
+        of that request, and only then its own end, so its reports count from ``trust`` on."""
+        self.drop(route)
+        if route.record.n_stages == 1 or route.record.instance_id in self._doubted:
+            return False
+        self._doubted[route.record.instance_id] = None
+        return True
+
+    def trust(self, instance_id: InstanceId, now_s: float) -> bool:
+        """Return True when the pipeline is a route again, because it has not ended since ``doubt``."""
+        record = self._doubted.pop(instance_id, None)
+        return record is not None and self.apply(record, now_s)
 
     def other_model(self, action: ActionName, model_version: str) -> str:
         """Return the version of the model that the action's instances run if none runs ``model_version``; else, and

@@ -21,6 +21,9 @@ from thaw.errors import ThawError, WorkerLost
 from thaw.ids import ActionName, ActivationId, GroupId
 from thaw.instance import InstanceRecord, InstanceState
 
+DOUBT_S: Final = 2.0
+"""The end of a broken pipeline is reported within this time; until then it gets no further requests, which would only
+be lost too."""
 _HANDED_KEPT: Final = 32
 """How many of the slots that were handed to a queue are kept to tell the queue's pace."""
 
@@ -124,10 +127,21 @@ class WaitingRoom:
                 self._wake_asking(route.record.action)
 
     def lost(self, route: Route) -> None:
+        """The worker was lost under a request.  A pipeline whose end is not reported within DOUBT_S goes on."""
         with self._lock:
             self._table.release(route)
-            self._table.drop(route)
+            in_doubt = self._table.doubt(route)
             self._serve(route.record.action)
+        if in_doubt:
+            timer = threading.Timer(DOUBT_S, self.trust, [route.record])
+            timer.daemon = True
+            timer.start()
+
+    def trust(self, record: InstanceRecord) -> None:
+        """Send requests again to a pipeline that lost one, if it has reported since that it takes some."""
+        with self._lock:
+            if self._table.trust(record.instance_id, time.monotonic()):
+                self._serve(record.action)
 
     def must_ask(self, ticket: Ticket) -> bool:
         """True when this request is to call retry(): it is the next, and an instance refused a request.  It is woken
