@@ -31,7 +31,7 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(cluster.run('kubectl')).parent}:{os.environ['PATH']}")
         try:
-            patch.setenv("KUBECONFIG", cluster.run("up"))
+            patch.setenv("KUBECONFIG", cluster.run("up", "2"))
             cluster.load(tmp_path_factory.mktemp("images") / "images.tar")
             yield cluster
         finally:

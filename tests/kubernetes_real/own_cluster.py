@@ -1,4 +1,4 @@
-"""The cluster that ``scripts/kubernetes.sh`` makes on this machine."""
+"""The cluster of two nodes that ``scripts/kubernetes.sh`` makes on this machine."""
 
 from __future__ import annotations
 

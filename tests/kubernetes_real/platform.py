@@ -9,7 +9,7 @@ from typing import Any
 
 import requests
 
-from thaw.action import KIND_PYTHON
+from thaw.action import KIND_LLM, KIND_PYTHON
 
 START_S = 300.0
 """The time limit for a start of the model on a busy machine."""
@@ -23,6 +23,25 @@ class Platform:
     def deploy(self, name: str, code: str) -> None:
         body = {"exec": {"kind": KIND_PYTHON, "code": code}, "limits": {"memory": 128}}
         self.call("PUT", f"/actions/{name}?overwrite=true", json=body)
+
+    def deploy_model(self, name: str, n_stages: int) -> None:
+        """Deploy the model of the page's function, as a pipeline of ``n_stages``."""
+        config = {
+            "kind": KIND_LLM,
+            "model": {"uri": "s3://models/smollm2-135m"},
+            "engine": {"dtype": "bfloat16", "max_model_len": 2048},
+            "resources": {"gpu_memory_mb": 1024, "host_memory_mb": 2048},
+            "scaling": {"max_instances": 1, "stages": n_stages},
+        }
+        body = {"config": config, "exec": {"kind": KIND_LLM, "code": "", "binary": False}}
+        self.call("PUT", f"/actions/{name}?overwrite=true", json=body)
+
+    def chat(self, model: str, message: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": message}], "max_tokens": 24, "temperature": 0}
+        url = f"{self.url}/v1/chat/completions"
+        answer = requests.post(url, json=body, headers=self.headers, timeout=START_S)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
 
     def invoke(self, action: str, **arguments: Any) -> dict[str, Any]:
         """The activation's record."""

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from invoker.drivers.kubernetes.spec import APP, APP_LABEL, INSTANCE, ROLE
+from invoker.drivers.kubernetes.spec import APP, APP_LABEL, INSTANCE, KIND, ROLE
 from tests.e2e.test_readme import blocks
 from tests.kubernetes_real import fitted
 from tests.kubernetes_real.kubectl import NAMESPACE, delete, forwarded, found, kubectl, names, rolled_out, wait_gone
 from tests.kubernetes_real.own_cluster import OwnCluster
 from tests.kubernetes_real.platform import Platform, Stream
+from thaw.action import KIND_LLM, KIND_PYTHON
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
@@ -93,11 +94,19 @@ def instances() -> set[str]:
     return names(*INSTANCES, "--field-selector=status.phase=Running")
 
 
-def pod_of(activation: str, before: set[str]) -> str:
-    """The one pod that began for an activation."""
-    (made,) = instances() - before
-    assert activation
+def instances_of(kind: str) -> set[str]:
+    running = found(*INSTANCES, "--field-selector=status.phase=Running")
+    return {str(pod["metadata"]["name"]) for pod in running if pod["metadata"]["annotations"][KIND] == kind}
+
+
+def pod_since(before: set[str]) -> str:
+    """The one pod of a function that has begun since then."""
+    (made,) = instances_of(KIND_PYTHON) - before
     return made
+
+
+def node_of(pod: str) -> str:
+    return str(found("pod", pod, "-n", NAMESPACE)[0]["spec"]["nodeName"])
 
 
 def volumes() -> set[str]:
@@ -129,17 +138,16 @@ def test_the_page_leads_from_an_empty_cluster_to_a_models_answer(first_answer: s
 
 
 def test_a_function_answers_cold_and_then_warm_in_one_pod(platform: Platform) -> None:
-    platform.deploy("hello", HELLO)
-    before = instances()
-    cold = platform.invoke("hello", name="cold")
+    platform.deploy("cold", HELLO)
+    before = instances_of(KIND_PYTHON)
+    cold = platform.invoke("cold", name="cold")
     assert cold["response"]["result"] == {"greeting": "Hello cold"}
     lines = platform.call("GET", f"/activations/{cold['activationId']}/logs")["logs"]
     assert [line.partition(": ")[2] for line in lines] == ["hello"]
-    made = instances()
-    assert len(made - before) == 1
-    warm = platform.invoke("hello", name="warm")
+    made = pod_since(before)
+    warm = platform.invoke("cold", name="warm")
     assert warm["response"]["result"] == {"greeting": "Hello warm"}
-    assert instances() == made
+    assert pod_since(before) == made
     started = {a["key"]: a["value"] for a in cold["annotations"]}, {a["key"]: a["value"] for a in warm["annotations"]}
     assert "initTime" in started[0]
     assert "initTime" not in started[1]
@@ -159,17 +167,29 @@ def test_a_functions_pod_is_confined_and_belongs_to_its_nodes_daemon_set(platfor
 def test_a_call_whose_pod_is_deleted_by_hand_fails_with_that_reason_and_the_next_one_starts_another(
     platform: Platform,
 ) -> None:
-    platform.deploy("slow", SLOW)
-    before = instances()
-    assert platform.invoke("slow", s=0)["response"]["success"]
-    pod = pod_of("slow", before)
-    lost = platform.begin("slow", s=45)
+    platform.deploy("deleted", SLOW)
+    before = instances_of(KIND_PYTHON)
+    assert platform.invoke("deleted", s=0)["response"]["success"]
+    pod = pod_since(before)
+    lost = platform.begin("deleted", s=45)
     kubectl("-n", NAMESPACE, "delete", "pod", pod, "--grace-period=1")
     response = platform.record(lost)["response"]
     assert response["success"] is False
     assert "pod was deleted" in str(response["result"]), response
-    assert platform.invoke("slow", s=0)["response"]["success"]
+    assert platform.invoke("deleted", s=0)["response"]["success"]
     assert pod not in instances()
+
+
+def test_a_model_answers_as_a_pipeline_of_two_nodes(platform: Platform) -> None:
+    if len(names("nodes")) < 2:
+        pytest.skip("this cluster has one node")
+    before = instances_of(KIND_LLM)
+    platform.deploy_model("pair", 2)
+    assert "Paris" in platform.chat("pair", "What is the capital of France?")
+    stages = instances_of(KIND_LLM) - before
+    assert len(stages) == 2
+    assert len({node_of(stage) for stage in stages}) == 2
+    platform.call("DELETE", "/actions/pair")
 
 
 def test_a_stream_goes_on_while_the_gateway_is_rolled_out(platform: Platform) -> None:
@@ -193,16 +213,18 @@ def test_a_stream_goes_on_while_the_node_is_rolled_out_and_the_next_start_is_col
 
 
 def test_a_node_whose_pod_is_killed_loses_its_calls_with_one_record_each_and_serves_again(platform: Platform) -> None:
-    platform.deploy("slow", SLOW)
-    assert platform.invoke("slow", s=0)["response"]["success"]
-    before = instances()
-    lost = platform.begin("slow", s=45)
-    (node,) = running("thaw-node")
-    kubectl("-n", NAMESPACE, "delete", "pod", node["metadata"]["name"], "--grace-period=0", "--force")
+    platform.deploy("killed", SLOW)
+    before = instances_of(KIND_PYTHON)
+    assert platform.invoke("killed", s=0)["response"]["success"]
+    node = node_of(pod_since(before))
+    lost = platform.begin("killed", s=45)
+    before = {each for each in instances() if node_of(each) == node}
+    (its_invoker,) = [each for each in running("thaw-node") if each["spec"]["nodeName"] == node]
+    kubectl("-n", NAMESPACE, "delete", "pod", its_invoker["metadata"]["name"], "--grace-period=0", "--force")
     rolled_out()
-    assert platform.invoke("slow", s=0)["response"]["success"]
+    assert platform.invoke("killed", s=0)["response"]["success"]
     assert platform.record(lost)["activationId"] == lost
-    records = platform.ask("GET", "/activations?name=slow&limit=50").json()
+    records = platform.ask("GET", "/activations?name=killed&limit=50").json()
     assert [one["activationId"] for one in records].count(lost) == 1
     assert not instances() & before, "the next invoker of the node ends them"
 
