@@ -5,6 +5,7 @@ Nothing is lost, no answer has a wrong token, each activation has one record, an
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -78,12 +79,20 @@ class Client:
         self.asked.append(response.headers["X-Openwhisk-Activation-Id"])
         if response.status_code != 200:
             return f"{response.status_code} {response.json()['error']}"
-        found = events(response)
-        if failed := [e["error"] for e in found if "error" in e]:
-            return f"failed: {failed[0]['message']}"
+        found, failed = read(response)
+        if failed:
+            return f"failed: {failed}"
         if tokens(found) != self.whole[prompt, sampling][:n_tokens]:
             self.wrong.append(f"{self.asked[-1]} of {action}, {n_tokens} tokens: {tokens(found)}")
         return "right"
+
+
+def read(response: requests.Response) -> tuple[list[dict[str, Any]], str]:
+    """Return the events of a stream, and the message of the error that ended it."""
+    lines = [line.removeprefix(b"data: ") for line in response.iter_lines() if line.startswith(b"data: ")]
+    if lines[-1] == b"[DONE]":
+        return [json.loads(line) for line in lines[:-1]], ""
+    return [], str(json.loads(lines[-1])["error"]["message"])
 
 
 def body(sampling: int, n_tokens: int) -> dict[str, Any]:
