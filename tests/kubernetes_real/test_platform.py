@@ -90,18 +90,20 @@ def running(app: str) -> list[dict[str, Any]]:
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
-def instances() -> set[str]:
-    return names(*INSTANCES, "--field-selector=status.phase=Running")
-
-
-def instances_of(kind: str) -> set[str]:
-    running = found(*INSTANCES, "--field-selector=status.phase=Running")
-    return {str(pod["metadata"]["name"]) for pod in running if pod["metadata"]["annotations"][KIND] == kind}
+def instances(*kinds: str) -> set[str]:
+    """The pods that run functions, or those of some kinds.  A pod may answer before the kubelet reports that it runs."""
+    return {
+        str(pod["metadata"]["name"])
+        for pod in found(*INSTANCES)
+        if pod["status"]["phase"] in ("Pending", "Running")
+        and "deletionTimestamp" not in pod["metadata"]
+        and (not kinds or pod["metadata"]["annotations"][KIND] in kinds)
+    }
 
 
 def pod_since(before: set[str]) -> str:
     """The one pod of a function that has begun since then."""
-    (made,) = instances_of(KIND_PYTHON) - before
+    (made,) = instances(KIND_PYTHON) - before
     return made
 
 
@@ -139,7 +141,7 @@ def test_the_page_leads_from_an_empty_cluster_to_a_models_answer(first_answer: s
 
 def test_a_function_answers_cold_and_then_warm_in_one_pod(platform: Platform) -> None:
     platform.deploy("cold", HELLO)
-    before = instances_of(KIND_PYTHON)
+    before = instances(KIND_PYTHON)
     cold = platform.invoke("cold", name="cold")
     assert cold["response"]["result"] == {"greeting": "Hello cold"}
     lines = platform.call("GET", f"/activations/{cold['activationId']}/logs")["logs"]
@@ -168,7 +170,7 @@ def test_a_call_whose_pod_is_deleted_by_hand_fails_with_that_reason_and_the_next
     platform: Platform,
 ) -> None:
     platform.deploy("deleted", SLOW)
-    before = instances_of(KIND_PYTHON)
+    before = instances(KIND_PYTHON)
     assert platform.invoke("deleted", s=0)["response"]["success"]
     pod = pod_since(before)
     lost = platform.begin("deleted", s=45)
@@ -183,10 +185,10 @@ def test_a_call_whose_pod_is_deleted_by_hand_fails_with_that_reason_and_the_next
 def test_a_model_answers_as_a_pipeline_of_two_nodes(platform: Platform) -> None:
     if len(names("nodes")) < 2:
         pytest.skip("this cluster has one node")
-    before = instances_of(KIND_LLM)
+    before = instances(KIND_LLM)
     platform.deploy_model("pair", 2)
     assert "Paris" in platform.chat("pair", "What is the capital of France?")
-    stages = instances_of(KIND_LLM) - before
+    stages = instances(KIND_LLM) - before
     assert len(stages) == 2
     assert len({node_of(stage) for stage in stages}) == 2
     platform.call("DELETE", "/actions/pair")
@@ -214,7 +216,7 @@ def test_a_stream_goes_on_while_the_node_is_rolled_out_and_the_next_start_is_col
 
 def test_a_node_whose_pod_is_killed_loses_its_calls_with_one_record_each_and_serves_again(platform: Platform) -> None:
     platform.deploy("killed", SLOW)
-    before = instances_of(KIND_PYTHON)
+    before = instances(KIND_PYTHON)
     assert platform.invoke("killed", s=0)["response"]["success"]
     node = node_of(pod_since(before))
     lost = platform.begin("killed", s=45)
