@@ -133,6 +133,22 @@ def test_a_dry_run_removes_nothing(uri: str, pushed: Callable[[str], str]) -> No
         _verify(pin)
 
 
+@pytest.mark.parametrize("ahead_s", [0.001, 60.0])
+def test_a_store_whose_clock_is_ahead_keeps_nothing_longer_than_asked(
+    uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    one, _ = pushed("one"), pushed("two")
+    changed_s = max(o.modified_s for o in open_store(uri).objects().values())
+    monkeypatch.setattr(guards, "wall_ms", lambda: 1000 * (changed_s - ahead_s))
+
+    def kept(grace_s: float) -> list[str]:
+        return [r.kept for r in removal.collect(uri, lambda: NOBODY, grace_s, dry_run=True)]
+
+    assert kept(0.0) == [""]
+    assert kept(3600.0) == ["it may have been the newest one until 0 s ago"]
+    assert one in there(uri)
+
+
 # ── at the same time ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

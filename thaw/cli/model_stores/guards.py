@@ -157,8 +157,9 @@ def _reason_to_keep(
     changed_s = max((o.modified_s for n, o in objects.items() if not is_mark(n)), default=0.0)
     if moved is not None:
         changed_s = max(changed_s, moved.modified_s)
-    if now_s - changed_s < grace_s:
-        return f"it may have been the newest one until {now_s - changed_s:.0f} s ago"
+    age_s = max(0.0, now_s - changed_s)  # the store's clock may be ahead of this machine's
+    if age_s < grace_s:
+        return f"it may have been the newest one until {age_s:.0f} s ago"
     return _used(used_by)
 
 
