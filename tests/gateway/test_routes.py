@@ -306,6 +306,25 @@ def test_a_pipeline_in_doubt_that_reported_nothing_since_is_no_route_until_it_do
     assert enter(room, "goes on").route is not None
 
 
+@pytest.mark.parametrize("reports_first", [True, False])
+def test_a_pipeline_in_doubt_of_a_deleted_action_is_no_route_of_a_new_one(reports_first: bool) -> None:
+    table = RouteTable()
+    pipeline = record("a", n_stages=2)
+    table.apply(pipeline, 0)
+    route = table.take(CHAT, "0.0.1")
+    assert route is not None
+    assert table.doubt(route)
+    table.release(route, ran=False)
+    if reports_first:
+        table.apply(pipeline, 1)
+    table.retire(CHAT)
+    assert not table.trust(pipeline.instance_id, 2)
+    assert not table.apply(pipeline, 2)
+    assert table.take(CHAT, "0.0.1") is None
+    table.apply(replace(pipeline, state=InstanceState.GONE), 3)
+    assert not table._retired
+
+
 def test_an_entry_without_runs_and_of_no_route_is_forgotten() -> None:
     table = RouteTable()
     table.apply(record("a"), 0)

@@ -49,6 +49,14 @@ class Serving:
     n_workers: int = 1
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """A pipeline that broke under a request, and its latest report since then."""
+
+    action: ActionName
+    reported: InstanceRecord | None = None
+
+
 @lru_cache(maxsize=4096)
 def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
@@ -59,7 +67,7 @@ class RouteTable:
         self._routes: dict[ActionName, dict[InstanceId, Route]] = {}
         self._aside: dict[InstanceId, Route] = {}  # no routes now: they have runs, or leave
         self._retired: set[InstanceId] = set()
-        self._doubted: dict[InstanceId, InstanceRecord | None] = {}  # broken pipelines, and what they reported since
+        self._doubted: dict[InstanceId, _Doubt] = {}
         self._staying: dict[InstanceId, GroupId] = {}  # later stages that are to be workers too, and their pipelines
 
     def apply(self, record: InstanceRecord, now_s: float) -> bool:
@@ -74,8 +82,8 @@ class RouteTable:
             return False
         if record.instance_id in self._retired:
             return False
-        if record.instance_id in self._doubted:
-            self._doubted[record.instance_id] = record
+        if doubt := self._doubted.get(record.instance_id):
+            doubt.reported = record
             return False
         routes = self._routes.setdefault(record.action, {})
         known = routes.get(record.instance_id) or self._aside.pop(record.instance_id, None) or Route(record, now_s)
@@ -108,7 +116,8 @@ class RouteTable:
                     self._remove(route.record.action, route.record.instance_id)
         for gone in self._aside.keys() - {r.instance_id for r in records}:
             del self._aside[gone]
-        self._doubted = dict.fromkeys(self._doubted)
+        for doubt in self._doubted.values():
+            doubt.reported = None
         self._staying.clear()
         for record in records:
             self._note_staying(record)
@@ -176,13 +185,13 @@ class RouteTable:
         self.drop(route)
         if route.record.n_stages == 1 or route.record.instance_id in self._doubted:
             return False
-        self._doubted[route.record.instance_id] = None
+        self._doubted[route.record.instance_id] = _Doubt(route.record.action)
         return True
 
     def trust(self, instance_id: InstanceId, now_s: float) -> bool:
         """Return True when the pipeline is a route again, because it has not ended since ``doubt``."""
-        record = self._doubted.pop(instance_id, None)
-        return record is not None and self.apply(record, now_s)
+        doubt = self._doubted.pop(instance_id, None)
+        return doubt is not None and doubt.reported is not None and self.apply(doubt.reported, now_s)
 
     def other_model(self, action: ActionName, model_version: str) -> str:
         """Return the version of the model that the action's instances run if none runs ``model_version``; else, and
@@ -201,6 +210,9 @@ class RouteTable:
     def retire(self, action: ActionName) -> None:
         """The action was deleted: a new one of the same name must not run on its instances."""
         self._retired.update(self._routes.pop(action, {}))
+        for instance_id in [i for i, doubt in self._doubted.items() if doubt.action == action]:
+            del self._doubted[instance_id]
+            self._retired.add(instance_id)
         for route in [r for r in self._aside.values() if r.record.action == action]:
             route.leaves = False
             del self._aside[route.record.instance_id]
