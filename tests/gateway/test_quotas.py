@@ -110,7 +110,7 @@ def test_requests_that_wait_have_a_quota_at_all_gateways_together(
     assert one.call("POST", HELLO, json={}).status_code == 202, "which has a quota of its own"
     invoker.ready("guest/hello")
     invoker.wait_for_demand(1)  # the other namespace's
-    assert two.call("POST", wait, json={}).status_code == 200
+    assert two.call("POST", f"{HELLO}?blocking=true", json={}).status_code == 200
 
 
 def test_a_namespace_s_actions_keep_no_more_instances_than_its_quota(start_gateway: Start) -> None:
