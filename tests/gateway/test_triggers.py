@@ -199,9 +199,11 @@ def test_each_rule_that_a_firing_starts_counts_as_an_invocation(
     put(gateway, "triggers/t")
     for i in range(3):
         rule(gateway, f"r{i}", "/_/hello")
-    assert [fire(gateway).status_code for _ in range(2)] == [202, 429]
+    statuses = [fire(gateway).status_code for _ in range(3)]  # a minute may end in between
+    assert statuses[0] == 202
+    assert 429 in statuses
     with redis.Redis.from_url(valkey_url) as client:
-        assert client.xlen(keys.PENDING) == 3
+        assert client.xlen(keys.PENDING) == 3 * statuses.count(202)
 
 
 def test_a_trigger_has_so_many_rules_and_a_firing_so_many_bytes_and_no_more(

@@ -19,8 +19,9 @@ def test_a_strangers_requests_count_by_the_actions_namespace_and_leave_it_its_ap
     gateway = start_gateway(THAW_CALLS_PER_MINUTE="6")
     gateway.put_python("own", annotations=[{"key": k, "value": True} for k in ("web-export", "web-custom-options")])
     url = f"{gateway.url}/api/v1/web/guest/default/own.json?__ow_body=refused"
-    statuses = [requests.get(url, timeout=30).status_code for _ in range(8)]
-    assert statuses == [*[400] * 6, 429, 429]
+    statuses = [requests.get(url, timeout=30).status_code for _ in range(13)]
+    assert statuses[:6] == [400] * 6
+    assert 429 in statuses, "a minute may end in between, and then twelve are answered"
     assert gateway.call("GET", ACTIONS).status_code == 200
 
 
