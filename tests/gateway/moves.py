@@ -16,6 +16,7 @@ import pytest
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
+from gateway.serving.moving import move_rules
 from gateway.serving.moving.migration import Migrations
 from gateway.serving.moving.move import Limits, Move
 from gateway.serving.moving.move_rules import State
@@ -157,7 +158,12 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def gateway(valkey_url: str, limits: Limits) -> Iterator[Gateway]:
+def gateway(valkey_url: str, limits: Limits, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """Only ``limits`` bounds a round and a switch.  On a busy machine, a round of these hosts may take longer than a
+    client should wait.
+    """
+    monkeypatch.setattr(move_rules, "SLOW_ROUND_S", WAIT_S)
+    monkeypatch.setattr(move_rules, "PATIENCE_S", WAIT_S)
     made = Gateway(valkey_url, limits)
     yield made
     made.close()

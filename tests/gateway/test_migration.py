@@ -55,14 +55,14 @@ def test_a_run_whose_host_is_emptied_goes_on_elsewhere_and_no_token_comes_twice_
     until(lambda: nothing_is_held(gateway))
 
 
-@pytest.mark.parametrize("limits", [Limits(first_message_s=0.3)])
+@pytest.mark.parametrize("limits", [Limits(first_message_s=3.0)])
 def test_the_deadline_of_the_switch_is_none_for_the_rest_of_the_answer(gateway: Gateway, run: Run) -> None:
     gateway.dest.pace = threading.Semaphore(1)
     gateway.ready(gateway.dest)
     caught_up(gateway, run)
     run.read(1)
     assert run.ends[0]["to"] == "h1"
-    later = threading.Timer(0.6, gateway.dest.pace.release)  # longer than the switch may take
+    later = threading.Timer(3.2, gateway.dest.pace.release)  # longer than the switch may take
     later.start()
     run.read(1)
     later.join()
@@ -121,7 +121,8 @@ def test_many_runs_move_with_a_bounded_number_of_threads_that_end(gateway: Gatew
     assert movers() == ["move-asker"]  # a wait for a slot costs no thread of its own
     gateway.ready(gateway.dest, slots=20)
     until(lambda: gateway.dest.running == 8)
-    assert sorted(movers()) == ["mover"] * 8
+    until(lambda: "move-asker" not in movers())  # it has found a slot for each
+    assert movers() == ["mover"] * 8
     gateway.dest.prefill_pace = None
     for run, move in zip(runs, gateway.migrations.moves, strict=True):
         until(lambda move=move: move.state is State.CAUGHT_UP)
