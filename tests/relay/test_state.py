@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from relay.protocol.messages import DemandAdded
-from relay.state import keys, redis_link
+from relay.state import keys, lease, redis_link
 from relay.state.api_keys import ApiKey, ApiKeys, Subject
 from relay.state.code import UNNAMED_TTL_S
 from relay.state.lease import SchedulerLease
@@ -433,7 +433,10 @@ def test_a_lost_server_is_unavailable_not_a_redis_error(own_valkey: ValkeyServer
     client.close()
 
 
-def test_the_lease_is_held_by_one_and_every_holder_gets_a_higher_epoch(client: redis.Redis) -> None:
+def test_the_lease_is_held_by_one_and_every_holder_gets_a_higher_epoch(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_MS", 60_000)  # none may end while this test is held up
     first, second = SchedulerLease(client, "one"), SchedulerLease(client, "two")
     epoch = first.acquire()
     assert epoch is not None
