@@ -8,6 +8,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ KV = FrameHeader(FrameKind.KV, Priority.KV)
 BULK = FrameHeader(FrameKind.BULK, Priority.BULK)
 STREAM = f"thaw:relay:{GROUP}:0:1:0"
 FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=2.0)
+PATIENT = replace(FLOW, resume_s=20.0)
+"""For a relay server that comes back, and may take seconds to start on a busy machine."""
 
 
 @pytest.fixture
@@ -194,7 +197,7 @@ def test_what_the_relay_has_confirmed_is_kept_no_longer(make: Make) -> None:
 
 
 def test_a_relay_that_restarts_with_its_memory_loses_and_doubles_nothing(make: Make, own_valkey: ValkeyServer) -> None:
-    sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
+    sender, receiver = (make(k, own_valkey.url, PATIENT) for k in (0, 1))
     count = 60
     arrived: list[bytes] = []
 
@@ -215,7 +218,7 @@ def test_a_relay_that_restarts_with_its_memory_loses_and_doubles_nothing(make: M
 def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(
     make: Make, own_valkey: ValkeyServer, tmp_path: Path
 ) -> None:
-    sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
+    sender, receiver = (make(k, own_valkey.url, PATIENT) for k in (0, 1))
     sender.send(1, HIDDEN, b"x", deadline_s=20)
     receiver.receive(deadline_s=20)
     own_valkey.kill()
