@@ -149,6 +149,11 @@ def test_what_many_look_at_is_read_once_for_all_of_them_and_so_is_its_error() ->
     assert len(looks._looks) <= 256, "what is over takes no memory"
 
 
+def most_looks(began_s: float) -> float:
+    """The number of looks since then if all requests share them.  A request may begin late on a busy machine."""
+    return 3 + (time.monotonic() - began_s) / LOOK_S
+
+
 class Registry:
     """Counts how often it is read."""
 
@@ -164,7 +169,7 @@ class Registry:
 
 
 def test_requests_for_the_work_of_many_namespaces_share_one_reading_of_the_registry() -> None:
-    registry = Registry()
+    registry, began_s = Registry(), time.monotonic()
     work, held = WorkBook(None, registry), Held(256)  # type: ignore[arg-type]
     mark = work.look(GUEST)[1][0]
 
@@ -182,7 +187,7 @@ def test_requests_for_the_work_of_many_namespaces_share_one_reading_of_the_regis
     with ringing(work.bell), ThreadPoolExecutor(16) as pool:
         asked = [pool.submit(ask, i) for i in range(16)]
         assert {one.result(20) for one in asked} == {mark}
-    assert registry.n_read <= 8
+    assert registry.n_read <= most_looks(began_s)
 
 
 def test_requests_that_wait_for_different_names_share_each_look_and_read_nothing_twice(
@@ -200,14 +205,24 @@ def test_requests_that_wait_for_different_names_share_each_look_and_read_nothing
 
     monkeypatch.setattr(following, "endings_after", after)
     followers, held, bell = Followers(None), Held(256), Bell()  # type: ignore[arg-type]
+    began_s, first_looks_s = time.monotonic(), list[float]()
 
     def follow(i: int) -> bool:
-        way = Following(followers, GUEST, Cursor("0-0", 0), f"mine{i}", 30)
+        way, n_looks = Following(followers, GUEST, Cursor("0-0", 0), f"mine{i}", 30), 0
+
+        def look() -> tuple[float, Following]:
+            nonlocal n_looks
+            found, n_looks = way.look(), n_looks + 1
+            if n_looks == 1:
+                first_looks_s.append(time.monotonic())
+            return found
+
         return held.until_news(
-            GUEST, Hangup(), 3 * LOOK_S, lambda: nullcontext(bell), way.look, lambda f: f.has_news
+            GUEST, Hangup(), 3 * LOOK_S, lambda: nullcontext(bell), look, lambda f: f.has_news
         ).has_news
 
     with ringing(bell), ThreadPoolExecutor(16) as pool:
         assert not any(one.result(20) for one in [pool.submit(follow, i) for i in range(16)])
-    assert len(asked) <= 7
-    assert sum(cursor.n == 0 for cursor in asked) == 1, "each look is at what is newer"
+    assert len(asked) <= most_looks(began_s)
+    n_from_the_begin = sum(cursor.n == 0 for cursor in asked)
+    assert n_from_the_begin <= 1 + (max(first_looks_s) - began_s) / LOOK_S, "each look is at what is newer"
