@@ -42,7 +42,7 @@ def thaw(home: Path) -> Run:
             input=stdin,
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=300,  # for a conversion, which imports PyTorch beside engines that do the same
             check=False,
         )
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,11 @@ def test_a_record_is_waited_for_where_too_many_are_held_and_at_an_older_gateway(
     over, missing = {"error": "too many", "code": "c"}, {"error": "absent", "code": "c"}
     for refused in ((429, over), (404, missing)):
         gateway.answers[f"GET {HERE}/activations/{'b' * 32}"] = [refused, (200, {"activationId": "b" * 32})]
-        assert at("activation", "get", "b" * 32, "--wait", "0.2").returncode == 0
+        assert at("activation", "get", "b" * 32, "--wait", "5").returncode == 0
     gateway.answers[f"GET {HERE}/activations/{'b' * 32}"] = (404, missing)
     gateway.asked.clear()
     assert at("activation", "get", "b" * 32, "--wait", "0.2").returncode == 148
-    assert len(gateway.asked) == 2
+    assert len(gateway.asked) in (1, 2), "the first question alone may take the time"
 
 
 @pytest.mark.parametrize("words", [["logs", "x", "-f"], ["logs", "/guest/x", "--follow"]])
@@ -194,23 +195,38 @@ def test_following_a_function_s_logs_prints_what_its_calls_print(
     assert "note: 8 calls ended too fast to be followed" in done.stderr
 
 
+def read_to_end(terminal: int) -> str:
+    """Read what is shown until no process has the terminal any more.  The screen is drawn anew several times a second,
+    and one read returns 4 KB of it at most.
+    """
+    data = bytearray()
+    with pytest.raises(OSError, match="Input/output error"):
+        while True:
+            data += os.read(terminal, 1 << 16)
+    return data.decode()
+
+
 def test_top_on_a_terminal_asks_again_only_with_what_it_shows(gateway: FakeGateway, home: Path) -> None:
     first, second = ({"mark": mark, "now_ms": 0, "workers": [], "waiting": []} for mark in "ab")
     second["waiting"] = [{"action": "guest/chat", "n_requests": 7, "oldest_ms": 0}]
     over = {"error": "enough", "code": "c"}
     gateway.answers[f"GET {HERE}/work"] = [(200, first), (200, second), (503, over)]
     ours, theirs = os.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "thaw.cli.main", "top", "--apihost", gateway.url, "--auth", KEY],
-        env=os.environ | {"HOME": str(home), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_to_end, ours)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "thaw.cli.main", "top", "--apihost", gateway.url, "--auth", KEY],
+                env=os.environ | {"HOME": str(home), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+        finally:
+            os.close(theirs)
+        shown = reading.result(60)
     os.close(ours)
     assert done.returncode == 247, done.stderr
     assert "7 requests wait" in shown
