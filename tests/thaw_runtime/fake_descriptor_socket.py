@@ -1,6 +1,8 @@
 """A descriptor socket with a segment, without fetchd.
 
-It has real shared memory and a real control page, and bytes arrive when a test says so.
+It has real shared memory and a real control page, and bytes arrive when a test says so.  While bytes are missing, it
+sends heartbeats as fetchd does: a reader that waits for bytes would otherwise take fetchd for dead, however long the
+test had to wait for a processor.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import SegmentOffer, to_plain
-from relay.protocol.segment import ControlPage, lay_out, segment_bytes
+from relay.protocol.segment import HEARTBEAT_S, ControlPage, SegmentState, lay_out, segment_bytes
 from thaw import partition
 from thaw.checkpoints.checkpoint import layer_of, parts_of
 from thaw.errors import ErrorInfo
@@ -49,8 +51,10 @@ class FakeDescriptorSocket:
         self._served = threading.Semaphore(0)
         if arrived:
             self.arrive(self.n_bytes)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self._closed = threading.Event()
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._serve, self._beat)]
+        for thread in self._threads:
+            thread.start()
 
     def arrive(self, end: int) -> None:
         """Let the first ``end`` bytes be readable."""
@@ -69,10 +73,6 @@ class FakeDescriptorSocket:
         with self._lock:
             self._page.fail(error)
 
-    def beat(self) -> None:
-        with self._lock:
-            self._page.beat()
-
     @property
     def sidecar_bytes(self) -> int:
         """The bytes before the weights."""
@@ -83,7 +83,9 @@ class FakeDescriptorSocket:
         self._listener.close()
         for channel in self._channels:
             channel.close()
-        self._thread.join()
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
         for fd in self._fds:
             os.close(fd)
 
@@ -123,6 +125,14 @@ class FakeDescriptorSocket:
                 view = view[os.write(fd, view) :]
             self._fds.append(fd)
         self.offer = SegmentOffer("segment", self.n_bytes, slab, n_slabs, layout, tensors, self.first_bytes)
+
+    def _beat(self) -> None:
+        filling = True
+        while filling and not self._closed.wait(HEARTBEAT_S):
+            with self._lock:
+                filling = self._page.state is SegmentState.FILLING
+                if filling:
+                    self._page.beat()
 
     def _serve(self) -> None:
         while True:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
-from relay.protocol.segment import HEARTBEAT_S
 from tests.thaw_runtime.fake_descriptor_socket import WEIGHTS, FakeDescriptorSocket, model_parts
 from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
 from tests.thaw_runtime.models import read_segment
@@ -286,10 +285,8 @@ class Stage:
             layers=init.layers if init.n_stages > 1 else None,
             full=full,
         )
-        self._rest_came = threading.Event()
         if full:
             self._descriptor_socket.arrive(self._descriptor_socket.first_bytes)
-            threading.Thread(target=self._beat, daemon=True).start()
         self._client, segment = read_segment(self._descriptor_socket)
         self.engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
         if trickle:
@@ -306,16 +303,7 @@ class Stage:
         }
 
     def rest_arrives(self) -> None:
-        self._rest_came.set()
         self._descriptor_socket.arrive(self._descriptor_socket.n_bytes)
-
-    def _beat(self) -> None:
-        """Send heartbeats as fetchd does while bytes are missing.
-
-        A reader that waits for bytes would otherwise take fetchd for dead.
-        """
-        while not self._rest_came.wait(HEARTBEAT_S):
-            self._descriptor_socket.beat()
 
     def _arrive(self) -> None:
         """Let the weights arrive within three seconds once the engine waits for them, as over a slow link."""
