@@ -29,21 +29,25 @@ def compute(cpu_s: float) -> None:
 
 
 class Worker:
-    """Computes, reports this, and lives until it is released.
+    """Computes once it is told to, reports this, and lives until it is released.
 
     It runs in a thread that a library has started and that Python does not know, as those of compute kernels are, or in
     one of Python's own threads.
     """
 
     def __init__(self, cpu_s: float) -> None:
-        self._cpu_s, self._done, self._let_go = cpu_s, threading.Event(), threading.Event()
+        self._cpu_s = cpu_s
+        self._begin, self._done, self._let_go = threading.Event(), threading.Event(), threading.Event()
 
     def run(self, _: int | None = None) -> None:
+        assert self._begin.wait(30)
         compute(self._cpu_s)
         self._done.set()
         self._let_go.wait(30)
 
-    def wait(self) -> None:
+    def work(self) -> None:
+        """Let it compute, and sleep until it has done so."""
+        self._begin.set()
         assert self._done.wait(30)
 
     def let_go(self) -> None:
@@ -74,10 +78,10 @@ def pythons(worker: Worker) -> Iterator[None]:
 
 
 def test_a_thread_that_sleeps_while_another_of_its_kernel_works_waits_for_it() -> None:
-    kernels, worker = OtherThreads(), Worker(0.2)
+    kernels, worker = OtherThreads(), Worker(0.5)
     with foreign(worker):
         with kernels.counted():
-            worker.wait()
+            worker.work()
         assert kernels.seconds >= 0.15
 
 
@@ -89,23 +93,23 @@ def test_a_sleep_in_which_no_other_thread_works_is_no_wait_for_other_threads() -
 
 
 def test_over_many_calls_only_what_the_busiest_was_busier_counts() -> None:
-    kernels, worker = OtherThreads(), Worker(0.2)
+    kernels, worker = OtherThreads(), Worker(0.5)
     with foreign(worker):
         with kernels.counted_over_many():
-            worker.wait()
+            worker.work()
         assert kernels.seconds >= 0.15
     kernels, worker = OtherThreads(), Worker(0.02)
     with foreign(worker):
         with kernels.counted_over_many():
-            worker.wait()
+            worker.work()
             compute(1.0)  # the other threads finished their part long before
         assert kernels.seconds == 0.0
 
 
 def test_pythons_own_threads_are_not_those_of_a_kernel() -> None:
-    kernels, worker = OtherThreads(), Worker(0.2)
+    kernels, worker = OtherThreads(), Worker(0.5)
     with pythons(worker), kernels.counted():
-        worker.wait()
+        worker.work()
     assert kernels.seconds < 0.05
 
 
