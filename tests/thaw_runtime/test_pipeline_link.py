@@ -35,7 +35,7 @@ WAIT_S = 20.0
 NOBODY = GroupCredential("", "")
 LONG = Patience(beat_s=0.05, lost_after_s=60.0, first_word_s=60.0, send_s=10.0)
 STILL = Patience(beat_s=60.0, lost_after_s=60.0, first_word_s=60.0, send_s=10.0)
-SHORT = Patience(beat_s=0.05, lost_after_s=1.0, first_word_s=60.0, send_s=10.0)
+SHORT = Patience(beat_s=0.05, lost_after_s=5.0, first_word_s=60.0, send_s=10.0)
 
 Chain = list[StageLink]
 Make = Callable[[int, Patience], Chain]
@@ -170,7 +170,7 @@ def test_an_idle_pipeline_stays_alive_by_its_beats(make: Make) -> None:
     chain = make(3, SHORT)
     lost = losses(chain)
     with pytest.raises(queue.Empty):
-        lost[0].get(timeout=3 * SHORT.lost_after_s)
+        lost[0].get(timeout=1.5 * SHORT.lost_after_s)
     assert all(of_link.empty() for of_link in lost)
 
 
