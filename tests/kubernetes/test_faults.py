@@ -124,7 +124,7 @@ def test_a_start_ends_with_its_fetchd(cluster: FakeCluster, driver: KubernetesDr
 def test_a_pod_for_which_the_node_has_no_room_says_so_at_the_deadline(
     cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_PLACED_S", 0.2)
+    monkeypatch.setattr(running, "_PLACED_S", 2.0)
     cluster.kubelet.unplaced = "0/1 nodes are available: 1 Insufficient memory."
     handle = driver.create(spec())
     with pytest.raises(Unavailable, match="no room on node-1: 0/1 nodes are available: 1 Insufficient memory"):

@@ -56,6 +56,7 @@ def test_a_start_that_is_not_slow_asks_nothing(
     cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs(monkeypatch)
+    monkeypatch.setattr(pulls, "_SLOW_S", WAIT_S)
     cluster.api.noted["thaw-one"] = PULLED.format("3s")
     assert up(driver, spec()).image_pull_s == 0.0
     assert not [r for r in cluster.api.requests if r.path.endswith("/events")]
