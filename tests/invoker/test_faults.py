@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ from thaw.instance import InstanceState, StartMode
 HELLO = "def main(args):\n    return {'ok': True}\n"
 PID = "import os\ndef main(args):\n    return {'pid': os.getpid()}\n"
 SLOW = "import time\ndef main(args):\n    time.sleep(args.get('s', 30))\n    return {'ok': True}\n"
+WAITS = "def main(args):\n    return {'read': open(args['fifo']).readline()}\n"
+
+
+class Run:
+    """A run that is in progress until the test lets it end."""
+
+    def __init__(self, host: Host, instance_id: InstanceId, fifo: Path) -> None:
+        os.mkfifo(fifo)
+        self._fifo = os.open(fifo, os.O_RDWR)  # neither end waits for the other
+        self.answers: list[tuple[int, object]] = []
+        run = partial(host.run, instance_id, {"fifo": str(fifo)})
+        self._thread = threading.Thread(target=lambda: self.answers.append(run()))
+        self._thread.start()
+        host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+
+    def end(self) -> None:
+        os.write(self._fifo, b"\n")
+        self._thread.join(WAIT_S)
+        os.close(self._fifo)
 
 
 def test_an_older_scheduler_is_refused(host: Host) -> None:
@@ -95,17 +115,15 @@ def test_a_caller_that_hangs_up_ends_the_function(host: Host) -> None:
     assert gone.error is None  # the instance did not fail
 
 
-def test_more_runs_than_slots_are_refused_before_they_run(host: Host) -> None:
-    host.deploy(SLOW, timeout=60_000)
+def test_more_runs_than_slots_are_refused_before_they_run(host: Host, tmp_path: Path) -> None:
+    host.deploy(WAITS, timeout=60_000)
     record = host.ready()
-    first = threading.Thread(target=host.run, args=(record.instance_id, {"s": 1}))
-    first.start()
-    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    first = Run(host, record.instance_id, tmp_path / "fifo")
     status, body = host.run(record.instance_id, {})
     assert (status, body["info"]["code"]) == (429, "InstanceBusy")
     refused = host.events.refused(host.release(record.instance_id))
     assert refused.error.code == "InstanceBusy"
-    first.join(WAIT_S)
+    first.end()
 
 
 def test_an_unknown_instance_is_gone(host: Host) -> None:
@@ -113,29 +131,23 @@ def test_an_unknown_instance_is_gone(host: Host) -> None:
     assert (status, body["info"]["code"]) == (410, "InstanceGone")
 
 
-def test_a_drain_lets_the_run_finish(host: Host) -> None:
-    host.deploy(SLOW, timeout=60_000)
+def test_a_drain_lets_the_run_finish(host: Host, tmp_path: Path) -> None:
+    host.deploy(WAITS, timeout=60_000)
     record = host.ready()
-    answers: list[tuple[int, object]] = []
-    run = threading.Thread(target=lambda: answers.append(host.run(record.instance_id, {"s": 1})))
-    run.start()
-    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    run = Run(host, record.instance_id, tmp_path / "fifo")
     host.release(record.instance_id, only_idle=False)
     host.events.instance(record.instance_id, InstanceState.DRAINING)
     assert host.run(record.instance_id, {})[0] == 410
-    run.join(WAIT_S)
-    assert answers == [(200, {"ok": True})]
+    run.end()
+    assert run.answers == [(200, {"read": "\n"})]
     gone = host.events.instance(record.instance_id, InstanceState.GONE)
     assert gone.error is None
 
 
-def test_a_drain_that_is_taken_back_lets_the_instance_serve_on(host: Host) -> None:
-    host.deploy(SLOW, timeout=60_000)
+def test_a_drain_that_is_taken_back_lets_the_instance_serve_on(host: Host, tmp_path: Path) -> None:
+    host.deploy(WAITS, timeout=60_000)
     record = host.ready()
-    answers: list[tuple[int, object]] = []
-    run = threading.Thread(target=lambda: answers.append(host.run(record.instance_id, {"s": 1})))
-    run.start()
-    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
+    run = Run(host, record.instance_id, tmp_path / "fifo")
     host.release(record.instance_id, only_idle=False, drained=True)
     draining = host.events.instance(record.instance_id, InstanceState.DRAINING)
     assert (draining.drained, draining.inflight) == (True, 1)
@@ -143,9 +155,9 @@ def test_a_drain_that_is_taken_back_lets_the_instance_serve_on(host: Host) -> No
     host.undrain(record.instance_id)
     stays = host.events.instance(record.instance_id, InstanceState.READY)
     assert (stays.drained, stays.inflight) == (False, 1)
-    run.join(WAIT_S)
-    assert host.run(record.instance_id, {"s": 0}) == (200, {"ok": True})
-    assert answers == [(200, {"ok": True})]
+    run.end()
+    assert run.answers == [(200, {"read": "\n"})]
+    assert host.run(record.instance_id, {"fifo": "/dev/null"}) == (200, {"read": ""})
 
 
 def test_a_cancelled_start_leaves_nothing(host: Host) -> None:

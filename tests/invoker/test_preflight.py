@@ -156,10 +156,10 @@ def test_more_at_once_than_a_host_has_cores_for_wait_a_moment(host: Asked, monke
     host.fetchd.is_up.clear()
     with ThreadPoolExecutor(preflight.AT_ONCE + 1) as pool:
         names = [f"tenant-{k}" for k in range(preflight.AT_ONCE)]
-        answers = [pool.submit(host.preflight, 5000, names[0])]
+        answers = [pool.submit(host.preflight, 8_000, names[0])]
         until(lambda: len(host.fetchd.requests) == 1)
         assert host.preflight(namespace=names[0])[1]["unchecked"] == "the host is busy with other checks", "one of each"
-        answers += [pool.submit(host.preflight, 5000, name) for name in names[1:]]
+        answers += [pool.submit(host.preflight, 8_000, name) for name in names[1:]]
         until(lambda: len(host.fetchd.requests) == preflight.AT_ONCE)
         assert host.preflight(namespace="another")[1]["unchecked"] == "the host is busy with other checks"
         monkeypatch.setattr(preflight, "WAIT_S", 20.0)
@@ -173,5 +173,5 @@ def test_more_at_once_than_a_host_has_cores_for_wait_a_moment(host: Asked, monke
 
 def test_a_model_at_which_the_engine_looks_for_too_long_is_not_looked_at_again_at_once(host: Asked) -> None:
     for _ in range(2):
-        assert host.preflight(1000)[1]["unchecked"] == "the engine looked at the model for too long"
+        assert host.preflight(4000)[1]["unchecked"] == "the engine looked at the model for too long"
     assert len(host.fetchd.requests) == 1

@@ -206,7 +206,8 @@ def test_who_asks_for_the_lines_as_soon_as_it_has_the_answer_gets_them(
 
 
 def test_a_hundred_megabytes_of_print_neither_stop_nor_fill_anything(host: Host) -> None:
-    host.deploy("def main(args):\n    for _ in range(100):\n        print('x' * 1000000)\n    return {'done': True}\n")
+    code = "def main(args):\n    for _ in range(100):\n        print('x' * 1000000)\n    return {'done': True}\n"
+    host.deploy(code, timeout=60_000)
     record = host.ready()
     activation_id = random_hex_id()
     assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {"done": True})
