@@ -126,7 +126,7 @@ class FakeInvoker:
         """End heartbeats and answers.  Its lease is deleted, so that a test need not wait 10 s for its end."""
         self._ended.set()
         self._reader.stop()
-        self._heart.join(5)
+        self._heart.join(30)
         self._client.delete(f"thaw:host-lease:{self.host_id}")
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Platform:
         self._up = threading.Event()
         self._reader = bus.EventReader(url, self.events.add, self._up.set, Log("test"))
         self._reader.start()
-        assert self._up.wait(5)
+        assert self._up.wait(30)
         self.hosts: list[FakeInvoker] = []
         self.schedulers: list[subprocess.Popen[bytes]] = []
 

@@ -67,7 +67,7 @@ def test_a_prediction_is_laid_beside_what_happened_and_a_start_that_beat_its_pla
 
 
 def page(address: str, authorization: str, path: str = "/metrics") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(address, timeout=5)
+    connection = http.client.HTTPConnection(address, timeout=30)
     connection.request("GET", path, headers={"Authorization": authorization} if authorization else {})
     answer = connection.getresponse()
     found = answer.status, answer.read().decode()
@@ -97,7 +97,7 @@ def test_the_process_tells_them_to_who_has_the_installations_token_and_to_nobody
     status, text = page(address, "", "/health")
     assert (status, json.loads(text)) == (200, {"status": "ok"})
     scheduler.send_signal(signal.SIGTERM)
-    assert scheduler.wait(5) == 0
+    assert scheduler.wait(30) == 0
 
 
 def test_a_scrapers_token_opens_them_without_the_installations() -> None:

@@ -145,7 +145,7 @@ def test_the_scheduler_sends_it_once_whoever_leads(platform: Any, crash: bool) -
     assert (told.kind, told.count) == (KIND_LLM, 0)
     if crash:
         first.send_signal(signal.SIGKILL)
-        first.wait(5)
+        first.wait(30)
         platform.scheduler(THAW_STEM_CELL_IDLE_S="0.2")
     bus.publish(platform.client, ActionChanged(platform.llm().name))
     assert [(c.kind, c.count) for c in host.commands.wait(SetStemCells, 2)][1:] == [(KIND_LLM, 1)]
