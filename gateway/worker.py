@@ -266,6 +266,9 @@ class Worker(ConnectionWorker):
             steps = max(request.n_body, min(visit.max_bytes, CHUNKED_STEP_BYTES))
             self._reserve(connection, steps if request.n_bytes is None else request.n_bytes)
             return
+        if connection.out.is_broken:
+            self._close(connection)
+            return
         connection.keep = not job.cancelled() and job.exception() is None and job.result()
         self._forget_parts(connection)
         if request is not None:

@@ -55,7 +55,7 @@ def answer(cfg: Any, app: Wsgi, connection: Connection, visit: Visit, out: Out, 
     if visit.max_bytes is not None:
         _close(parts)
         return True  # the client may send its body
-    out.begin(leaves=visit.as_read or response.response_length is not None)
+    out.begin(leaves=visit.as_read or (response.response_length is not None and not visit.as_made))
     return Answering(response, parts, out, as_read=visit.as_read).go_on()
 
 
@@ -68,7 +68,7 @@ class Answering:
 
     def go_on(self) -> bool:
         """Return whether the connection takes another request.  The answer is not at its end if ``out.more`` is set.
-        Raises OSError when the client is gone."""
+        Raises OSError when the client is gone, or the answer breaks off."""
         at_end = True
         try:
             for part in self._left:
@@ -78,6 +78,9 @@ class Answering:
                     return False
             self._response.close()
             self._out.flush()
+        except BaseException:
+            self._out.is_broken = not self._response.chunked and self._response.response_length is None
+            raise
         finally:
             if at_end:
                 self.close()

@@ -106,7 +106,7 @@ class Connection:
 
     def close(self) -> None:
         self.is_closed = True
-        if self.out.left is not None:
+        if self.out.left is not None or self.out.is_broken:
             reset_at_close(self.sock)
         self.request = None
         self.rest = b""
@@ -155,6 +155,8 @@ class Out:
         self._sock, self._answer_s = sock, answer_s
         self._head = b""
         self._begun = self._leaves = False
+        self.is_broken = False
+        """The answer broke off, and its client would take the end of the connection for its end."""
         self.left: memoryview | None = None
         """The part of a whole answer that the client has not taken."""
         self.more: More | None = None

@@ -51,7 +51,7 @@ class Call:
     emitted: list[int] = field(default_factory=list)
     answer_bytes: int = 0  # the memory of the answer's tokens
     prompts_bytes: list[int] = field(default_factory=list)  # the memory of the prompts' logprobs; one for all parts
-    answers_apart: bool = False  # the client gets the vectors from ``vectors``, and the record only their number
+    answers_apart: bool = False  # the client's answer is beside the outcome; the record may have only its length
     vectors: Vectors | None = None  # an embedding model's answer, if it is apart
     losses: int = 0
     model_version: str = ""  # the version that made the answer's tokens

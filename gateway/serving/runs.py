@@ -148,7 +148,7 @@ def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply,
         lost = False
         try:
             body = reply.read_json()
-            return replace(_function_outcome(reply.status, body), n_bytes=reply.n_bytes)
+            return replace(function_outcome(reply.status, body), n_bytes=reply.n_bytes)
         except WorkerLost as e:
             lost = True
             dispatcher.note_loss(call, e)
@@ -158,7 +158,7 @@ def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply,
             dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
 
 
-def _function_outcome(status: int, body: object) -> Outcome:
+def function_outcome(status: int, body: object) -> Outcome:
     if status == 200 and isinstance(body, dict) and "error" in body:
         return Outcome(ActivationStatus.APPLICATION_ERROR, body)
     if status == 200 and isinstance(body, (dict, list)):

@@ -16,7 +16,7 @@ from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle
 from relay.clients.http_unix import UnixConnection
 from thaw import wire
-from thaw.action import KIND_BLACKBOX, Action
+from thaw.action import KIND_BLACKBOX, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import ThawError
 from thaw.ids import InstanceId
@@ -62,6 +62,16 @@ class Live:
     def cell_kind(self) -> str:
         """The kind of stem cell that it could be made from; there are none of users' own images."""
         return KIND_BLACKBOX if self.function is not None and self.function.exec.image else self.kind
+
+    @property
+    def aborts_runs(self) -> bool:
+        """Whether a run ends when its connection to the container closes: an engine's does, and that of an HTTP server
+        in an image.  Functions know no such end."""
+        return self.kind != KIND_PYTHON or self.serves_http
+
+    @property
+    def serves_http(self) -> bool:
+        return self.function is not None and self.function.is_http_server
 
     @property
     def in_group(self) -> bool:

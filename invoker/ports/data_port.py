@@ -330,7 +330,8 @@ class Handler(http11.Handler):
 
     def _broken(self, live: Live, result: Forwarded) -> None:
         """Handle a run whose answer is not complete.  If a function still runs, kill its container: nothing else stops
-        the function.
+        the function.  An HTTP server that has begun to answer is not killed: it may serve others, and may stream for
+        as long as it is let.
         """
         limit_ms = round(live.timeout_s * 1000)
         error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
@@ -340,7 +341,8 @@ class Handler(http11.Handler):
             self._reply_error(lost)
         else:
             self.close_connection = True
-        if live.kind == KIND_PYTHON and result.ending in (Ending.TIMEOUT, Ending.CALLER_GONE):
+        is_late = result.ending is Ending.TIMEOUT and not (live.serves_http and result.started)
+        if live.kind == KIND_PYTHON and (is_late or (result.ending is Ending.CALLER_GONE and not live.aborts_runs)):
             blamed = error if result.ending is Ending.TIMEOUT else None
             threading.Thread(target=self.server.fleet.kill, args=(live, blamed), name="over-time", daemon=True).start()
 

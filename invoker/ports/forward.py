@@ -1,9 +1,9 @@
 """Forward one run: the gateway's connection is on one side, the container's unix socket on the other.
 
 This file buffers nothing, and decodes only the response's framing.  It watches both sockets while the container works.
-When the gateway hangs up, it closes the container's connection at once, and the engine then aborts the request.  When
-the container dies, the gateway's connection is closed before the last chunk.  A function cannot abort one of several
-runs: such a run goes on, and keeps its slot, while others run beside it.
+When the gateway hangs up, it closes the container's connection at once, and an engine or an image's HTTP server then
+aborts the request.  When the container dies, the gateway's connection is closed before the last chunk.  A function
+cannot abort one of several runs: such a run goes on, and keeps its slot, while others run beside it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Final
 from invoker.containers.live import Live
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.http1 import ResponseParser
-from thaw.action import KIND_PYTHON
 from thaw.errors import ProtocolError
 
 _READ_BYTES: Final = 1 << 16
@@ -65,7 +64,7 @@ def forward(
         container.settimeout(_WRITE_S)
         container.sendall(head + body)
         result = _pass_on(container, caller, parser, deadline, on_status)
-        if result.ending is Ending.CALLER_GONE and live.kind == KIND_PYTHON:
+        if result.ending is Ending.CALLER_GONE and not live.aborts_runs:
             with live.unwanted_run() as shared:
                 result = _let_it_end(container, parser, deadline) if shared else result
     except (OSError, ProtocolError):

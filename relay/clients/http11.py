@@ -36,8 +36,9 @@ class Connection:
         self._file = sock.makefile("rb")
         self.status = 0
         self.keep_alive = True
+        self.is_chunked = False  # the answer has no announced length
         self._left = 0  # unread bytes of the body, or of its current chunk
-        self._chunked = False
+        self._chunked = False  # further chunks are to come
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_s: float) -> Self:
@@ -56,10 +57,11 @@ class Connection:
         self.sock.sendall(head.encode("latin-1") + body)
 
     def read_head(self) -> None:
-        """Read the head of the answer.  Sets ``status`` and ``keep_alive``."""
+        """Read the head of the answer.  Sets ``status``, ``keep_alive`` and ``is_chunked``."""
         head = read_answer_head(self._file)
         self.status, self.keep_alive = head.status, head.keep_alive
-        self._chunked, self._left = head.n_bytes is None, head.n_bytes or 0
+        self.is_chunked = self._chunked = head.n_bytes is None
+        self._left = head.n_bytes or 0
 
     def read(self, n_bytes: int) -> bytes:
         """The next ``n_bytes`` of the body; fewer only at its end."""

@@ -187,6 +187,23 @@ class RunVectors:
 
 
 @dataclass(frozen=True, slots=True)
+class RunHead:
+    """The head of the answer of an HTTP server in an image, without the headers of its connection.  A header that it
+    repeats has several texts.  ``n_bytes``: the announced length of the body, which follows in RunParts."""
+
+    status: int
+    headers: Mapping[str, str | list[str]]
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """The next bytes of its body, in base64."""
+
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankedToken:
     """A token that could stand at one place of a prompt.  ``rank`` counts from 1, the most likely one."""
 

@@ -26,6 +26,8 @@ from relay.protocol.container_messages import (
     RankedToken,
     RunFailed,
     RunFinished,
+    RunHead,
+    RunPart,
     RunPrompt,
     RunToken,
     RunVectors,
@@ -345,6 +347,8 @@ _TYPES: dict[str, type[Any]] = {
         MoreSlabs,
         RunToken,
         RunVectors,
+        RunHead,
+        RunPart,
         RunFinished,
         RunFailed,
     )
@@ -420,6 +424,8 @@ __all__ = [
     "RankedToken",
     "RunPrompt",
     "RunFailed",
+    "RunHead",
+    "RunPart",
     "RunVectors",
     *_TYPES,
 ]

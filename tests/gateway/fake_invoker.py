@@ -54,6 +54,8 @@ class FakeInvoker:
         self.adapter = ""  # the adapter that its runs report
         self.failures: deque[ThawError] = deque()  # the next runs fail with these, after their heads were sent
         self.function: Callable[[Any], tuple[int, Any]] = lambda value: (200, value)
+        self.server: Callable[[], Iterator[Any]] | None = None
+        """The messages of the answers of an image's server.  If they end without an end, the connection is cut."""
         self.log_lines: list[str] = []
         self.may_tell_logs = threading.Event()
         self.may_tell_logs.set()
@@ -245,8 +247,11 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             self._json(410 if error.code == "InstanceGone" else 429, {"error": error.message, "info": info})
 
         def _run(self, value: Any) -> None:
-            if "application/x-thaw-stream" in self.headers.get("Accept", ""):
+            takes_messages = "application/x-thaw-stream" in self.headers.get("Accept", "")
+            if takes_messages and "endpoint" in value:
                 self._stream(value)
+            elif takes_messages and fake.server is not None:
+                self._serve(fake.server())
             else:
                 self._wait_for_pace()
                 if fake.cut_after:
@@ -258,10 +263,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
 
         def _stream(self, run: dict[str, Any]) -> None:
             cut = fake.cut_after.popleft() if fake.cut_after else None
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-thaw-stream")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
+            self._stream_head()
             first = len((run.get("resume") or {}).get("output_token_ids", ()))
             if fake.failures:
                 self._frame(RunFailed(fake.failures.popleft().info()))
@@ -287,6 +289,22 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._frame(RunToken(i, 100 + i, f"w{i} ", logprob, adapter=adapter))
             self._frame(RunFinished("length", 3, count, prompt=fake.prompt))
             self.wfile.write(b"0\r\n\r\n")
+
+        def _serve(self, answer: Iterator[Any]) -> None:
+            self._stream_head()
+            for message in answer:
+                self._frame(message)
+                if isinstance(message, RunFinished | RunFailed):
+                    self.wfile.write(b"0\r\n\r\n")
+                    return
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+        def _stream_head(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-thaw-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
 
         def _embed(self, body: Any, cut: int | None) -> None:
             """The vector of text i is (i, fake.version); the last texts come first."""

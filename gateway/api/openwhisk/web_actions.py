@@ -22,6 +22,7 @@ from gateway.api.http import ACTIVATION_HEADER, account, gateway, own_cors, read
 from gateway.api.openwhisk.calls import PROTECTED, make_call
 from gateway.api.openwhisk.cloud_event import Event, Mode
 from gateway.api.openwhisk.event_body import event_arguments, sent_event
+from gateway.api.openwhisk.http_answer import begin
 from gateway.api.openwhisk.invoke import event_answer, payload_bytes
 from gateway.api.openwhisk.web_answer import WebAnswer, answer, is_json, is_text, split_extension
 from gateway.serving.actions.packages import MISSING, Target
@@ -185,6 +186,8 @@ def _opaque(data: bytes) -> str:
 
 
 def _invoke(asked: _Asked, given: dict[str, Any], mode: Mode | None) -> Response:
+    if asked.target.action.is_http_server and asked.extension == ".http" and not asked.target.action.is_composed:
+        return _pass_on(asked, given)
     core = gateway()
     hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
     try:
@@ -205,6 +208,20 @@ def _invoke(asked: _Asked, given: dict[str, Any], mode: Mode | None) -> Response
         if answered is not None:
             return answered
     return _response(answer(asked.extension, result))
+
+
+def _pass_on(asked: _Asked, given: dict[str, Any]) -> Response:
+    """Call an image's server, and answer as it does."""
+    core = gateway()
+    with ExitStack() as counted:
+        hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
+        counted.callback(unwatch)
+        call = make_call(asked.target, Subject(asked.owner, str(asked.owner)), given, hangup)
+        g.activation_id = call.activation_id
+        core.admit(call)
+        counted.enter_context(core.throttle.counted(asked.owner))
+        begun = begin(core, call, counted)
+    return begun if isinstance(begun, Response) else _response(answer(asked.extension, _projected(begun)))
 
 
 def _projected(outcome: Outcome) -> Any:

@@ -73,6 +73,12 @@ def answer(extension: str, result: Any) -> WebAnswer:
     return _AS[extension](result)
 
 
+def streamed_head(status: int, headers: dict[str, Any]) -> WebAnswer:
+    """The head of an answer whose body is passed on as it comes, with its content type among its headers.  Raises
+    BadRequest."""
+    return WebAnswer(_status(status) or 200, headers=tuple(_headers(headers)))
+
+
 def _as_json(result: Any) -> WebAnswer:
     if not isinstance(result, dict | list):
         raise _invalid("application/json")

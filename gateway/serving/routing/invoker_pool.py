@@ -54,6 +54,7 @@ class InvokerPool:
     def __init__(self, token: str, result_bytes: int = 1 << 20) -> None:
         self.result_bytes, self.run_keys = result_bytes, RunKeys(token)
         self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+        self._accept = f"Accept: {STREAM_TYPE};whole={result_bytes}\r\n"
         self._lock = threading.Lock()
         self._idle: dict[str, list[tuple[float, Connection]]] = {}
 
@@ -68,10 +69,11 @@ class InvokerPool:
         hangup: Hangup,
         headers: str = "",
     ) -> Reply:
-        """Send a request.  ``headers`` are whole lines.  Raises Unreachable, WorkerLost, ClientGone,
-        TimeLimitExceeded."""
+        """Send a request.  ``headers`` are whole lines.  ``stream``: the answer may come in messages (read_message); an
+        image's server answers so if its result is longer than read_json() takes, or of unknown length.  Raises
+        Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
         reply = Reply(self, address, self._connect(address), deadline_s, hangup)
-        reply.send(path, self._headers + headers + (f"Accept: {STREAM_TYPE}\r\n" if stream else ""), body)
+        reply.send(path, self._headers + headers + (self._accept if stream else ""), body)
         return reply
 
     def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
@@ -181,6 +183,11 @@ class Reply:
             self._plain, self.n_bytes = _parsed(data), len(data)
         return self._plain
 
+    @property
+    def is_in_messages(self) -> bool:
+        """Of an answer that may come in messages: whether it does, and is not one JSON value."""
+        return self._connection.is_chunked
+
     def extend(self, deadline_s: float) -> None:
         """The answer has begun in time, and its rest may take until ``deadline_s``."""
         self._deadline_s, self._timeout_set_s = deadline_s, float("-inf")
@@ -233,6 +240,10 @@ class Reply:
             self._timeout_set_s = now_s
         return _Guarded(self, self._hangup)
 
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._deadline_s
+
     def _shut(self) -> None:
         try:
             self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -258,7 +269,10 @@ class _Guarded:
         self._reply.abort()
         if isinstance(error, OSError) or self._hangup.is_set:
             self._hangup.check()
-            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:  # ETIMEDOUT: the host has vanished
+            timed_out = (
+                isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT
+            )  # that: the host has vanished
+            if timed_out or self._reply.is_late:  # an invoker cuts what is late, too
                 raise TimeLimitExceeded("The action exceeded its time limits.") from error
             raise WorkerLost(f"the connection to the container broke: {error!r}") from error
 

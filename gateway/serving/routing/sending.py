@@ -43,7 +43,7 @@ def send_run(
             prefill_only=prefill_only,
             run_keys=pool.run_keys,
         ),
-        stream=call.action.is_llm,
+        stream=call.action.is_llm or call.answers_apart,
         deadline_s=given_up_s,
         hangup=hangup or call.hangup,
         headers=_headers(call, deadline_s),

@@ -67,14 +67,10 @@ def request_of(value: Mapping[str, Any]) -> Request:
     return Request(method.upper(), target, plain, _body(value.get("__ow_body") or "", plain), True)
 
 
-def result_of(request: Request, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> Any:
-    """The run's result; one with ``error`` is an application error."""
+def result_of(request: Request, status: int, headers: Mapping[str, Any], body: bytes) -> Any:
+    """The run's result; one with ``error`` is an application error.  ``headers`` are those of named_headers()."""
     if request.is_web:
-        named: dict[str, Any] = {}
-        for name, text in headers:
-            if name.lower() not in _OF_THE_CONNECTION:
-                named.setdefault(name.lower(), []).append(text)
-        found = {name: texts if len(texts) > 1 else texts[0] for name, texts in named.items()}
+        found = dict(headers)
         media = str(found.get("content-type", "application/octet-stream"))
         found.setdefault("content-type", media)
         text = body.decode("utf-8", "replace") if _is_text(media) else base64.b64encode(body).decode()
@@ -89,6 +85,15 @@ def result_of(request: Request, status: int, headers: Sequence[tuple[str, str]],
         return {"body": body.decode("utf-8", "replace")}
     named_error = plain.get("error") if isinstance(plain, dict) else None
     return {"error": named_error or f"the server answered with status {status}"}
+
+
+def named_headers(headers: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The headers by name, without those of the connection.  A repeated one is a list of its texts."""
+    named: dict[str, list[str]] = {}
+    for name, text in headers:
+        if name.lower() not in _OF_THE_CONNECTION:
+            named.setdefault(name.lower(), []).append(text)
+    return {name: texts if len(texts) > 1 else texts[0] for name, texts in named.items()}
 
 
 def _body(text: str, headers: Mapping[str, str]) -> bytes:

@@ -22,7 +22,8 @@ import time
 from typing import Any, Final
 
 from thaw_runtime.action.child import refusal
-from thaw_runtime.action.http_server import NotForServer, request_of, result_of
+from thaw_runtime.action.http_exchange import PART_BYTES, STREAM_HEAD, Exchange, Failed, listens, whole_bytes
+from thaw_runtime.action.http_server import NotForServer, Request, request_of, result_of
 from thaw_runtime.action.lean_http import LeanHandler
 from thaw_runtime.action.proxy import bind_ready
 from thaw_runtime.action.wire import MAX_MESSAGE_BYTES
@@ -37,10 +38,6 @@ INIT_S: Final = 600.0
 RUN_S: Final = 3700.0
 """Longer than every time limit of the platform; the invoker ends a run that exceeds its own limit."""
 _MOST_QUOTED: Final = 500
-
-
-class Failed(Exception):
-    """The image breaks the contract.  The message is for the developer."""
 
 
 class Port(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -81,6 +78,8 @@ class Handler(LeanHandler):
                 self._refuse(404, "NotFound", f"no {self.path}")
         except Failed as e:
             self._refuse(502, "InitFailed" if self.path == "/init" else "DeveloperError", str(e))
+        except OSError:
+            self.close_connection = True  # the caller has closed the connection and cannot be told
 
     def _init(self, body: bytes) -> None:
         with self.server.lock:
@@ -111,7 +110,7 @@ class Handler(LeanHandler):
         self._count(1)
         try:
             if self.server.is_http:
-                self._reply(200, _served(self.server.port, body))
+                self._serve(_request(body))
                 return
             status, answer = _asked(self.server.port, "/run", body, RUN_S)
         finally:
@@ -129,6 +128,26 @@ class Handler(LeanHandler):
         named = plain.get("error") if isinstance(plain, dict) else None
         raise Failed(named if isinstance(named, str) else f"The image answered /run with status {status}.")
 
+    def _serve(self, request: Request) -> None:
+        """Answer with the answer of the image's server: in parts if the caller takes them and it is long, or of a
+        length that nobody knows yet.  Raises Failed, and OSError when the caller is gone."""
+        exchange = Exchange(self.server.port, request, self.connection, RUN_S)
+        try:
+            parts = exchange.parts()
+            most = whole_bytes(self.headers.get("accept") or "") if request.is_web else None
+            if most is None or (exchange.n_bytes is not None and exchange.n_bytes <= most):
+                body = exchange.whole(MAX_MESSAGE_BYTES)
+                result = json.dumps(result_of(request, exchange.status, exchange.headers, body)).encode()
+                if most is None or len(result) <= most:
+                    self.reply(200, result)
+                    return
+                parts = (body[i : i + PART_BYTES] for i in range(0, len(body), PART_BYTES))
+            self.wfile.write(STREAM_HEAD)
+            for chunk in exchange.chunks(parts):
+                self.wfile.write(chunk)
+        finally:
+            exchange.close()
+
     def _refuse(self, status: int, code: str, error: str) -> None:
         self._reply(status, json.dumps(refusal(code, error)).encode())
 
@@ -145,19 +164,12 @@ class Handler(LeanHandler):
 
 def _await_listener(port: int) -> None:
     ends_s = time.monotonic() + LISTENS_S
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
-        try:
-            connection.connect()
-            return
-        except OSError:
-            if time.monotonic() > ends_s:
-                raise Failed(
-                    f"Nothing in the image listens on port {port}, {LISTENS_S:g} s after its start: images of kind "
-                    f"blackbox answer POST /init and POST /run there."
-                ) from None
-        finally:
-            connection.close()
+    while not listens(port):
+        if time.monotonic() > ends_s:
+            raise Failed(
+                f"Nothing in the image listens on port {port}, {LISTENS_S:g} s after its start: images of kind "
+                f"blackbox answer POST /init and POST /run there."
+            )
         time.sleep(_PAUSE_S)
 
 
@@ -168,30 +180,12 @@ def _wants_http(body: bytes) -> bool:
         return False
 
 
-def _served(port: int, body: bytes) -> bytes:
-    """The result of a run by an HTTP server, as JSON.  Raises Failed."""
+def _request(body: bytes) -> Request:
+    """The request to the image's server that a run stands for.  Raises Failed."""
     try:
-        request = request_of(json.loads(body).get("value") or {})
+        return request_of(json.loads(body).get("value") or {})
     except (ValueError, AttributeError, NotForServer) as e:
         raise Failed(f"The arguments are no request for the image's server: {e}") from e
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=RUN_S)
-    try:
-        connection.putrequest(request.method, request.target, skip_host=True, skip_accept_encoding=True)
-        ours = {"content-length": str(len(request.body)), "connection": "close"}
-        headers = {"host": "localhost", **request.headers, **ours}
-        for name, text in headers.items():
-            connection.putheader(name, text)
-        connection.endheaders(request.body)
-        response = connection.getresponse()
-        answer = response.read(MAX_MESSAGE_BYTES + 1)
-    except (OSError, http.client.HTTPException, ValueError) as e:
-        said = f"{type(e).__name__} {e}"[:_MOST_QUOTED]
-        raise Failed(f"The image's server gave no answer that can be read: {said}") from e
-    finally:
-        connection.close()
-    if len(answer) > MAX_MESSAGE_BYTES:
-        raise Failed(f"The image's server answered with more than {MAX_MESSAGE_BYTES} bytes.")
-    return json.dumps(result_of(request, response.status, response.getheaders(), answer)).encode()
 
 
 def _asked(port: int, path: str, body: bytes, deadline_s: float) -> tuple[int, bytes]:
