@@ -20,15 +20,12 @@ from thaw import wire
 from thaw.errors import (
     BadRequest,
     ConfigError,
-    Conflict,
-    Forbidden,
     NotFound,
     ThawError,
     Throttled,
     TooLarge,
     Unauthorized,
     Unavailable,
-    Unfit,
 )
 from thaw.ids import ActionName, Namespace, is_entity_name, random_hex_id
 from thaw.process import lasting
@@ -263,15 +260,10 @@ def own_cors(headers: Mapping[str, str]) -> None:
 def error_body(error: ThawError) -> dict[str, Any]:
     if request.path.startswith(OPENAI_PATHS):
         return openai_error(error)
-    message = error.message
-    if isinstance(error, ConfigError) and error.hint:
-        message = f"{message}: {error.hint}"
-    body = {"error": message, "code": g.transaction_id}
-    return (
-        {**body, "hint": error.hint}
-        if isinstance(error, Unauthorized | Forbidden | Conflict | Unfit) and error.hint
-        else body
-    )
+    if isinstance(error, ConfigError) and error.hint:  # its fix is part of the sentence, which wsk shows, too
+        return {"error": f"{error.message}: {error.hint}", "code": g.transaction_id}
+    body = {"error": error.message, "code": g.transaction_id}
+    return {**body, "hint": error.hint} if error.hint else body
 
 
 def install(app: Flask) -> None:

@@ -264,7 +264,7 @@ def _responses(path: str = "") -> Json:
     if path.startswith(OPENAI_PATHS):
         of_openai = {"application/json": {"schema": v1.ERROR}}
         return {"200": {"description": "the answer"}, "default": {"description": "an error", "content": of_openai}}
-    return {"200": {"description": "the answer"}, "default": {"description": "an error: {error, code}"}}
+    return {"200": {"description": "the answer"}, "default": {"description": "an error: {error, code, hint}"}}
 
 
 @blueprint.get("/openapi.json")

@@ -105,6 +105,7 @@ def test_a_platform_whose_hosts_run_no_images_says_so_at_the_deploy(machine: Mac
     done = machine.thaw("action", "create", "boxed", "--docker", "me/image", check=False)
     assert done.returncode == 144
     assert "No host of this platform runs images: kind 'blackbox' needs hosts with THAW_DRIVER=docker." in done.stderr
+    assert "\nhint: deploy the code as kind python:3.11, or start the platform with thaw dev up" in done.stderr
 
 
 def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine) -> None:

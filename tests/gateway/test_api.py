@@ -187,6 +187,31 @@ def test_a_wrong_action_is_refused_with_the_reason(
     assert reply.json()["code"] == "t"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "hint"),
+    [
+        ("GET", f"{ACTIONS}/none", None, 404, "list actions: thaw action list"),
+        ("GET", f"{ACTIONS}/a/b/c", None, 404, "an action is named NAME or PACKAGE/NAME"),
+        ("PUT", f"{ACTIONS}/p/x", {"exec": PYTHON}, 404, "create its package first: thaw package create p"),
+        (
+            "PUT",
+            f"{ACTIONS}/x",
+            {"exec": {"kind": "blackbox", "image": "no image"}},
+            400,
+            "REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:…",
+        ),
+        ("PUT", f"{ACTIONS}/x", {"exec": {"kind": "blackbox", "image": "me/x"}}, 503, "deploy it again in a while"),
+        ("PUT", f"{ACTIONS}/x", {"exec": {"kind": "ruby:3"}}, 400, None),
+    ],
+)
+def test_an_error_that_says_what_to_do_next_says_it_in_its_hint(
+    gateway: GatewayProcess, method: str, path: str, body: Any, status: int, hint: str | None
+) -> None:
+    reply = gateway.call(method, path, json=body)
+    assert (reply.status_code, reply.json().get("hint")) == (status, hint)
+    assert set(reply.json()) - {"hint"} == {"error", "code"}
+
+
 def test_bodies_that_are_not_objects_and_queries_that_are_not_numbers_are_400(gateway: GatewayProcess) -> None:
     assert gateway.call("PUT", f"{ACTIONS}/x", data=b"[1]").json()["error"].endswith("the body must be a JSON object.")
     assert gateway.call("PUT", f"{ACTIONS}/x", data=b"{").status_code == 400
