@@ -58,10 +58,12 @@ def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
     with module_gateway(_shared_valkey.url, THAW_BLOCKING_S="0.05") as process:
         invoker = FakeInvoker(_shared_valkey.url)
         process.put_python()
-        process.put_llm(limits={"timeout": 500})
+        process.put_llm(limits={"timeout": 500})  # of a request that waits for a start
+        process.put_llm("patient")
         invoker.ready("guest/hello")
         invoker.ready("guest/chat", instance="i1", group="b" * 32)
-        process.wait_for_routes(2)
+        invoker.ready("guest/patient", instance="i2", group="c" * 32)
+        process.wait_for_routes(3)
         yield process
         invoker.stop()
 
@@ -109,7 +111,7 @@ def agree(
         if not isinstance(case.body, dict):
             return
         if isinstance(case.body.get("model"), str):
-            case.body["model"] = "chat"
+            case.body["model"] = "patient"
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if type(case.body.get(name)) is int:  # the model writes as many as it is told
                 case.body[name] = min(case.body[name], 8)
