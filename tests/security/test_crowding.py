@@ -188,7 +188,7 @@ def hold_threads(start: Start) -> Iterator[Callable[..., GatewayProcess]]:
 
 
 def test_a_request_that_finds_no_thread_in_time_is_a_503(hold_threads: Callable[..., GatewayProcess]) -> None:
-    gateway = hold_threads(THAW_GATEWAY_HEAD_S="0.5")
+    gateway = hold_threads(THAW_GATEWAY_HEAD_S="2")
     with connect(gateway) as sock:
         sock.sendall(MODELS)
         assert read_answer(sock)[0] == 503
@@ -208,7 +208,7 @@ def test_an_answer_that_has_begun_goes_on_while_requests_hold_all_threads(
             begun.append(stack.enter_context(slow_reader(gateway, head("GET", path, "Connection: close"), 65536)))
             assert begun[0].recv(1000).startswith(b"HTTP/1.1 200 OK")
 
-        gateway = hold_threads(begin, THAW_GATEWAY_HEAD_S="0.5")
+        gateway = hold_threads(begin, THAW_GATEWAY_HEAD_S="2")
         with connect(gateway) as late:
             late.sendall(MODELS)
             assert read_answer(late)[0] == 503
@@ -269,7 +269,7 @@ def test_strangers_whose_keys_wait_for_the_state_server_delay_no_tenant(own_valk
 
 
 def test_a_key_that_is_not_checked_in_time_is_a_503(own_valkey: ValkeyServer) -> None:
-    gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEAD_S="0.5")
+    gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEAD_S="2")
     try:
         own_valkey.freeze()
         long = head("POST", "/v1/completions", "Content-Length: 100000", auth="Authorization: Bearer no:key\r\n")

@@ -110,7 +110,7 @@ def test_ten_thousand_idle_and_two_thousand_slow_clients_cost_memory_only(start:
 
 @pytest.mark.parametrize("data", [b"", b"GET /health HTTP/1.1\r\n"], ids=["nothing", "a-part"])
 def test_a_head_that_does_not_come_ends_its_connection(start: Callable[..., GatewayProcess], data: bytes) -> None:
-    gateway = start(THAW_GATEWAY_HEAD_S="0.5")
+    gateway = start(THAW_GATEWAY_HEAD_S="2")
     with connect(gateway) as sock:
         sock.sendall(data)
         answer = read_to_end(sock)
@@ -118,7 +118,7 @@ def test_a_head_that_does_not_come_ends_its_connection(start: Callable[..., Gate
 
 
 def test_a_body_that_stops_is_a_408(start: Callable[..., GatewayProcess]) -> None:
-    gateway = start(THAW_GATEWAY_HEAD_S="0.5")
+    gateway = start(THAW_GATEWAY_HEAD_S="2")
     with connect(gateway) as api, connect(gateway) as openai:
         api.sendall(head("POST", INVOKE, "Content-Length: 100") + b"{")
         openai.sendall(head("POST", "/v1/completions", "Content-Length: 1000000") + b"{")
