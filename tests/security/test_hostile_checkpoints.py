@@ -358,7 +358,7 @@ def trickle(request: pytest.FixtureRequest) -> Iterator[Trickle]:
 
 
 def test_an_inspection_has_one_deadline_whatever_a_store_sends_now_and_then(tmp_path: Path, trickle: Trickle) -> None:
-    with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=1.5, THAW_FETCHD_READ_TIMEOUT_S=1) as fetchd:
+    with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=1.5, THAW_FETCHD_READ_TIMEOUT_S=20) as fetchd:
         with pytest.raises(StoreUnavailable) as told:
             fetchd.client.inspect(trickle.uri("m"), deadline_s=20)
         assert "the description of the model did not come within 1.5 s" in fetchd.reason(told.value)["error"]
@@ -387,14 +387,14 @@ def test_a_look_at_a_known_model_has_one_deadline_too_and_leaves_no_large_text_b
     model = write_model(tmp_path / "m", layer_bytes=100)
     large = write_model(tmp_path / "large")
     (large / INDEX_NAME).write_bytes(b" " * (4 * 1024 * 1024))
-    with Store(tmp_path, fault) as store, Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=1.5) as fetchd:
+    with Store(tmp_path, fault) as store, Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=4) as fetchd:
         assert fetchd.client.inspect(f"{store.uri}/m").n_layers == 3
         (model / INDEX_NAME).write_bytes(b" " * (4 * 1024 * 1024))
         is_hostile.set()
         with pytest.raises(StoreUnavailable) as told:
-            fetchd.client.inspect(f"{store.uri}/m", deadline_s=10)
+            fetchd.client.inspect(f"{store.uri}/m", deadline_s=20)
         over.set()
-        assert "the description of the model did not come within 1.5 s" in fetchd.reason(told.value)["error"]
+        assert "the description of the model did not come within 4 s" in fetchd.reason(told.value)["error"]
         with pytest.raises(ModelCorrupt, match="cannot be read"):
             fetchd.client.inspect(large.as_uri(), deadline_s=10)
         assert fetchd.client.inspect(honest.as_uri(), deadline_s=10).n_layers == 3
@@ -420,11 +420,11 @@ def test_a_tenant_whose_stores_trickle_has_some_places_and_everybody_else_is_ser
 ) -> None:
     n = 1_080  # fetchd has 1,024 conversations
     with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=600) as fetchd, ThreadPoolExecutor(24) as pool:
-        attack = partial(fetchd.client.inspect, namespaces=("a",), deadline_s=60)
+        attack = partial(fetchd.client.inspect, namespaces=("a",), deadline_s=300)
         held = [pool.submit(attack, trickle.uri(i)) for i in range(places.INSPECTIONS)]
         trickle.wait_for(places.INSPECTIONS)
         others = [pool.submit(attack, trickle.uri(i)) for i in range(places.INSPECTIONS, n)]
-        assert {type(other.exception(60)) for other in others} == {Throttled}
+        assert {type(other.exception(300)) for other in others} == {Throttled}
         assert fetchd.client.inspect(honest.as_uri(), ("b",), deadline_s=20).n_layers == 3
         shared = fetchd.client.inspect(honest.as_uri(), ("a", "b"), deadline_s=20)
         assert shared.n_layers == 3, "a model of several namespaces takes the place of one that has some"
@@ -440,9 +440,9 @@ def test_one_store_that_trickles_has_one_place_however_often_its_model_is_asked_
 ) -> None:
     """A scheduler asks again every few seconds, while the first inspection waits for its deadline."""
     with Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=600) as fetchd, ThreadPoolExecutor(24) as pool:
-        ask = partial(fetchd.client.inspect, trickle.uri("m"), ("a",), deadline_s=60)
+        ask = partial(fetchd.client.inspect, trickle.uri("m"), ("a",), deadline_s=300)
         asked = [pool.submit(ask) for _ in range(inspections.WAITING + 3)]
-        refused = [next(done) for done in [as_completed(asked, 30)] for _ in range(2)]
+        refused = [next(done) for done in [as_completed(asked, 120)] for _ in range(2)]
         with pytest.raises(
             Throttled, match=r"^too many questions about models that are being inspected: 16 about http"
         ):
@@ -473,13 +473,13 @@ def test_a_large_text_that_trickles_delays_no_small_one(tmp_path: Path, honest: 
     (large / INDEX_NAME).write_bytes(b" " * (40 * 1024 * 1024))
     with (
         Store(tmp_path, fault) as store,
-        Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=3) as fetchd,
+        Fetchd(tmp_path, THAW_FETCHD_INSPECTION_S=5) as fetchd,
         ThreadPoolExecutor(1) as pool,
     ):
         attack = pool.submit(fetchd.client.inspect, f"{store.uri}/m", ("a",))
         assert began.wait(20)
         assert fetchd.client.inspect(honest.as_uri(), ("b",), deadline_s=20).n_layers == 3
-        assert isinstance(attack.exception(20), StoreUnavailable)
+        assert isinstance(attack.exception(60), StoreUnavailable)
         with pytest.raises(ModelCorrupt, match="cannot be read"):  # it is read, and is none
             fetchd.client.inspect(large.as_uri(), ("b",), deadline_s=20)
         over.set()
