@@ -220,7 +220,8 @@ def test_reconnections_to_a_stream_count_in_their_minute(platform: Platform) -> 
         platform.attach()
 
 
-def test_a_reader_that_leaves_is_not_cut(platform: Platform) -> None:
+def test_a_reader_that_leaves_is_not_cut(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAVES_S", 20.0)
     first = platform.begin()
     platform.worker.put(1)
     steps = first.steps()
