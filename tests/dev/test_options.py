@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import socket
+import subprocess
+import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -10,7 +15,7 @@ import pytest
 from tests.fetchd.harness import Fetchd, write_model
 from thaw.cli.model_stores.stores import open_store
 from thaw.cli.platform_api.property_file import read_properties, write_properties
-from thaw.dev import components, up
+from thaw.dev import components, ports, up
 from thaw.dev.layout import Layout, Platform
 from thaw.dev.options import Options, parse_rate
 from thaw.dev.ports import free_ports, is_free
@@ -18,6 +23,8 @@ from thaw.dev.processes import ProcessId
 from thaw.errors import BadRequest
 from thaw.model_uri import policy_of
 from thaw.settings import SettingError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,26 @@ def test_free_ports_are_free_different_and_have_free_companions() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", found[0]))
         assert not is_free(found[0])
+
+
+def test_no_two_processes_are_given_the_same_port_before_a_server_listens_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(secrets, "randbelow", lambda _: 3_000)  # both begin to look at the same place
+    ours = free_ports(2)
+    code = "import secrets; secrets.randbelow = lambda _: 3000; from thaw.dev.ports import free_ports; print(free_ports(2))"
+    theirs = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not set(json.loads(theirs)) & {*ours, *(port + 10_000 for port in ours)}
+    assert ports._claim(json.loads(theirs)[0]), "a process that has ended claims nothing"
+
+
+def test_a_process_claims_its_newest_ports_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_CLAIMS", 4)
+    monkeypatch.setattr(ports, "_claimed", deque())
+    first, *others = free_ports(3)
+    code = f"from thaw.dev.ports import _claim; print([_claim(port) for port in {[first, *others]}])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.lower()) == [True, False, False]
 
 
 def test_the_state_servers_memory_is_an_operators_setting(monkeypatch: pytest.MonkeyPatch) -> None:
