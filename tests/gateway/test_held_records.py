@@ -140,14 +140,16 @@ def test_a_record_of_another_namespace_is_waited_for_like_one_that_is_not_there(
 
     def ask() -> requests.Response:
         headers = {"Authorization": f"Bearer {OTHER_KEY}"}
-        return requests.get(f"{hello.url}{LIST}/{theirs}?wait_s=2", headers=headers, timeout=60)
+        return requests.get(f"{hello.url}{LIST}/{theirs}?wait_s=30", headers=headers, timeout=60)
 
     with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as client:
         asked, tick = pool.submit(ask), threading.Event()
         while not asked.done() and client.pubsub_numsub("thaw:ended:other")[0][1] == 0:
             tick.wait(0.01)
         assert not asked.done(), "it is held"
+        hello.process.terminate()  # or it would be held for half a minute
         assert asked.result(20).status_code == 404
+        hello.process.wait(20)
 
 
 def test_a_held_request_ends_when_its_gateway_does(hello: GatewayProcess, valkey_url: str) -> None:
