@@ -52,7 +52,7 @@ def test_the_hub_of_the_tests_is_understood_by_the_client_of_the_real_one(hub: L
         env=kept | {"HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     sha, listed, lengths, *errors = done.stdout.splitlines()

@@ -67,7 +67,7 @@ class GatewayProcess:
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def end(self) -> None:
         """Kill the process, whatever it is doing.
@@ -85,7 +85,7 @@ class GatewayProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(15)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
         assert self.process.stderr is not None
@@ -109,7 +109,7 @@ class GatewayProcess:
         plain = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], **body}
         return self.call("POST", "/v1/chat/completions", json=plain, stream=stream)
 
-    def wait_for_routes(self, count: int = 1, timeout_s: float = 20) -> None:
+    def wait_for_routes(self, count: int = 1, timeout_s: float = 60) -> None:
         """Wait until the gateway knows ``count`` ready instances.  An earlier request waits, as in a cold start."""
         end_s, tick = time.monotonic() + timeout_s, threading.Event()
         while f"\nthaw_gateway_route_count {count}.0\n" not in (page := self.call("GET", "/metrics").text):
@@ -128,14 +128,14 @@ def add_key(url: str, key: str, namespace: str, role: Role = Role.TENANT) -> Non
         ApiKeys(client).put(digest_of(key), row)
 
 
-def wait_for_record(url: str, activation_id: str, timeout_s: float = 20) -> Activation:
+def wait_for_record(url: str, activation_id: str, timeout_s: float = 60) -> Activation:
     """Wait until the record's key is written.  A keyspace event tells this."""
     with redis.Redis.from_url(url) as client:
         client.config_set("notify-keyspace-events", "K$")
         watch = client.pubsub()
         watch.subscribe(f"__keyspace@0__:{keys.activation(activation_id)}")
         records = Records(client)
-        watch.get_message(timeout=5)
+        assert watch.get_message(timeout=timeout_s) is not None, "no confirmation"
         record = records.activation(ActivationId(activation_id))
         if record is None:
             assert watch.get_message(timeout=timeout_s) is not None, "no record"

@@ -147,7 +147,7 @@ class FakeInvoker:
         info = None if error is None else error.info()
         self.registry.put_instance(replace(record, state=InstanceState.GONE, error=info))
 
-    def wait_for_demand(self, count: int = 1, timeout_s: float = 10) -> list[messages.DemandAdded]:
+    def wait_for_demand(self, count: int = 1, timeout_s: float = 60) -> list[messages.DemandAdded]:
         """Block on the event stream until ``count`` requests are waiting."""
         deadline, position = time.monotonic() + timeout_s, b"0-0"
         while len(found := self.registry.demand()) != count:
@@ -214,7 +214,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._json(401, {"error": "no"})
                 return
             if self.path == "/logs":
-                fake.may_tell_logs.wait(10)
+                fake.may_tell_logs.wait(60)
                 self._json(200, {"logs": [fake.log_lines for _ in body["runs"]]})
                 return
             if self.path == "/output":

@@ -66,7 +66,7 @@ def test_a_202_of_a_killed_gateway_ends_in_exactly_one_record(
     invoker.wait_for_demand()
     invoker.pace = threading.Semaphore(0)
     invoker.ready(f"guest/{name}", slots=1)
-    assert invoker.entered.acquire(timeout=10)
+    assert invoker.entered.acquire(timeout=60)
     waiting = first.call("POST", path, json=body).json()["activationId"]
     invoker.wait_for_demand()
     first.kill()
@@ -92,7 +92,7 @@ def test_what_was_claimed_of_a_gateway_that_lives_goes_back_to_it(
     invoker.pace = threading.Semaphore(0)
     invoker.ready("guest/hello", slots=2)
     activation_id = first.call("POST", HELLO, json={"n": 1}).json()["activationId"]
-    assert invoker.entered.acquire(timeout=10)
+    assert invoker.entered.acquire(timeout=60)
     with redis.Redis.from_url(valkey_url) as client:
         ((entry, _),) = client.xrange(keys.PENDING)
         (lease,) = client.keys(keys.gateway_lease(GatewayId("*")))

@@ -82,7 +82,7 @@ def test_what_another_gateway_runs_is_left_to_it_though_the_first_look_at_it_fai
         records.accept(pending, OWNER)
         runner.start()
         try:
-            assert claims.handed.wait(10)
+            assert claims.handed.wait(60)
         finally:
             runner.stop()
         held = cast(Any, client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10))
@@ -112,7 +112,7 @@ def test_a_function_that_a_lost_gateway_had_started_may_not_start_again(valkey_u
         runner = runner_of(client, valkey_url, execute, Registry(client), PendingClaims(client, OURS))
         runner.start()
         try:
-            answers = {asked.get(timeout=10), asked.get(timeout=10)}
+            answers = {asked.get(timeout=60), asked.get(timeout=60)}
         finally:
             runner.stop()
         assert answers == {True, False}
@@ -135,7 +135,7 @@ def test_a_202_waits_for_few_of_the_ten_thousand_before_it(valkey_url: str, monk
     gate, order = threading.Semaphore(0), queue.Queue[tuple[str, Any]]()
 
     def execute(call: Call) -> Outcome:
-        assert gate.acquire(timeout=30)
+        assert gate.acquire(timeout=200)
         order.put((call.activation_id, call.payload))
         return Outcome(ActivationStatus.SUCCESS, {})
 
@@ -153,11 +153,11 @@ def test_a_202_waits_for_few_of_the_ten_thousand_before_it(valkey_url: str, monk
             while not runner.holds(ActivationId("honest0")):
                 tick.wait(0.01)
             gate.release(12)
-            first = [order.get(timeout=30) for _ in range(12)]
+            first = [order.get(timeout=60) for _ in range(12)]
             assert ("honest0", {"n": 0}) in first, "two ran, and each of the others had at most two turns"
             assert {payload["n"] for name, payload in first if name.startswith("more")} >= {0, 1}
             gate.release(100)
-            beyond = [order.get(timeout=30) for _ in range(100)]
+            beyond = [order.get(timeout=60) for _ in range(100)]
             assert all(name.endswith(str(payload["n"])) for name, payload in beyond), "arguments are read again"
             ran = [name for name, _ in (*first, *beyond)]
             assert len(set(ran)) == len(ran)
@@ -199,7 +199,7 @@ def test_the_demand_of_a_202_ends_whatever_its_action_has_become(
 
         def execute(call: Call) -> Outcome:
             entered.release()
-            assert gate.acquire(timeout=20)
+            assert gate.acquire(timeout=60)
             if not call.action.is_composed:
                 demand.withdraw(call)  # as the dispatcher does
             ran.put(call.activation_id)
@@ -212,14 +212,14 @@ def test_the_demand_of_a_202_ends_whatever_its_action_has_become(
             for name in ("1", "2", "3"):  # two of them run, and the last one waits
                 records.accept(Pending(ActivationId(name), before.namespace, "x", before.name, "0.0.1", {}, 0, 0))
             for _ in range(2):
-                assert entered.acquire(timeout=10)
+                assert entered.acquire(timeout=60)
             tick = threading.Event()
             while [d.action for d in registry.demand() if d.activation_id == "3"] != [before.served_by]:
                 tick.wait(0.01)
             actions.put(replace(after, version="0.0.2"), last="0.0.1", old=before)
             runner._actions.forget()
             gate.release(3)
-            assert {ran.get(timeout=20) for _ in range(3)} == {"1", "2", "3"}
+            assert {ran.get(timeout=60) for _ in range(3)} == {"1", "2", "3"}
         finally:
             runner.stop()
             runner._pool.shutdown()

@@ -45,7 +45,7 @@ def test_the_owner_of_an_entry_has_a_lease_though_none_outlived_the_state_server
 
     def steps(_: Call) -> Steps:
         yield "queued"
-        ends.wait(10)
+        ends.wait(60)
         return Outcome(ActivationStatus.SUCCESS, {"n": 1})
 
     with redis_link.connect(valkey_url) as client:
@@ -68,7 +68,7 @@ def test_a_run_that_outlasts_its_request_gives_the_place_of_its_thread_to_anothe
 
     def steps(_: Call) -> Steps:
         yield "queued"
-        ends.wait(10)
+        ends.wait(60)
         return Outcome(ActivationStatus.SUCCESS, {"n": 1})
 
     throttle = Throttle(1_000, 1, places=1)

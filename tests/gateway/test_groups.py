@@ -84,7 +84,7 @@ def test_a_request_whose_group_is_lost_before_its_first_token_goes_before_those_
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, "first")
-        assert invoker.entered.acquire(timeout=10)
+        assert invoker.entered.acquire(timeout=60)
         later = pool.submit(ask, "later")
         (waiting,) = invoker.wait_for_demand()
         invoker.drop_runs()

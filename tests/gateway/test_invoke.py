@@ -193,7 +193,7 @@ def test_throttles_answer_429_in_openwhisks_words(
     invoker.pace = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(gateway.call, "POST", f"{HELLO}?blocking=true")
-        assert invoker.entered.acquire(timeout=10)
+        assert invoker.entered.acquire(timeout=60)
         second = gateway.call("POST", f"{HELLO}?blocking=true")
         assert second.status_code == 429
         assert second.json()["error"] == "Too many concurrent requests in flight (count: 2, allowed: 1)."
@@ -238,7 +238,7 @@ def test_a_request_that_fails_is_in_flight_no_longer(
             (demand,) = invoker.wait_for_demand()
             error = ModelNotFound("gone").info()
             bus.publish(invoker.client, StartFailed(demand.action, (demand.activation_id,), error, GroupId("b" * 32)))
-            failed = asked.result(10)
+            failed = asked.result(60)
             assert "gone" in failed.text
             assert failed.status_code in (200, 502), "a request before it still holds the only slot"
             failed.close()

@@ -178,7 +178,7 @@ def test_an_answer_is_given_up_after_its_fourth_lost_worker(gateway: GatewayProc
         for n in range(4):
             invoker.wait_for_demand()
             invoker.ready("guest/chat", instance=f"i{n}")
-            assert invoker.entered.acquire(timeout=10)
+            assert invoker.entered.acquire(timeout=60)
         body = reply.result()
     assert body.status_code == 500
     assert body.json()["error"]["code"] == "WorkerLost"

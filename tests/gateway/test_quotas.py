@@ -173,7 +173,7 @@ def test_a_change_that_comes_while_all_quotas_are_read_is_not_lost() -> None:
     book = QuotaBook(Quotas(1, 1, 1, 1, 1, 1), cast(NamespaceQuotas, Stored()))
     changing = threading.Thread(target=book.changed, args=(guest,))
     book.reload()
-    changing.join(10)
+    changing.join(60)
     assert book.of(guest).held == 2
 
 

@@ -148,8 +148,8 @@ def test_a_stream_ends_when_a_part_never_runs() -> None:
     call = Call(ActivationId("a" * 32), action, Subject(action.namespace, "x"), {"model": "chat"}, Hangup(), "chat")
     busy, hold = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as choices:
-        choices.submit(lambda: (busy.set(), hold.wait(10)))
-        assert busy.wait(10)
+        choices.submit(lambda: (busy.set(), hold.wait(60)))
+        assert busy.wait(60)
         texts = Merging(choices, [call], Hangup(), lambda _: iter(())).texts(1)
         choices.shutdown(wait=False, cancel_futures=True)
         with pytest.raises(Unavailable):

@@ -109,7 +109,7 @@ class Platform:
         self.worker.steps.put(END)
         waits = cast(RunsHangup, reader.stream.call.hangup).waits
         for _ in ("the run", "its wait"):
-            assert waits.acquire(timeout=10)
+            assert waits.acquire(timeout=60)
         assert (len(reader.stream.kept.tokens), self.worker.steps.qsize()) == (2, 3)
         return reader
 
@@ -119,7 +119,7 @@ class Platform:
         return found
 
     def outcome(self) -> Outcome:
-        return self.ended.get(timeout=10)[1]
+        return self.ended.get(timeout=60)[1]
 
     def is_counted(self) -> bool:
         try:
@@ -200,7 +200,7 @@ def test_one_client_at_a_time_waits_for_the_reader_that_it_replaces(
     waits, wait_for = threading.Event(), stuck.stream.changed.wait_for
     stuck.stream.changed.wait_for = lambda *args: (waits.set(), wait_for(*args))[1]  # type: ignore[method-assign]
     replacing.start()
-    assert waits.wait(10)
+    assert waits.wait(60)
     with pytest.raises(Conflict):
         platform.attach()
     assert not platform.streams.leave(stuck, resumable=True)
@@ -329,7 +329,7 @@ def test_a_reader_whose_client_hangs_up_while_its_run_waits_is_cut(platform: Pla
     reader.cut = was_cut.set
     with hangup.waking(reader.stream.wake):  # as in steps(), and it is blocked in a write there
         hangup.set()
-    assert was_cut.wait(10)
+    assert was_cut.wait(60)
     platform.streams.leave(reader, resumable=True)
 
 

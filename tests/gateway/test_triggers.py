@@ -242,7 +242,7 @@ def test_nothing_that_a_firing_accepted_is_lost_with_its_gateway(
     invoker.function = lambda value: (200, {"x": 1} if "quick" in value or held.wait(60) else {})
     lines = [json.loads(line) for line in first.record(fire(first, x=1).json()["activationId"])["logs"]]
     for _ in range(3):
-        assert invoker.entered.acquire(timeout=10)
+        assert invoker.entered.acquire(timeout=60)
     (done,) = (run["activation_id"] for run in invoker.runs if run["action_name"] == "/guest/a")
     wait_for_record(valkey_url, done)
     first.kill()

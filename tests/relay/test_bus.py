@@ -41,7 +41,7 @@ class Inbox:
         self.up.put(None)
 
     def next(self) -> Any:
-        return self.messages.get(timeout=10)
+        return self.messages.get(timeout=60)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_an_event_published_after_on_up_is_delivered(
     client = redis_link.connect(valkey_url)
     bus.publish(client, HostChanged(HostId("before"), True))
     running(bus.EventReader(valkey_url, inbox.messages.put, inbox.on_up, LOG))
-    inbox.up.get(timeout=10)
+    inbox.up.get(timeout=60)
     bus.publish(client, HostChanged(HostId("after"), True))
     assert inbox.next() == HostChanged(HostId("after"), True)
     client.close()
@@ -79,7 +79,7 @@ def test_an_unreadable_entry_does_not_stop_those_behind_it(
 ) -> None:
     client = redis_link.connect(valkey_url)
     running(bus.EventReader(valkey_url, inbox.messages.put, inbox.on_up, LOG))
-    inbox.up.get(timeout=10)
+    inbox.up.get(timeout=60)
     client.xadd(keys.EVENTS, {"f": b"not a frame"})
     bus.publish(client, ActionChanged(ActionName("guest/chat")))
     assert inbox.next() == ActionChanged(ActionName("guest/chat"))
@@ -90,10 +90,10 @@ def test_a_reader_survives_a_killed_server_and_reloads(
     own_valkey: ValkeyServer, inbox: Inbox, running: Callable[[Any], None]
 ) -> None:
     running(bus.EventReader(own_valkey.url, inbox.messages.put, inbox.on_up, LOG))
-    inbox.up.get(timeout=10)
+    inbox.up.get(timeout=60)
     own_valkey.kill()
     own_valkey.start()
-    inbox.up.get(timeout=10)
+    inbox.up.get(timeout=60)
     client = redis_link.connect(own_valkey.url)
     bus.publish(client, HostChanged(HostId("h"), False))
     assert inbox.next() == HostChanged(HostId("h"), False)
@@ -133,7 +133,7 @@ def test_a_command_is_acknowledged_when_it_was_carried_out_and_not_before(
         running(bus.CommandReader(valkey_url, host, carry_out, lambda: None, LOG))
         for name in ("1", "2"):
             bus.send_command(client, host, Command(CommandId(name), 1, 2, InspectModel("s3://m")))
-            assert seen.get(timeout=10) == (name, 1, [name])
+            assert seen.get(timeout=60) == (name, 1, [name])
 
 
 def test_a_command_that_the_stream_let_go_before_it_was_finished_stops_none_behind_it(
@@ -178,8 +178,8 @@ def test_every_message_type_is_tagged_by_its_name() -> None:
 def test_no_client_connection_stays_blocked_after_stop(valkey_url: str, inbox: Inbox) -> None:
     reader = bus.EventReader(valkey_url, inbox.messages.put, inbox.on_up, LOG)
     reader.start()
-    inbox.up.get(timeout=10)
+    inbox.up.get(timeout=60)
     reader.stop()
-    reader.join(10)
+    reader.join(60)
     with redis.Redis.from_url(valkey_url) as client:
         assert client.info("clients")["blocked_clients"] == 0

@@ -40,10 +40,10 @@ def test_what_was_lost_with_a_connection_comes_again_and_then_the_new(client: re
     reader = PendingReader(valkey_url, OURS, seen.put, lambda: 2, Log("gateway"))
     reader.start()
     try:
-        names = [seen.get(timeout=10).pending.activation_id for _ in range(5)]
+        names = [seen.get(timeout=60).pending.activation_id for _ in range(5)]
     finally:
         reader.stop()
-        reader.join(10)
+        reader.join(60)
     assert names == ["lost0", "lost2", "lost3", "lost4", "new"]
 
 
@@ -58,20 +58,20 @@ def test_a_gateway_reads_no_more_entries_than_it_has_room_for(client: redis.Redi
         """There is room for two lost entries and for two new ones, and then for none until the test ends."""
         if (n := next(rooms, 0)) == 0:
             asked_again.set()
-            go_on.wait(10)
+            go_on.wait(60)
         return n
 
     seen: queue.Queue[Entry] = queue.Queue()
     reader = PendingReader(valkey_url, OURS, seen.put, room, Log("gateway"))
     reader.start()
     try:
-        assert asked_again.wait(10)
+        assert asked_again.wait(60)
         held = cast(Any, client.xpending_range(keys.PENDING, keys.PENDING_GROUP, "-", "+", 10))
         assert len(held) == seen.qsize() == 2
     finally:
         reader.stop()
         go_on.set()
-        reader.join(10)
+        reader.join(60)
 
 
 class _SlowToClaim(redis.Redis):

@@ -116,7 +116,7 @@ def at_once(n: int, do: Callable[[int], object], refused: type[Exception]) -> tu
     start = threading.Barrier(n)
 
     def one(i: int) -> str | None:
-        start.wait(10)
+        start.wait(60)
         try:
             do(i)
         except refused as e:

@@ -43,12 +43,12 @@ def asked(valkey_url: str) -> Iterator[Callable[[Callable[[StreamWanted], object
         up = threading.Event()
         readers.append(EventReader(valkey_url, answer, up.set, Log("gateway")))
         readers[-1].start()
-        assert up.wait(10)
+        assert up.wait(60)
 
     yield listen
     for reader in readers:
         reader.stop()
-        reader.join(10)
+        reader.join(60)
 
 
 def test_a_stream_is_noted_for_as_long_as_it_is_kept(
@@ -80,7 +80,7 @@ def test_who_finds_too_many_waiting_claims_the_stream_at_once(
     late: queue.SimpleQueue[bool] = queue.SimpleQueue()
     asked(lambda wanted: late.put(homes(ONE).hand(wanted, HANDED, KEPT_S)))
     assert homes(TWO).take(STREAM, ONE, KEPT_S) is None
-    assert not late.get(timeout=10)
+    assert not late.get(timeout=60)
     assert homes(THREE).home(STREAM) == TWO
     with pytest.raises(Conflict):
         homes(THREE).take(STREAM, ONE, KEPT_S)
@@ -100,11 +100,11 @@ def test_those_that_wait_for_gateways_take_no_connection_from_other_calls(
         for name in names:
             assert homes.claim(name, None, KEPT_S)
         taking = [threads.submit(homes.take, name, TWO, KEPT_S) for name in names]
-        wanted = [heard.get(timeout=10) for _ in names]
+        wanted = [heard.get(timeout=60) for _ in names]
         assert homes.note(STREAM, KEPT_S)
         for one in wanted:
             homes.refuse(one)
-        assert [one.result(10) for one in taking] == [None] * len(names)
+        assert [one.result(60) for one in taking] == [None] * len(names)
 
 
 @pytest.mark.parametrize("end", [None, RunFinished("stop", 3, 2, "held back")])
@@ -140,7 +140,7 @@ def test_a_gateway_that_answers_too_late_finds_that_it_has_lost_the_stream(
     heard = threading.Event()
     asked(lambda message: (wanted.append(message), heard.set()))
     assert homes(TWO).take(STREAM, ONE, KEPT_S) is None
-    assert heard.wait(10)
+    assert heard.wait(60)
     assert not homes(ONE).hand(wanted[0], HANDED, KEPT_S)
     assert homes(THREE).home(STREAM) == TWO
 

@@ -27,7 +27,7 @@ print(json.dumps([routes, openapi.document()]))
 @functools.cache
 def _told() -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", _TELL], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _TELL], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
     )
     return json.loads(done.stdout)
 

@@ -389,7 +389,7 @@ def test_a_name_is_resolved_once_for_a_connection_and_each_connection_is_judged(
         connection = source.connect()
         assert connection.stat("config.json").n_bytes == 7
         assert resolver.answers == ["127.0.0.3", "127.0.0.3"], "one resolution for one connection"
-        served.join(10)  # the store closes the kept connection, so the next request makes another
+        served.join(60)  # the store closes the kept connection, so the next request makes another
         for one in (connection, source.connect()):
             with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.3 is not a public address"):
                 one.stat("config.json")

@@ -325,7 +325,7 @@ class Trickle:
         self._over.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -253,7 +253,7 @@ def test_a_start_does_not_use_what_was_taken_back(
     assert "s3://models (THAW_MODELS)" in failed.error.message
     assert "thaw namespace allow-models guest" in failed.error.hint
     platform.schedulers[0].kill()
-    platform.schedulers[0].wait(10)
+    platform.schedulers[0].wait(60)
     platform.scheduler(THAW_MODELS="s3://models")
     platform.ask("guest/chat")
     assert platform.events.wait(StartFailed, 2)[1].error.code == "Forbidden"

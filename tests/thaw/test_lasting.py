@@ -30,7 +30,7 @@ def raises(error: BaseException) -> None:
 
 def run(thread: threading.Thread) -> None:
     thread.start()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), OSError(28, "No space left on device"), SystemExit(0)])
@@ -39,7 +39,7 @@ def test_a_lasting_thread_that_dies_is_written_down_told_and_ends_the_process(
 ) -> None:
     assert lasting.health(gateway="g") == (200, {"status": "ok", "gateway": "g"})
     run(LastingThread(lambda: raises(error), "heartbeat"))
-    assert ended.get(timeout=10) == EXIT_THREAD_DIED
+    assert ended.get(timeout=60) == EXIT_THREAD_DIED
     event = json.loads(capsys.readouterr().err)
     assert (event["event"], event["thread"]) == ("thread_died", "heartbeat")
     assert type(error).__name__ in event["error"]
