@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+from gateway.serving.routing import expected_wait
 from gateway.serving.routing.expected_wait import Expectation
 from gateway.serving.routing.throttle import QueueCaps
 from gateway.serving.routing.waiting_room import Queue, Ticket, WaitingRoom
@@ -22,12 +24,18 @@ from thaw.errors import Throttled, Unavailable
 from thaw.ids import ActionName, ActivationId, GroupId, HostId, Namespace, PlanId
 from thaw.plan import PLAN_VERSION, Plan, PlanStage, StageRole
 
-COLLECTED_NS = time.time_ns()
+NOW_S = 1_800_000_000.0
 CHAT, HELLO_NAME = ActionName("guest/chat"), ActionName("guest/hello")
 HELLO = "/api/v1/namespaces/_/actions/hello"
 
 
-def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0) -> Plan:
+@pytest.fixture
+def _at_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop the wall clock, with which the ages of plans are computed."""
+    monkeypatch.setattr(expected_wait, "time", SimpleNamespace(time=lambda: NOW_S))
+
+
+def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0, *, now_s: float | None = None) -> Plan:
     stage = PlanStage(0, HostId("h"), "cpu", StageRole.FULL, (0, 1), (), (), 1, 1.0, None)
     return Plan(
         PLAN_VERSION,
@@ -37,7 +45,7 @@ def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0)
         CHAT,
         "0.0.1",
         (stage,),
-        created_wall_ns=time.time_ns() - int(made_s_ago * 1e9),
+        created_wall_ns=int(((now_s or time.time()) - made_s_ago) * 1e9),
         predicted_ttft_s=ttft_s,
     )
 
@@ -119,15 +127,19 @@ def queue(n: int = 4, age_s: float = 8.0, handed_s: tuple[float, ...] = (), serv
     return Queue(n, n, 100.0 - age_s, handed_s, frozenset(map(GroupId, serving)))
 
 
+made = partial(plan, now_s=NOW_S)
+
+
+@pytest.mark.usefixtures("_at_now")
 @pytest.mark.parametrize(
     ("plans", "waiting", "want"),
     [
-        ((plan(ttft_s=40),), queue(age_s=8), 32.0),  # the plan predicts the first token of its oldest request
-        ((plan(ttft_s=40, made_s_ago=30),), queue(age_s=8), 10.0),  # the oldest request waits at another gateway
-        ((plan(ttft_s=40), plan("h", ttft_s=20)), queue(age_s=8), 12.0),  # the earlier of two starts counts
-        ((plan(ttft_s=4),), queue(age_s=8), 0.0),  # the start is overdue and may end at any moment
-        ((plan("ready"),), queue(age_s=8, serving=("ready",)), 8.0),  # no start is in progress: as long again
-        ((plan(ttft_s=None),), queue(age_s=8), 8.0),  # the plan of an ordinary function predicts nothing
+        ((made(ttft_s=40),), queue(age_s=8), 32.0),  # the plan predicts the first token of its oldest request
+        ((made(ttft_s=40, made_s_ago=30),), queue(age_s=8), 10.0),  # the oldest request waits at another gateway
+        ((made(ttft_s=40), made("h", ttft_s=20)), queue(age_s=8), 12.0),  # the earlier of two starts counts
+        ((made(ttft_s=4),), queue(age_s=8), 0.0),  # the start is overdue and may end at any moment
+        ((made("ready"),), queue(age_s=8, serving=("ready",)), 8.0),  # no start is in progress: as long again
+        ((made(ttft_s=None),), queue(age_s=8), 8.0),  # the plan of an ordinary function predicts nothing
         ((), queue(n=4, handed_s=(80.0, 90.0, 95.0, 98.0)), 20.0),  # four left the queue in 20 s, and four wait
         ((), queue(n=4, handed_s=(50.0, 52.0)), 100.0),  # no request leaves the queue any more
     ],
@@ -135,9 +147,7 @@ def queue(n: int = 4, age_s: float = 8.0, handed_s: tuple[float, ...] = (), serv
 def test_the_wait_is_foretold_from_starts_then_from_the_queues_pace_then_from_its_age(
     plans: tuple[Plan, ...], waiting: Queue, want: float
 ) -> None:
-    since_ns = time.time_ns() - COLLECTED_NS
-    made = [replace(p, created_wall_ns=p.created_wall_ns + since_ns) for p in plans]
-    assert expected(Plans(*made), waiting) == pytest.approx(want, abs=0.5)
+    assert expected(Plans(*plans), waiting) == pytest.approx(want, abs=0.001)
 
 
 def test_without_a_state_server_the_age_of_the_queue_answers() -> None:
@@ -194,6 +204,7 @@ def test_all_choices_of_a_request_count_where_they_would_wait(
         caps.check(deployed(CHAT), n)
 
 
+@pytest.mark.usefixtures("_at_now")
 @pytest.mark.parametrize(
     ("n_waiting", "n_in_namespace", "serving", "refused"),
     [
@@ -211,7 +222,7 @@ def test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full(
     n_waiting: int, n_in_namespace: int, serving: tuple[str, ...], refused: str
 ) -> None:
     found = Queue(n_waiting, n_in_namespace, 92.0, (), frozenset(map(GroupId, serving)))
-    expectation = Expectation(Plans(plan(ttft_s=40)), lambda: 100.0)  # type: ignore[arg-type]
+    expectation = Expectation(Plans(plan(ttft_s=40, now_s=NOW_S)), lambda: 100.0)  # type: ignore[arg-type]
     caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
     caps.check(deployed(HELLO_NAME))
     if not refused:
@@ -219,4 +230,4 @@ def test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full(
         return
     with pytest.raises(Throttled, match=refused) as caught:
         caps.check(deployed(CHAT))
-    assert caught.value.retry_after_s == pytest.approx(8.0 if serving == ("g",) else 32.0, abs=1.0)
+    assert caught.value.retry_after_s == pytest.approx(8.0 if serving == ("g",) else 32.0, abs=0.001)
