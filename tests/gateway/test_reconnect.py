@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,13 +17,26 @@ import redis
 from gateway.serving.answers.event_ids import EventIds
 from relay.state import keys
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key, wait_for_record
+from tests.gateway.conftest import KEY, OTHER_KEY, ROOT, GatewayProcess, add_key, wait_for_record
 from tests.gateway.event_client import Client
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.test_hangup import raw_post
 from thaw.ids import Namespace
 
 Start = Callable[..., GatewayProcess]
+
+
+PATIENT = """
+from gateway.serving import streams
+streams._LEAVES_S = 30.0
+"""
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> dict[str, str]:
+    """The environment of a gateway that gives a replaced reader as long as a busy machine needs to tell its client."""
+    (tmp_path / "sitecustomize.py").write_text(PATIENT)
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
 
 @pytest.fixture
@@ -299,8 +313,11 @@ def test_a_body_with_its_keys_in_another_order_is_the_same(ready: GatewayProcess
     assert client.has_whole_answer(6)
 
 
-def test_of_two_clients_the_last_one_goes_on(ready: GatewayProcess, invoker: FakeInvoker, valkey_url: str) -> None:
+def test_of_two_clients_the_last_one_goes_on(
+    start_gateway: Start, invoker: FakeInvoker, valkey_url: str, patient: dict[str, str]
+) -> None:
     """A gateway does not see that a client's network has gone, so the first one may be a connection that is dead."""
+    ready = served(start_gateway(**patient), invoker)
     first, second = Client(), Client()
     invoker.pace = threading.Semaphore(2)
     first.ask(ready)
@@ -423,9 +440,9 @@ def test_a_gateway_that_hangs_loses_its_stream_to_the_one_that_computes_it_again
 
 
 def test_a_stream_that_is_computed_again_moves_like_any_other(
-    start_gateway: Start, invoker: FakeInvoker, valkey_url: str
+    start_gateway: Start, invoker: FakeInvoker, valkey_url: str, patient: dict[str, str]
 ) -> None:
-    first, second, third = served(start_gateway(), invoker), start_gateway(), start_gateway()
+    first, second, third = served(start_gateway(), invoker), start_gateway(**patient), start_gateway()
     client, rival = Client(), Client()
     invoker.pace = threading.Semaphore(3)
     client.ask(first)
