@@ -87,7 +87,7 @@ def test_a_host_without_containers_passes_the_engine_of_its_environment_on(
         handle = driver.start(driver.create(spec), spec)
         container = Connected(handle.socket_path)
         try:
-            driver.connect(handle, deadline_s=20)
+            driver.connect(handle, deadline_s=120)
             check(container)
         finally:
             container.http.close()
@@ -100,7 +100,7 @@ class Connected(Container):
     """A container that a driver has started."""
 
     def __init__(self, path: str) -> None:
-        self.http = UnixConnection(path, timeout=60)
+        self.http = UnixConnection(path, timeout=300)
 
 
 @pytest.mark.parametrize("module", ["thaw_runtime.llm.main", "thaw_runtime.start.zygote"])
@@ -109,7 +109,7 @@ def test_a_process_whose_environment_names_no_engine_ends_with_those_that_there_
 ) -> None:
     command = with_echo("THAW_LLM_ENGINE=nonsense", f"THAW_SOCKET={tmp_path}/s", "THAW_DOOR=d", sys.executable, "-m")
     arguments = ["--socket", str(tmp_path / "z")] if module.endswith("zygote") else []
-    done = subprocess.run([*command, module, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*command, module, *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     said = "THAW_LLM_ENGINE='nonsense' is not an engine; set it to one of: echo, vllm"
     assert said in done.stderr.splitlines()

@@ -219,7 +219,7 @@ def put_large(gateway: GatewayProcess, n_bytes: int) -> None:
 
 
 def test_clients_that_do_not_read_hold_no_thread_and_are_cut(start: Callable[..., GatewayProcess]) -> None:
-    gateway = start(**FEW_THREADS, THAW_GATEWAY_ANSWER_S="2", THAW_PARAMETERS_BYTES="7000000")
+    gateway = start(**FEW_THREADS, THAW_GATEWAY_ANSWER_S="4", THAW_PARAMETERS_BYTES="7000000")
     put_large(gateway, 6_000_000)
     ask = head("GET", "/api/v1/namespaces/_/actions/large", "Connection: close")
     with ExitStack() as stack:

@@ -94,7 +94,7 @@ def test_the_program_says_where_a_file_is_bad(tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "out"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=500)
     assert done.returncode == 2
     assert "w.csv:2: 1 fields, not 6" in done.stderr
 

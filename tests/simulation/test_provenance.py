@@ -123,5 +123,5 @@ def test_make_check_says_it() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
     assert "bench/simulate.py --changed" in recipe
     command = [sys.executable, "bench/simulate.py", "--changed"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=500)
     assert (done.returncode, done.stdout.strip()) == (0, provenance.news())

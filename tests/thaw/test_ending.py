@@ -23,7 +23,7 @@ print("ended")
 
 
 def test_a_signal_that_another_thread_caught_ends_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
@@ -38,5 +38,5 @@ threading.Event().wait()
 
 
 def test_a_process_that_is_bounded_ends_whatever_its_threads_wait_for() -> None:
-    done = subprocess.run([sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "unheard\n"), done.stderr

@@ -64,7 +64,7 @@ class Component:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._overdue = threading.Timer(60, self.process.kill)  # this ends a wait for the process's next line
+        self._overdue = threading.Timer(300, self.process.kill)  # this ends a wait for the process's next line
         self._overdue.start()
 
     def event(self, name: str) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class Component:
     def end(self) -> int:
         """Return the exit status.  If the process does not end by itself, end it."""
         try:
-            return self.process.wait(20)
+            return self.process.wait(60)
         finally:
             self._overdue.cancel()
             self.process.kill()
-            self.process.wait(20)
+            self.process.wait(60)
             assert self.process.stderr is not None
             self.process.stderr.close()
 
