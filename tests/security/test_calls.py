@@ -292,11 +292,11 @@ def test_a_gateway_that_is_killed_in_a_put_leaves_nothing_that_stays(
         watch = client.pubsub()
         client.config_set("notify-keyspace-events", "Kh")
         watch.psubscribe("__keyspace@0__:thaw:code:*")
-        watch.get_message(timeout=5)
+        assert watch.get_message(timeout=60) is not None, "no confirmation"
         with connect(gateway) as sock:
             path = f"{NAMESPACES}/_/actions/long"
             sock.sendall(head("PUT", path, f"Content-Length: {len(body)}") + body)
-            assert watch.get_message(timeout=30) is not None
+            assert watch.get_message(timeout=60) is not None
             os.kill(pid, signal.SIGKILL)
         watch.close()
         (left,) = other.keys("thaw:code:*")
