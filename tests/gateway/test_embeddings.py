@@ -20,6 +20,7 @@ from gateway.api.bad_field import BadField
 from gateway.api.embeddings_body import MOST_INPUTS, check_embeddings
 from tests.gateway.conftest import KEY, LLM_CONFIG, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.test_hangup import raw_post
 from tests.scheduler.world import report
 from thaw.errors import BadParameter
 
@@ -123,9 +124,11 @@ def test_a_request_waits_for_a_start_and_one_that_is_left_ends_its_run(
         invoker.wait_for_demand()
         invoker.ready("guest/chat")
         assert reply.result().headers["X-Thaw-Start"].startswith("cold; ttft=")
+    assert invoker.entered.acquire(timeout=60)
     invoker.pace = threading.Semaphore(0)
-    with pytest.raises(requests.Timeout):
-        gateway.call("POST", "/v1/embeddings", json={"model": "chat", "input": "a"}, timeout=0.5)
+    leaves = raw_post(gateway, "/v1/embeddings", {"model": "chat", "input": "a"})
+    assert invoker.entered.acquire(timeout=60)
+    leaves.close()
     assert invoker.closed.acquire(timeout=60)
 
 
