@@ -108,9 +108,7 @@ def test_an_answer_whose_group_is_lost_goes_on_from_its_tokens_on_another(
     invoker.pace = threading.Semaphore(3)
     with gateway.chat(stream=True, max_tokens=6) as reply:
         lines = (line for line in reply.iter_lines() if line.startswith(b"data: {"))
-        received = [next(lines)]
-        while len(received) < 3:
-            received.append(next(lines))
+        received = [next(lines) for _ in range(4)]  # the role and three tokens
         lost = WorkerLost("the container was killed")
         invoker.gone(follower, lost)
         invoker.gone(first, lost)
