@@ -31,7 +31,7 @@ class Standstill:
 
     def __init__(self) -> None:
         self._due_ns = 0  # 0: no timer is set
-        self._busy_s = 0.0
+        self._busy_s: dict[str, float] = {}
         self._found: deque[Stop] = deque(maxlen=_KEPT)
 
     def expect(self, seconds: float) -> None:
@@ -47,7 +47,8 @@ class Standstill:
         if not self._due_ns or late_s < _WORTH_SAYING_S:
             return
         self._due_ns = 0
-        stood_s = late_s - (_busy_s() - self._busy_s)
+        # the time of a thread that has ended since is lost, and must not make up for that of the others
+        stood_s = late_s - sum(seconds - self._busy_s.get(tid, 0.0) for tid, seconds in _busy_s().items())
         if stood_s >= _WORTH_SAYING_S:
             self._found.append(_ended_now(stood_s))
 
@@ -66,12 +67,12 @@ def _earlier(e: TraceEvent, by_ns: int) -> TraceEvent:
     return TraceEvent(e.name, boot_id=e.boot_id, mono_ns=e.mono_ns - by_ns, wall_ns=e.wall_ns - by_ns, attrs=e.attrs)
 
 
-def _busy_s() -> float:
-    """The seconds of all threads together on a core, or ready for one."""
-    total = 0.0
+def _busy_s() -> dict[str, float]:
+    """By thread, the seconds on a core or ready for one."""
+    found: dict[str, float] = {}
     for tid in os.listdir("/proc/self/task"):
         try:
-            total += sum(parse_schedstat(Path(f"/proc/self/task/{tid}/schedstat").read_bytes()))
+            found[tid] = sum(parse_schedstat(Path(f"/proc/self/task/{tid}/schedstat").read_bytes()))
         except OSError:
             continue  # the thread has ended
-    return total
+    return found

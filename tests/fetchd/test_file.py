@@ -49,7 +49,7 @@ def inspect(fetchd: Fetchd, directory: Path) -> ModelFacts:
 
 def read_all(fetchd: Fetchd, segment_id: str, instance: str) -> tuple[DescriptorClient, SegmentReader]:
     descriptors, reader = fetchd.open(segment_id, instance)
-    assert reader.wait(reader.n_bytes, 10) == reader.n_bytes
+    assert reader.wait(reader.n_bytes, 30) == reader.n_bytes
     return descriptors, reader
 
 
@@ -89,7 +89,7 @@ def test_a_model_with_an_index_is_verified_and_named_by_its_root_checksum(fetchd
     assert facts.verified
     assert len(facts.sha256) == 64
     started = fetchd.start(facts, "verified")
-    assert fetchd.client.wait(GroupId("verified"), 0, deadline_s=10).n_bytes == started.n_bytes
+    assert fetchd.client.wait(GroupId("verified"), 0, deadline_s=30).n_bytes == started.n_bytes
 
 
 def test_a_chunk_that_is_not_what_the_index_says_ends_the_fetch_as_corrupt(fetchd: Fetchd, tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ def test_a_chunk_that_is_not_what_the_index_says_ends_the_fetch_as_corrupt(fetch
     (model / "model.safetensors").write_bytes(data)
     started = fetchd.start(facts, "corrupt")
     with pytest.raises(ModelCorrupt, match=r"model.safetensors: chunk 1 failed its checksum twice"):
-        fetchd.client.wait(GroupId("corrupt"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("corrupt"), 0, deadline_s=30)
     assert all(s.segment_id != started.segment_id for s in fetchd.client.status().segments)
 
 
 def test_a_fetch_reports_where_its_time_went(fetchd: Fetchd, tmp_path: Path) -> None:
     facts = inspect(fetchd, write_model(tmp_path / "m", seed=30))
     fetchd.start(facts, "report")
-    done = fetchd.client.wait(GroupId("report"), 0, deadline_s=10)
+    done = fetchd.client.wait(GroupId("report"), 0, deadline_s=30)
     begin, first, end = done.events
     assert [e.name for e in done.events] == [Phase.FETCH_BEGIN, Phase.FETCH_FIRST_BYTE, Phase.FETCH_END]
     assert begin.mono_ns <= first.mono_ns <= end.mono_ns
@@ -123,24 +123,25 @@ def test_a_fetch_reports_where_its_time_went(fetchd: Fetchd, tmp_path: Path) -> 
 
 
 def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Path) -> None:
-    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=4_000_000) as fetchd:
+    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=2_000_000) as fetchd:
         facts = inspect(fetchd, write_model(tmp_path / "m", seed=31, n_layers=2))
         fetchd.start(facts, "held-up")
         wait_until(lambda: any(f.pending_bytes < f.n_bytes for f in fetchd.client.status().fetches))
         os.kill(fetchd.process.pid, signal.SIGSTOP)
-        threading.Event().wait(1.0)  # fetchd stays stopped for this long
+        threading.Event().wait(3.0)  # fetchd stays stopped for this long
         os.kill(fetchd.process.pid, signal.SIGCONT)
-        done = fetchd.client.wait(GroupId("held-up"), 0, deadline_s=20)
+        done = fetchd.client.wait(GroupId("held-up"), 0, deadline_s=30)
     (stop,) = (e for e in done.events if e.name == Phase.STOPPED_BEGIN)
     (end,) = (e for e in done.events if e.name == Phase.STOPPED_END)
-    assert (end.mono_ns - stop.mono_ns) / 1e9 >= 0.7  # the missed heartbeat was due at most 0.2 s after the stop
+    # the missed heartbeat was due at most 0.2 s after the stop, and its threads may have waited for a core before and after
+    assert (end.mono_ns - stop.mono_ns) / 1e9 >= 2.0
     assert (stop.group_id, stop.host, stop.attrs["process"]) == ("held-up", "host-1", "fetchd")
     timeline = analyse(done.events)
     assert timeline is not None
     explained = explain(timeline, lambda _: None)
     (fetch,) = explained.accounts
     shares = {s.what: s.seconds for s in fetch.shares}
-    assert shares["stopped"] >= 0.7
+    assert shares["stopped"] >= 2.0
     assert shares["waiting for its share of the link"] > 0
     assert sum(shares.values()) <= fetch.phase.seconds + 0.01  # the stop is not counted as waiting for the link too
     assert [s.during for s in explained.stops] == [("fetch",)]
@@ -149,11 +150,11 @@ def test_a_fetch_says_when_and_for_how_long_its_process_was_stopped(tmp_path: Pa
 def test_a_second_start_of_the_same_bytes_is_served_from_host_memory(fetchd: Fetchd, tmp_path: Path) -> None:
     facts = inspect(fetchd, write_model(tmp_path / "m", seed=40))
     first = fetchd.start(facts, "first")
-    fetchd.client.wait(GroupId("first"), 0, deadline_s=10)
+    fetchd.client.wait(GroupId("first"), 0, deadline_s=30)
     second = fetchd.start(facts, "second")
     assert second.segment_id == first.segment_id
     assert second.resident
-    done = fetchd.client.wait(GroupId("second"), 0, deadline_s=10)
+    done = fetchd.client.wait(GroupId("second"), 0, deadline_s=30)
     assert done.fetched_bytes == 0
     assert [e.name for e in done.events] == [Phase.FETCH_BEGIN, Phase.FETCH_END]
 
@@ -229,7 +230,7 @@ def test_without_retain_the_slabs_are_free_once_the_last_holder_goes(tmp_path: P
         for _ in range(3):
             started = fetchd.start(facts)
             descriptors, reader = read_all(fetchd, started.segment_id, "i")
-            fetchd.client.wait(G, 0, deadline_s=10)
+            fetchd.client.wait(G, 0, deadline_s=30)
             assert fetchd.free_bytes() < whole
             reader.close()
             descriptors.close()
@@ -257,7 +258,7 @@ def test_a_model_that_changed_since_it_was_planned_is_not_mixed_with_the_old_one
     assert inspect(fetchd, model).etag != facts.etag
     fetchd.start(facts, "stale")
     with pytest.raises(ModelChanged, match="has changed: version .* was planned"):
-        fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("stale"), 0, deadline_s=30)
 
 
 def test_a_model_that_is_replaced_after_it_was_planned_counts_as_changed_and_not_as_damaged(
@@ -268,7 +269,7 @@ def test_a_model_that_is_replaced_after_it_was_planned_counts_as_changed_and_not
     write_model(model, seed=71)  # fetchd only knows the old version
     fetchd.start(facts, "stale")
     with pytest.raises(ModelChanged, match="has changed: version .* was planned"):
-        fetchd.client.wait(GroupId("stale"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("stale"), 0, deadline_s=30)
 
 
 @pytest.mark.parametrize(
