@@ -92,7 +92,7 @@ class Fetchd:
         variables = {
             "THAW_FETCHD_POOL_MB": 96,
             "THAW_FETCHD_SLAB_MB": 4,
-            "THAW_FETCHD_READ_TIMEOUT_S": 1,
+            "THAW_FETCHD_READ_TIMEOUT_S": 20,  # a store of this process may have to wait for a processor
             "THAW_FETCHD_ALLOW": "127.0.0.1, 10.231.0.0/16",  # the tests' stores
             "THAW_FETCHD_FILE_ROOTS": "/",
             "THAW_FETCHD_OWN_STORE": "s3://",
@@ -133,8 +133,8 @@ class Fetchd:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(15)
-        self._reader.join(5)
+            self.process.wait(30)
+        self._reader.join(30)
         assert self.process.stderr is not None
         self.process.stderr.close()
         self.short.cleanup()
@@ -145,7 +145,7 @@ class Fetchd:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(30)
 
     def start(
         self, facts: ModelFacts, group: str = "g", ranges: tuple[FileRange, ...] = (), **more: Any
@@ -162,7 +162,7 @@ class Fetchd:
         path = self.client.open_descriptor_socket(InstanceId(instance))
         self.client.grant_segment(InstanceId(instance), segment_id, *self._asked[segment_id])
         descriptors = DescriptorClient.connect(path)
-        return descriptors, descriptors.segment(deadline_s=10)
+        return descriptors, descriptors.segment(deadline_s=30)
 
     def reason(self, told: ThawError) -> dict[str, Any]:
         """Return the logged event of an error.  A tenant gets only the error's id."""
@@ -234,7 +234,7 @@ class Store:
             except OSError:
                 pass
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -95,7 +95,7 @@ class Both:
         self.come = threading.Barrier(2)
 
     def inspect_adapter(self, uri: str, base: str, max_rank: int) -> ModelFacts:
-        self.come.wait(10)
+        self.come.wait(30)
         if max_rank < 4:
             raise ModelUnsupported("it has rank 4")
         return ModelFacts(uri, 10, 8, 1, (4,), 4, "00", "", True, {})

@@ -37,7 +37,7 @@ def test_a_fetchd_whose_log_cannot_be_written_fetches_offers_and_ends_as_ever(tm
             started = fetchd.start(facts, f"g{n}")
             fetchd.client.wait(GroupId(f"g{n}"), 0, deadline_s=20)
             descriptors, reader = fetchd.open(started.segment_id, f"i{n}")
-            assert reader.wait(reader.n_bytes, 10) == reader.n_bytes
+            assert reader.wait(reader.n_bytes, 30) == reader.n_bytes
             assert file_bytes(reader, facts, "model.safetensors") == (model / "model.safetensors").read_bytes()
             reader.close()
             descriptors.close()

@@ -151,7 +151,7 @@ def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
         facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
         first, second = (fetchd.start(facts, group).segment_id for group in ("first", "second"))
         assert first == second
-        fetchd.client.wait(GroupId("first"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("first"), 0, deadline_s=30)
         fetchd.client.open_descriptor_socket(InstanceId("i2"))
         fetchd.client.grant_segment(InstanceId("i2"), second, GroupId("second"), 0)
         fetchd.client.cancel(GroupId("second"), 1)
@@ -227,7 +227,7 @@ def test_a_clean_stop_tells_the_readers(tmp_path: Path) -> None:
         fetchd.process.terminate()
         with pytest.raises(PlatformError, match="cancelled"):
             reader.wait(reader.n_bytes, 20)
-        assert fetchd.process.wait(10) == 0
+        assert fetchd.process.wait(30) == 0
         assert os.listdir(f"{fetchd.short.name}/d") == []
         reader.close()
         descriptors.close()
@@ -267,7 +267,7 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
 
         def end_invoker() -> None:
             owner.kill()
-            owner.wait(5)
+            owner.wait(30)
 
         def end_container() -> None:
             reader.close()

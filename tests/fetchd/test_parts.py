@@ -216,11 +216,11 @@ def test_whoever_waits_for_room_is_told_when_a_segment_is_whole_or_let_go(pool: 
     store = SegmentStore(pool, retain=True)
     segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "one")
     store.hold(segment.segment_id, "two")
-    before = store.await_change(-1, 10)
+    before = store.await_change(-1, 30)
     store.drop(segment, "two")
     assert store.await_change(before, 0) == before  # "one" still holds the segment
     told: list[int] = []
-    waiting = threading.Thread(target=lambda: told.append(store.await_change(before, 10)))
+    waiting = threading.Thread(target=lambda: told.append(store.await_change(before, 30)))
     waiting.start()
     store.drop(segment, "one")
     waiting.join(30)

@@ -114,7 +114,7 @@ def test_one_flipped_byte_at_the_edge_of_a_stage_is_corruption(
     group = f"flip-{name}-{at}"
     fetchd.start(facts, group, stage(facts, 2, 4))
     with pytest.raises(ModelCorrupt, match=rf"(tensor {name}|chunk \d) failed its checksum twice"):
-        fetchd.client.wait(GroupId(group), 0, deadline_s=10)
+        fetchd.client.wait(GroupId(group), 0, deadline_s=30)
 
 
 def flip(model: Path, name: str, at: int) -> None:
@@ -129,12 +129,12 @@ def test_the_edges_of_an_unverified_model_are_learned_at_its_first_fetch(fetchd:
     facts = fetchd.client.inspect(f"{store.uri}/m")
     assert not facts.verified
     fetchd.start(facts, "learn", stage(facts, 2, 4))
-    fetchd.client.wait(GroupId("learn"), 0, deadline_s=10)
+    fetchd.client.wait(GroupId("learn"), 0, deadline_s=30)
     fetchd.client.cancel(GroupId("learn"), 1)
     flip(store.root / "m", "model.layers.2.mlp.w", 0)  # length and etag stay the same
     fetchd.start(facts, "learnt", stage(facts, 2, 3))
     with pytest.raises(ModelCorrupt) as told:
-        fetchd.client.wait(GroupId("learnt"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("learnt"), 0, deadline_s=30)
     assert "tensor model.layers.2.mlp.w failed its checksum twice" in fetchd.reason(told.value)["error"]
 
 
@@ -198,7 +198,7 @@ def test_the_wait_is_over_after_the_first_part_and_the_rest_follows_in_the_same_
     first, later = first_and_later(facts)
     gate = Gate(store, later)
     started = fetchd.start(facts, "g", first, later_ranges=later)
-    done = fetchd.client.wait(G, 0, deadline_s=10)
+    done = fetchd.client.wait(G, 0, deadline_s=30)
     assert done.fetched_bytes == sum(r.n_bytes for r in first)
     assert done.events[-1].n_bytes == sum(r.n_bytes for r in first)
     descriptors, reader = fetchd.open(started.segment_id)
@@ -207,7 +207,7 @@ def test_the_wait_is_over_after_the_first_part_and_the_rest_follows_in_the_same_
     assert (status.n_bytes, status.done_bytes, status.pending_bytes) == (done.fetched_bytes, done.fetched_bytes, 0)
     assert status.later_bytes == sum(r.n_bytes for r in later)
     gate.opened.set()
-    reader.wait(reader.n_bytes, 10)
+    reader.wait(reader.n_bytes, 30)
     names = [t.name for t in reader.offer.tensors]
     in_file_order = list(expected(lambda name: True))
     assert names == [*in_file_order[5:9], *in_file_order[:5], *in_file_order[9:]]
@@ -226,11 +226,11 @@ def test_a_cancel_of_the_group_ends_the_later_part_too(fetchd: Fetchd, store: St
     free = fetchd.free_bytes()
     gate = Gate(store, later)
     started = fetchd.start(facts, "g", first, later_ranges=later)
-    fetchd.client.wait(G, 0, deadline_s=10)
+    fetchd.client.wait(G, 0, deadline_s=30)
     descriptors, reader = fetchd.open(started.segment_id)
     fetchd.client.cancel(G, 1)
     with pytest.raises(PlatformError, match="cancelled"):
-        reader.wait(reader.n_bytes, 10)
+        reader.wait(reader.n_bytes, 30)
     assert reader.wait(reader.first_bytes, 1) >= reader.first_bytes, "what had arrived stays good"
     gate.opened.set()
     reader.close()
@@ -250,7 +250,7 @@ def test_a_later_part_that_the_pool_has_no_room_for_is_left_out_and_said_so(tmp_
         (status,) = fetchd.client.status().fetches
         assert (status.later_bytes, status.left_out_bytes) == (0, left_out)
         gate.opened.set()
-        done = fetchd.client.wait(G, 0, deadline_s=10)
+        done = fetchd.client.wait(G, 0, deadline_s=30)
         assert done.n_bytes == started.n_bytes < sum(facts.files.values())
         assert done.events[-1].attrs["left_out_bytes"] == left_out
         again = fetchd.start(facts, "g2", first, later_ranges=later)  # there is still no room, so it shares the segment
@@ -265,22 +265,22 @@ def test_a_first_part_that_does_not_fit_now_is_told_apart_from_one_that_never_do
         facts = fetchd.client.inspect(f"{store.uri}/m")
         first = stage(facts, 1, 4)
         fetchd.start(facts, "g", first)
-        fetchd.client.wait(G, 0, deadline_s=10)
+        fetchd.client.wait(G, 0, deadline_s=30)
         status = fetchd.client.status()
         assert [s.n_slabs * status.slab_bytes for s in status.segments if s.holders] == [12 * 2**20]
         assert [(s.key, s.n_slabs, s.complete) for s in status.segments] == [
             (content_key(facts.uri, facts.version, first, ()), n_slabs(first, status.slab_bytes), True)
         ]
-        version = fetchd.client.await_pool_change(-1, timeout_s=10)
+        version = fetchd.client.await_pool_change(-1, timeout_s=30)
         with pytest.raises(PoolFull, match="4194304 of 16777216 bytes are not in use"):
             fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first)
         with pytest.raises(MemoryTooSmall):
             fetchd.start(facts, "all")
         fetchd.client.cancel(G, 1)
-        assert fetchd.client.await_pool_change(version, timeout_s=10) != version
+        assert fetchd.client.await_pool_change(version, timeout_s=30) != version
         assert [s for s in fetchd.client.status().segments if s.holders] == []
         assert fetchd.start(facts, "rest", stage(facts, 4, N_LAYERS), later_ranges=first).left_out_bytes > 0
-        fetchd.client.wait(GroupId("rest"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("rest"), 0, deadline_s=30)
 
 
 def later_bytes(fetchd: Fetchd, group: str) -> int:
@@ -292,7 +292,7 @@ def test_the_later_part_yields_to_every_other_fetch(tmp_path: Path, store: Store
         facts = fetchd.client.inspect(f"{store.uri}/m")
         layer = stage(facts, 2, 3)
         fetchd.start(facts, "one", layer, later_ranges=stage(facts, 3, N_LAYERS))
-        fetchd.client.wait(GroupId("one"), 0, deadline_s=10)
+        fetchd.client.wait(GroupId("one"), 0, deadline_s=30)
         two = stage(facts, 1, 2)
         fetchd.start(facts, "two", two)
         before = later_bytes(fetchd, "one")
@@ -310,11 +310,11 @@ def test_a_later_part_that_is_corrupt_leaves_the_first_one_good_and_can_be_asked
     flip(store.root / "m", name, 7)
     gate = Gate(store, later)  # otherwise the damage may be found before the first part is complete
     started = fetchd.start(facts, "g", first, later_ranges=later)
-    fetchd.client.wait(G, 0, deadline_s=10)
+    fetchd.client.wait(G, 0, deadline_s=30)
     gate.opened.set()
     descriptors, reader = fetchd.open(started.segment_id)
     with pytest.raises(ModelCorrupt):
-        reader.wait(reader.n_bytes, 10)
+        reader.wait(reader.n_bytes, 30)
     reader.wait(reader.first_bytes, 1)
     late, second = fetchd.open(started.segment_id, "late")  # this container comes after the later part has failed
     second.wait(second.first_bytes, 1)

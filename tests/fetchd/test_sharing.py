@@ -75,9 +75,9 @@ def test_what_another_segment_holds_is_copied_and_only_the_rest_is_fetched(
     before = store.sent_bytes
     one, two = layers(facts, 2, 5), layers(facts, 4, N_LAYERS)
     fetchd.start(facts, "one", one)
-    fetchd.client.wait(GroupId("one"), 0, deadline_s=10)
+    fetchd.client.wait(GroupId("one"), 0, deadline_s=30)
     started = fetchd.start(facts, "two", two)
-    done = fetchd.client.wait(GroupId("two"), 0, deadline_s=10)
+    done = fetchd.client.wait(GroupId("two"), 0, deadline_s=30)
     assert store.sent_bytes - before == union_bytes(one, two)
     assert done.fetched_bytes == union_bytes(one, two) - union_bytes(one)
     assert done.events[-1].attrs["copied_bytes"] == sum(r.n_bytes for r in two) - done.fetched_bytes
@@ -88,10 +88,10 @@ def test_a_part_of_a_resident_model_takes_no_byte_from_the_store(
     fetchd: Fetchd, store: Store, facts: ModelFacts
 ) -> None:
     fetchd.start(facts, "whole")
-    fetchd.client.wait(GroupId("whole"), 0, deadline_s=10)
+    fetchd.client.wait(GroupId("whole"), 0, deadline_s=30)
     before = len(store.requests)
     started = fetchd.start(facts, "part", layers(facts, 3, 6))
-    assert fetchd.client.wait(GroupId("part"), 0, deadline_s=10).fetched_bytes == 0
+    assert fetchd.client.wait(GroupId("part"), 0, deadline_s=30).fetched_bytes == 0
     assert len(store.requests) == before
     check(fetchd, started.segment_id, store, "part")
 
@@ -103,7 +103,7 @@ def test_overlapping_fetches_at_the_same_time_fetch_each_byte_once(
 
     def hold(request: Request) -> bool:
         if request.method == "GET":
-            gate.wait(10)  # no byte arrives before all fetches have been requested
+            gate.wait(30)  # no byte arrives before all fetches have been requested
         return False
 
     store.fault = hold
@@ -112,7 +112,7 @@ def test_overlapping_fetches_at_the_same_time_fetch_each_byte_once(
     started: list[str] = []
 
     def start(number: int) -> None:
-        both.wait(5)
+        both.wait(30)
         started.append(fetchd.start(facts, f"g{number}", wanted[number]).segment_id)
 
     threads = [threading.Thread(target=start, args=(i,)) for i in range(2)]
@@ -137,16 +137,16 @@ def test_when_the_fetch_that_others_wait_for_fails_its_bytes_come_from_the_store
     def hold(request: Request) -> bool:
         if request.method == "GET" and not gate.is_set():
             held.set()
-            gate.wait(10)
+            gate.wait(30)
         return False
 
     store.fault = hold
     fetchd.start(facts, "one", layers(facts, 0, 6))
-    assert held.wait(5)
+    assert held.wait(30)
     started = fetchd.start(facts, "two", layers(facts, 2, N_LAYERS))
     fetchd.client.cancel(GroupId("one"), 1)
     gate.set()
-    fetchd.client.wait(GroupId("two"), 0, deadline_s=10)
+    fetchd.client.wait(GroupId("two"), 0, deadline_s=30)
     check(fetchd, started.segment_id, store, "two")
 
 
@@ -157,5 +157,5 @@ def test_who_waits_for_a_slow_fetchs_bytes_lends_it_haste(fetchd: Fetchd, store:
     fetchd.start(facts, "urgent", layers(facts, 1, N_LAYERS), deadline_ms=5_000)
     fetchd.client.wait(GroupId("urgent"), 0, deadline_s=20)
     fetchd.start(facts, "slow", layers(facts, 0, N_LAYERS))
-    fetchd.client.wait(GroupId("slow"), 0, deadline_s=10)
+    fetchd.client.wait(GroupId("slow"), 0, deadline_s=30)
     assert store.sent_bytes - before == sum(r.n_bytes for r in layers(facts, 0, N_LAYERS))

@@ -37,7 +37,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
         return
     (tmp_path / "m%20d").symlink_to(tmp_path / "m d")  # the store does not unquote names
     with Store(tmp_path) as store:
-        yield HttpSource(f"{store.uri}/m d", 2.0)
+        yield HttpSource(f"{store.uri}/m d", 20.0)
 
 
 @pytest.fixture

@@ -59,9 +59,9 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
             path = fetchd.client.open_descriptor_socket(instance)
             fetchd.client.grant_segment(instance, started.segment_id, GroupId(group), 0)
             descriptors = DescriptorClient.connect(path)
-            reader = descriptors.segment(deadline_s=10)
+            reader = descriptors.segment(deadline_s=30)
             try:
-                reader.wait(reader.n_bytes, 10)
+                reader.wait(reader.n_bytes, 30)
                 for p in reader.offer.layout:
                     expected = contents[facts.uri][p.offset : p.offset + p.n_bytes]
                     assert p.file != "model.safetensors" or reader.view(p.segment_offset, p.n_bytes) == expected

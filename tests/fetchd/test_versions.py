@@ -215,7 +215,7 @@ def test_the_objects_of_a_directory_are_compared_side_by_side(tmp_path: Path) ->
 
     def all_at_once(request: Request) -> bool:
         if is_second.is_set() and request.method == "HEAD" and request.name in shards:
-            together.wait(10)
+            together.wait(30)
         return False
 
     with Store(tmp_path, all_at_once) as store, Fetchd(tmp_path, THAW_FETCHD_READ_TIMEOUT_S=20) as fetchd:
