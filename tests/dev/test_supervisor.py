@@ -208,7 +208,7 @@ with Supervisor(layout, lambda *_: None) as s:
         children = belonging_to(layout.homes)
         assert len(children) == 1
         supervisor.kill()
-    assert wait_gone(children, 5.0) == set()
+    assert wait_gone(children, 30.0) == set()
 
 
 def test_a_pid_with_another_start_time_is_another_process() -> None:
