@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ class Adapted(Forked):
         self.zygote = zygote
         super().__init__(zygote, directory, FakeDescriptorSocket(model, directory / "socket"))
         self.wait_listening()
-        init = llm_init(dtype="float32", args={"block_size": 32})
+        init = llm_init(dtype="float32", max_model_len=1024, args={"block_size": 32})
         engine = replace(init.config.engine, max_lora_rank=8)
         config = replace(init.config, engine=engine, scaling=ScalingConfig(max_batch=slots))
         status, reply = self.ask("POST", "/init", {"value": replace(init, config=config)})
@@ -55,6 +56,12 @@ class Adapted(Forked):
         answer = reply.status, json.loads(reply.read())
         http.close()
         return answer
+
+    def wait_idle(self) -> None:
+        """Wait until a request whose client has gone uses its adapter no longer."""
+        deadline = time.monotonic() + 60
+        while self.ask("GET", "/health")[1]["inflight"]:
+            assert time.monotonic() < deadline
 
     def hold(self, adapters: Mapping[str, Path], *names: str) -> None:
         """Load these, and nothing else."""
@@ -188,7 +195,7 @@ def test_an_adapter_never_reads_the_prefix_that_another_one_computed(
 def test_an_adapter_that_a_request_uses_is_not_replaced(engine: Adapted, adapters: Mapping[str, Path]) -> None:
     engine.hold(adapters, "a", "b")
     http = UnixConnection(engine.socket, timeout=120)
-    body = run_body(BODY | {"max_tokens": 400}, "completions")
+    body = run_body(BODY | {"max_tokens": 900}, "completions")
     http.request("POST", "/run", json.dumps(body), STREAM | {ADAPTER_HEADER: "a"})
     messages = frames(http.getresponse())
     first = next(messages)
@@ -196,6 +203,7 @@ def test_an_adapter_that_a_request_uses_is_not_replaced(engine: Adapted, adapter
     status, reply = engine.load("c", adapters["c"], replaces="a")
     assert (status, reply["info"]["code"]) == (500, "InstanceBusy")
     http.close()
+    engine.wait_idle()
     assert engine.ask("GET", "/adapters")[1]["names"] == ["a", "b"]
 
 
