@@ -56,14 +56,17 @@ def answer(cfg: Any, app: Wsgi, connection: Connection, visit: Visit, out: Out, 
         _close(parts)
         return True  # the client may send its body
     out.begin(leaves=visit.as_read or (response.response_length is not None and not visit.as_made))
-    return Answering(response, parts, out, as_read=visit.as_read).go_on()
+    return Answering(response, parts, out, as_read=visit.as_read, as_made=visit.as_made).go_on()
 
 
 class Answering:
     """An answer that is being written: at once, or part by part as its client reads."""
 
-    def __init__(self, response: Any, parts: Iterable[bytes], out: Out, *, as_read: bool) -> None:
-        self._response, self._parts, self._out, self._as_read = response, parts, out, as_read
+    def __init__(
+        self, response: Any, parts: Iterable[bytes], out: Out, *, as_read: bool, as_made: bool = False
+    ) -> None:
+        self._response, self._parts, self._out = response, parts, out
+        self._as_read, self._as_made = as_read, as_made
         self._left = iter(parts)
 
     def go_on(self) -> bool:
@@ -71,6 +74,9 @@ class Answering:
         Raises OSError when the client is gone, or the answer breaks off."""
         at_end = True
         try:
+            if self._as_made:  # the first part may be long in coming
+                self._response.send_headers()
+                self._out.flush()
             for part in self._left:
                 self._response.write(part)
                 if self._as_read and self._out.left is not None:

@@ -28,6 +28,7 @@ class Visit:
     as_read: bool = False
     """Set by the application: make the next part of its answer when the client has read the part before."""
     as_made: bool = False
-    """Set by the application: write each part of its answer when it is made, whatever the answer's length."""
+    """Set by the application: write the head of its answer, and then each part, when it is made, whatever the answer's
+    length."""
     max_bytes: int | None = None
     """The application's answer to ``head_only``: how much of the body it would read."""

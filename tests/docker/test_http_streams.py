@@ -116,7 +116,7 @@ def test_an_event_reaches_its_client_before_the_next_is_made_and_a_client_that_l
     assert get("/left").text == "true"
     assert get("/boot").text == boot, "the container goes on"
     result = record_of(machine, stream)["response"]["result"]
-    assert result == {"error": "The client closed the connection before the answer was complete."}
+    assert result["error"].startswith("The client closed the connection")
 
 
 def test_an_answer_may_be_longer_than_a_result_and_a_short_one_is_in_its_record(machine: Machine, get: Get) -> None:

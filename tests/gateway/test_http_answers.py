@@ -26,7 +26,7 @@ PATH = "/api/v1/web/guest/default/server"
 EVENTS = RunHead(200, {"content-type": "text/event-stream", "set-cookie": ["a=1", "b=2"]})
 END = RunFinished("stop", 0, 0)
 WAIT_S = 20.0
-LEFT = {"error": "The client closed the connection before the answer was complete."}
+LEFT = "The client closed the connection"
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,10 @@ def activation_of(head: bytes) -> str:
 
 def test_each_part_reaches_the_client_before_the_next_is_made(gateway: GatewayProcess, server: Server) -> None:
     with ask(gateway) as sock:
-        server.say(EVENTS, part(b"data: 1\n\n"))
-        head, _, first = read_until(sock, b"data: 1\n\n\r\n").partition(b"\r\n\r\n")
-        assert first == b"9\r\ndata: 1\n\n\r\n"
+        server.say(EVENTS)
+        head = read_until(sock, b"\r\n\r\n").removesuffix(b"\r\n\r\n")
+        server.say(part(b"data: 1\n\n"))
+        assert read_until(sock, b"\n\r\n") == b"9\r\ndata: 1\n\n\r\n"
         server.say(part(b"data: 2\n\n"), END)
         assert read_to_end(sock) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
     lines = head.decode().split("\r\n")
@@ -186,26 +187,25 @@ def test_a_client_of_http_1_0_reads_a_reset_when_an_answer_breaks_off(gateway: G
 
 def test_a_client_that_leaves_ends_the_run(gateway: GatewayProcess, invoker: FakeInvoker, server: Server) -> None:
     with ask(gateway) as sock:
-        server.say(EVENTS, part(b"1"))
-        head = read_until(sock, b"1\r\n")
+        server.say(EVENTS, part(b"first"))
+        head = read_until(sock, b"first\r\n")
     server.say(*[part(b"x" * 10_000)] * 1000)  # until its connection is cut
     assert invoker.closed.acquire(timeout=WAIT_S)
     while not server.said.empty():
         server.said.get()
     record = gateway.record(activation_of(head.partition(b"\r\n\r\n")[0]))
-    assert record["response"]["result"] == LEFT
+    assert record["response"]["result"]["error"].startswith(LEFT)
 
 
 def test_a_client_that_does_not_read_stops_the_server(
     gateway: GatewayProcess, invoker: FakeInvoker, server: Server
 ) -> None:
     made = 0
-    stalled = threading.Event()
 
     def endless() -> Iterator[Any]:
         nonlocal made
         yield RunHead(200, {}, 10**9)
-        while not stalled.is_set():
+        while True:
             made += 1
             yield part(b"x" * 48_000)
 
@@ -217,7 +217,6 @@ def test_a_client_that_does_not_read_stops_the_server(
             before = made
             tick.wait(0.5)
         assert made < 1000, "what the sockets on the way hold, and no more"
-        stalled.set()
     assert invoker.closed.acquire(timeout=WAIT_S)
 
 
