@@ -141,13 +141,13 @@ class SharedCell(Protocol):
 
 class PinImages(Protocol):
     def __call__(self, image: str, *, deadline_s: float) -> str:
-        """The image by its digest; it is on this host afterwards.  Raises InitFailed when it cannot be pulled,
-        Unavailable."""
+        """The image by its digest; what has been pulled to find it out is on this host afterwards.  Raises InitFailed
+        when it cannot be pulled, Unavailable."""
         ...
 
 
 def no_images(image: str, *, deadline_s: float) -> str:
-    raise InitFailed("This host runs no images of users.", hint="hosts with THAW_DRIVER=docker run them")
+    raise InitFailed("This host runs no images of users.", hint="hosts with THAW_DRIVER=docker or kubernetes run them")
 
 
 class Driver(Protocol):

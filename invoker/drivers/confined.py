@@ -15,6 +15,9 @@ ENVIRONMENT: Final = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
+OF_OWN_IMAGES: Final = {name: ENVIRONMENT[name] for name in ("HOME", "USER", "TMPDIR")}
+"""What users' images get of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -3,7 +3,8 @@
 It binds pods to itself, starts them, writes their output in the CRI's format, reports how they end, and ends them when
 their pod is deleted: SIGTERM, SIGKILL when the grace period is over, and some time later the object goes.  ``trouble`` makes it report
 that a container cannot be started, ``unresized`` that it cannot have other limits; ``unplaced`` keeps the cluster's
-scheduler from binding pods.
+scheduler from binding pods.  ``images`` has the programs of users' images, and ``digests`` the names under which it reports
+images.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class _Container:
     name: str
     uid: str
     process: subprocess.Popen[bytes] | None = None
+    port: subprocess.Popen[bytes] | None = None  # beside that of a user's image
+    image: str = ""
     deleting: bool = False
     resources: dict[str, Any] = field(default_factory=dict)
     how: dict[str, Any] = field(default_factory=dict)  # further fields of its end
@@ -45,6 +48,8 @@ class Kubelet:
     def __init__(self, api: ApiServer, logs: Path) -> None:
         self.api, self.logs = api, logs
         self.trouble: dict[str, str] = {}
+        self.images: dict[str, list[str]] = {}
+        self.digests: dict[str, str] = {}
         self.unplaced = ""
         self.before_running: Callable[[str], None] = lambda name: None
         self.unresized: dict[str, str] = {}
@@ -112,13 +117,21 @@ class Kubelet:
     def _added(self, name: str, pod: dict[str, Any]) -> None:
         container = self._containers[name] = _Container(name, pod["metadata"]["uid"])
         container.resources = pod["spec"]["containers"][0]["resources"]
+        container.image = pod["spec"]["containers"][0]["image"]
         if self.unplaced:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.unplaced}
             self._report(name, {"phase": "Pending", "conditions": [condition]})
             return
         self.api.change(name, lambda p: p["spec"].update(nodeName=NODE))
+        for port in pod["spec"]["containers"][1:]:
+            container.port = self._spawn(port, subprocess.DEVNULL)
         if self.trouble:
             self._report(name, {"phase": "Pending"}, {"waiting": self.trouble})
+            return
+        if pod["spec"]["containers"][0].get("command", ["python"]) != ["python"]:
+            container.over.set()
+            why = {"exitCode": 128, "reason": "StartError", "message": "no such file or directory"}
+            self._report(name, {"phase": "Failed"}, {"terminated": why})
             return
         path = self._log_path(container)
         path.parent.mkdir(parents=True)
@@ -148,31 +161,33 @@ class Kubelet:
         if container.deleting:
             return
         container.deleting = True
-        if container.process is None:
-            return  # a node takes its time over a pod that never ran
         if container.over.is_set():
+            self._kill(container, signal.SIGKILL)
             self._clean_up(name)
             return
+        if container.process is None:
+            self._kill(container, signal.SIGKILL)
+            return  # a node takes its time over a pod that never ran
         self._kill(container, signal.SIGTERM)
         thread = threading.Thread(target=self._end, args=(container, grace_s), daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _end(self, container: _Container, grace_s: int) -> None:
-        if not container.over.wait(grace_s):
-            self._kill(container, signal.SIGKILL)
+        container.over.wait(grace_s)
+        self._kill(container, signal.SIGKILL)
 
-    def _spawn(self, container: dict[str, Any]) -> subprocess.Popen[bytes]:
-        assert container["command"] == ["python"]
+    def _spawn(self, container: dict[str, Any], output: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        program = [sys.executable, *container["args"]] if "command" in container else self.images[container["image"]]
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         own = {e["name"]: e["value"] for e in container["env"]} | {"TMPDIR": self._scratch.name}
         return subprocess.Popen(
-            [sys.executable, *container["args"]],
+            program,
             env={**kept, **own},
             cwd=self._scratch.name,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
 
@@ -219,11 +234,16 @@ class Kubelet:
             pod["status"] = {**pod["status"], **status}
             if state is not None:
                 granted = self._containers[name].resources
-                pod["status"]["containerStatuses"] = [{"name": "function", "state": state, "resources": granted}]
+                image = self.digests.get(self._containers[name].image, "") if "waiting" not in state else ""
+                shown = {"name": "function", "state": state, "resources": granted, "imageID": image}
+                pod["status"]["containerStatuses"] = [shown]
 
         self.api.change(name, change)
 
     def _kill(self, container: _Container, sig: signal.Signals) -> None:
+        if container.port is not None and sig is signal.SIGKILL:
+            container.port.kill()
+            container.port.wait()
         if container.process is not None and not container.over.is_set():
             with contextlib.suppress(ProcessLookupError):
                 container.process.send_signal(sig)

@@ -126,7 +126,8 @@ def test_a_start_whose_stem_cell_cannot_have_its_memory_makes_a_pod(
     with host_in(cluster, valkey_url, run_dir) as host:
         cells, driver = host.agent.cells, host.agent.driver
         assert isinstance(driver, KubernetesDriver)
-        driver._limits = replace(driver._limits, default_memory_mb=64)  # for stem cells; the function has 128
+        small = replace(driver._limits, default_memory_mb=64)  # for stem cells; the function has 128
+        driver._limits = driver._bodies._limits = small
         cells.set_target(KIND_PYTHON, 1)
         until(lambda: bool(cells.view()))
         cell_id = cells.view()[0].cell_id

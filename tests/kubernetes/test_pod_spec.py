@@ -11,7 +11,7 @@ from invoker.drivers.confined import Limits
 from invoker.drivers.kubernetes.client import _node_pod
 from invoker.drivers.kubernetes.place import check_same_path
 from invoker.drivers.kubernetes.seen import Ended, quantity_bytes, seen
-from invoker.drivers.kubernetes.spec import Asked, Mounts, Owner, owner_label, pod, resources, uid_of
+from invoker.drivers.kubernetes.spec import Asked, Mounts, Owner, owner_label, pod, pulling_pod, resources, uid_of
 from tests.kubernetes.schema import problems
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
@@ -130,6 +130,51 @@ def test_limits_are_those_of_the_function_and_a_stem_cell_asks_for_little() -> N
     assert resources(0.0001, 1 << 20, limits, 1)["limits"]["cpu"] == "10m"
 
 
+OWN = Mounts("/run/thaw/c/12/io", closed="/run/thaw/closed")
+
+
+def test_a_users_image_runs_its_own_program_without_a_path_of_the_node_and_another_container_has_the_socket() -> None:
+    image = "docker.io/me/x@sha256:" + "d" * 64
+    found = made(Spec("i", KIND_PYTHON, {"PORT": "8080"}, image=image), mounts=OWN)
+    assert problems(found, "V1Pod") == []
+    own, port = found["spec"]["containers"]
+    assert (own["name"], own["image"], port["image"]) == ("function", image, "thaw/python:1")
+    assert not {"command", "args", "workingDir"} & set(own)
+    assert {e["name"] for e in own["env"]} == {"HOME", "USER", "TMPDIR", "PORT"}
+    assert {"THAW_SOCKET", "PORT"} <= {e["name"] for e in port["env"]}
+    assert own["volumeMounts"] == [
+        {"name": "scratch", "mountPath": "/tmp"},
+        {"name": "closed", "mountPath": "/run/thaw/closed", "readOnly": True},
+    ]
+    assert own["terminationMessagePath"] == "/run/thaw/closed/termination-log"
+    assert [m["name"] for m in port["volumeMounts"]] == ["port-scratch", "io"]
+    assert port["args"] == ["-m", "thaw_runtime.action.image_port"]
+    uids = {found["spec"]["securityContext"]["runAsUser"], port["securityContext"]["runAsUser"]}
+    assert len(uids) == 2
+    for one in (own, port):
+        assert (
+            one["securityContext"].items()
+            >= {
+                "allowPrivilegeEscalation": False,
+                "privileged": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }.items()
+        )
+        assert one["resources"]["limits"]["ephemeral-storage"] == "1Gi"
+    assert found["metadata"]["labels"]["app.kubernetes.io/name"] == "thaw-function"
+    assert "shareProcessNamespace" not in found["spec"]
+
+
+def test_a_pod_that_only_pulls_has_no_program_of_its_image() -> None:
+    asked = Asked("thaw/python:1", "n1", "h-1", OWN, Limits(4), 64)
+    found = pulling_pod(Spec("i", KIND_PYTHON, image="docker.io/me/x:1"), asked)
+    assert problems(found, "V1Pod") == []
+    (container,) = found["spec"]["containers"]
+    assert (container["command"], container["imagePullPolicy"]) == (["/thaw-wants-the-digest-alone"], "Always")
+    assert "args" not in container
+
+
 def test_a_gpu_is_asked_for_by_an_llm_alone() -> None:
     def gpus(kind: str, device: str) -> Any:
         found = made(Spec("i", kind, device=device))["spec"]["containers"][0]["resources"]["limits"]
@@ -186,6 +231,15 @@ def test_an_evicted_pod_and_one_that_the_node_refused_say_why() -> None:
 def test_what_keeps_a_container_from_starting_is_a_sentence(reason: str, text: str) -> None:
     waiting = {"reason": reason, "message": "no such host"}
     assert seen(status(phase="Pending", containerStatuses=container(waiting=waiting))).trouble == text
+
+
+def test_the_container_beside_a_users_image_may_be_the_one_that_the_node_cannot_start() -> None:
+    found = made(Spec("i", KIND_PYTHON, image="docker.io/me/x:1"), mounts=OWN)
+    found["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    waiting = {"name": "port", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such host"}}}
+    found["status"] = {"phase": "Pending", "containerStatuses": [*container(running={}), waiting]}
+    assert seen(found).trouble == "the node cannot pull the image thaw/python:1: no such host"
+    assert seen(found).no_image
 
 
 def test_amounts_of_memory_are_read_as_the_cluster_writes_them() -> None:

@@ -17,8 +17,8 @@ from thaw.errors import BadRequest, DeveloperError, PlatformError, TimeLimitExce
 from thaw.host import HostReport
 from thaw.image_name import ImageName
 
-RUNS_IMAGES: Final = "docker"
-"""The driver whose hosts run images of users."""
+RUNS_IMAGES: Final = ("docker", "kubernetes")
+"""The drivers whose hosts run images of users."""
 _ASKED: Final = 2
 _MOST_BYTES: Final = 16 * 1024
 
@@ -56,10 +56,11 @@ class PinnedImages:
     def _hosts(self) -> list[HostReport]:
         """Raises BadRequest when there are hosts, and none runs images."""
         live = sorted((r for r in self._registry.live_hosts() if not r.draining), key=lambda r: r.host_id)
-        able = [report for report in live if report.driver == RUNS_IMAGES]
+        able = [report for report in live if report.driver in RUNS_IMAGES]
         if live and not able:
             raise BadRequest(
-                "No host of this platform runs images: kind 'blackbox' needs hosts with THAW_DRIVER=docker.",
+                "No host of this platform runs images: kind 'blackbox' needs hosts with THAW_DRIVER=docker or "
+                "THAW_DRIVER=kubernetes.",
                 hint="deploy the code as kind python:3.11, or start the platform with thaw dev up --driver docker",
             )
         return able

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from invoker.drivers.docker.client import Engine, ImageSeen
 from invoker.drivers.docker.pulled_images import PulledImages
+from invoker.drivers.registry_errors import HINT, why
 from thaw.errors import InitFailed, NotFound, PlatformError, Unavailable
 from thaw.image_name import ImageName
 from thaw.logs import Log
-
-_NO_WAY: Final = re.compile(r"dial tcp|lookup |context deadline|i/o timeout|connection reset|x509")
-"""Errors in which the engine names addresses of its network, which are not a tenant's business."""
-_NO_CREDENTIAL: Final = re.compile(r"no basic auth credentials")
-_REFUSED: Final = re.compile(r": unauthorized\b|incorrect username or password")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +103,4 @@ class ImageStore:
         except Unavailable:
             raise
         except PlatformError as e:
-            raise InitFailed(
-                f"The image {image} cannot be pulled: {_why(e.message)}",
-                hint="look whether it exists; for a private registry the operator gives the hosts a credential",
-            ) from e
-
-
-def _why(said: str) -> str:
-    if _NO_WAY.search(said):
-        return "its registry does not answer"
-    if _NO_CREDENTIAL.search(said):
-        return "its registry asks for a credential, and this host has none; the operator gives it one (DOCKER_CONFIG)"
-    if _REFUSED.search(said):
-        return "its registry takes no credential of this host; the operator gives it a valid one (DOCKER_CONFIG)"
-    return said
+            raise InitFailed(f"The image {image} cannot be pulled: {why(e.message, 'DOCKER_CONFIG')}", hint=HINT) from e

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from invoker.drivers.base import Spec
-from invoker.drivers.confined import ENVIRONMENT, SCRATCH, Limits
+from invoker.drivers.confined import ENVIRONMENT, OF_OWN_IMAGES, SCRATCH, Limits
 from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import InitFailed
@@ -34,7 +34,6 @@ PERIOD_US: Final = 100_000  # the kernel's default
 _MIB: Final = 1024 * 1024
 _PORT_BYTES: Final = 256 * _MIB
 """The memory of the container beside a user's image, which holds each request that it passes on whole."""
-_OF_OWN: Final = {name: ENVIRONMENT[name] for name in ("HOME", "USER", "TMPDIR")}
 _LOG_OPTIONS: Final = {"max-size": "10m", "max-file": "2"}
 """OpenWhisk's largest log of one activation is 10 MB; the engine keeps at most twice as much of a function's output."""
 
@@ -98,7 +97,7 @@ def _of_own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
     return {
         "Image": asked.image,
         "User": f"{asked.uid}:{asked.uid}",
-        "Env": [f"{name}={value}" for name, value in sorted({**_OF_OWN, **spec.env}.items())],
+        "Env": [f"{name}={value}" for name, value in sorted({**OF_OWN_IMAGES, **spec.env}.items())],
         "Labels": dict(asked.labels),
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGTERM",

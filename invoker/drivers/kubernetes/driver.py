@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from invoker.drivers import io_directory, log_files, process_ids
-from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, no_images, status_of
+from invoker.drivers.base import DriverContext, Exit, Handle, LogChunk, Owned, Spec, Stats, status_of
 from invoker.drivers.confined import Limits
+from invoker.drivers.kubernetes import pinning
 from invoker.drivers.kubernetes import spec as pod_spec
+from invoker.drivers.kubernetes.bodies import Bodies
 from invoker.drivers.kubernetes.claimants import Claimants
 from invoker.drivers.kubernetes.client import Cluster, PodEvent
 from invoker.drivers.kubernetes.container import Container
@@ -34,12 +36,10 @@ from invoker.drivers.kubernetes.pulls import Pull
 from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
-from invoker.drivers.kubernetes.spec import Asked, Mounts
-from invoker.drivers.layer_directory import layers_of
 from invoker.drivers.ownership import OwnedContainers, find_listener, listener
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
-from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.action import KIND_LLM
 from thaw.errors import PlatformError, WorkerLost
 from thaw.host import name_on_machine
 from thaw.kubernetes.api import CALL_S, Event
@@ -55,7 +55,6 @@ class KubernetesDriver:
     name = "kubernetes"
     share = "enforced"
     whole_devices = True
-    pin = staticmethod(no_images)
     zygote = None  # each stem cell is a pod
 
     def __init__(self, cluster: Cluster, run_dir: Path, host_id: str, place: Place, limits: Limits, log: Log) -> None:
@@ -71,7 +70,8 @@ class KubernetesDriver:
         self._lock = threading.Lock()
         self._containers: dict[str, Container] = {}
         self._later, self._log_watch = Later(log), LogWatch()  # deletions, and output
-        self._relays, self._packages = RelaySockets(run_dir / "relays", log), layers_of(run_dir.absolute())
+        self._relays = RelaySockets(run_dir / "relays", log)
+        self._bodies = Bodies(place, self.owner, limits, self._claimants.own, run_dir, self._relays.directory)
         self._watch = Watch(cluster, self._selector, self._take, self._again, self._later.try_now, log)
         self._patience = Patience(self._watch)
 
@@ -90,6 +90,19 @@ class KubernetesDriver:
         self._callbacks.append(callback)
 
     # a container's life --------------------------------------------------------------------------------------------
+
+    def pin(self, image: str, *, deadline_s: float) -> str:
+        if not pinning.needs_pin(image):
+            return image
+        spec, deadline = pinning.spec_of(image), time.monotonic() + deadline_s
+        container = Container(self._handle(spec.container_id, spec.kind))
+        with self._lock:
+            self._containers[spec.container_id] = container
+        try:
+            self._make(container, self._bodies.pulling(container.handle, spec), deadline)
+            return pinning.await_pinned(image, container, self._place.node, deadline)
+        finally:
+            self._drop(container, wait_s=0.0)  # nothing of it runs
 
     def create(self, spec: Spec) -> Handle:
         """Prepare the directory; the pod is made by ``start``, because a pod that exists runs."""
@@ -115,10 +128,8 @@ class KubernetesDriver:
             return container.handle
         began = time.monotonic()
         deadline = began + self._place.start_s
-        body = pod_spec.pod(spec, self._asked(handle, spec))
-        container.asked = True
-        container.note(self._patience.call(lambda: self._pods.make(body), deadline, container))
-        await_running(container, self._place.node, deadline, spec.descriptor_socket)
+        self._make(container, self._bodies.of(handle, spec), deadline)
+        await_running(container, self._place.node, deadline, spec.descriptor_socket, spec.image)
         took_s = time.monotonic() - began
         logs = self._follow(container, only_new=False)
         with container.lock:
@@ -202,14 +213,7 @@ class KubernetesDriver:
                 container = self._containers[handle.container_id] = Container(handle)
                 container.asked = True
         container.cancel()
-        try:
-            if container.asked:
-                self._delete(container, 0.0)
-                if container.has_run:  # a node takes its time over a pod that never ran
-                    container.over.wait(_KILLED_S)
-        except PlatformError as e:
-            self._delete_later(container, e.message)
-        self._forget(container)
+        self._drop(container, _KILLED_S)
 
     # logs and usage ------------------------------------------------------------------------------------------------
 
@@ -288,25 +292,9 @@ class KubernetesDriver:
 
     # the cluster ---------------------------------------------------------------------------------------------------
 
-    def _asked(self, handle: Handle, spec: Spec) -> Asked:
-        mounts = Mounts(
-            str(io_directory.of(handle).absolute()),
-            spec.descriptor_socket,
-            str(self._relays.directory.absolute()) if spec.kind == KIND_LLM else "",
-            str(self._packages) if spec.kind == KIND_PYTHON else "",
-        )
-        place = self._place
-        return Asked(
-            place.images[spec.kind],
-            place.node,
-            self.owner,
-            mounts,
-            self._limits,
-            place.request_mb[spec.kind],
-            place.pull,
-            place.owner,
-            self._claimants.own,
-        )
+    def _make(self, container: Container, body: Mapping[str, Any], deadline: float) -> None:
+        container.asked = True
+        container.note(self._patience.call(lambda: self._pods.make(body), deadline, container))
 
     def _delete(self, container: Container, deadline_s: float, *, timeout_s: float = CALL_S) -> None:
         if container.deleting or container.gone:
@@ -320,6 +308,16 @@ class KubernetesDriver:
         except PlatformError:
             container.deleting = False
             raise
+
+    def _drop(self, container: Container, wait_s: float) -> None:
+        try:
+            if container.asked:
+                self._delete(container, 0.0)
+                if container.has_run:  # a node takes its time over a pod that never ran
+                    container.over.wait(wait_s)
+        except PlatformError as e:
+            self._delete_later(container, e.message)
+        self._forget(container)
 
     def _delete_later(self, container: Container, why: str) -> None:
         name = pod_spec.pod_name(container.handle.container_id)

@@ -44,7 +44,8 @@ class Seen:
     ``trouble`` says why the node cannot start the container (``no_image``: for want of its image), ``unplaced`` why the
     cluster's scheduler has not bound the pod (it may do so later); both are empty while there is no such reason.
     ``claimant`` is the invoker process that has the pod, ``memory_bytes`` the container's limit as it is wanted,
-    ``granted_bytes`` as the node has granted it (0: it has not said so), ``unresized`` why it has not.
+    ``granted_bytes`` as the node has granted it (0: it has not said so), ``unresized`` why it has not.  ``image`` is
+    the image that the node has made the container from, as the node names it; empty: it has made none.
     """
 
     name: str
@@ -65,12 +66,14 @@ class Seen:
     memory_bytes: int = 0
     granted_bytes: int = 0
     unresized: str = ""
+    image: str = ""
 
 
 def seen(pod: Mapping[str, Any]) -> Seen:
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     state = _container_status(status).get("state") or {}
+    waiting = _waiting(status)
     return Seen(
         str(meta["name"]),
         str(meta.get("uid", "")),
@@ -82,14 +85,15 @@ def seen(pod: Mapping[str, Any]) -> Seen:
         str(spec.get("nodeName") or ""),
         running="running" in state,
         ended=_ended(spec, status, state),
-        trouble=_trouble(spec, state.get("waiting") or {}),
-        no_image=(state.get("waiting") or {}).get("reason") in _NO_IMAGE | {_NOT_THERE},
+        trouble=_trouble(spec, *waiting),
+        no_image=waiting[1].get("reason") in _NO_IMAGE | {_NOT_THERE},
         unplaced=_unplaced(status),
         claimant=str(annotations.get(CLAIMANT, "")),
         deleting=bool(meta.get("deletionTimestamp")),
         memory_bytes=_memory_limit(_container(spec)),
         granted_bytes=_memory_limit(_container_status(status)),
         unresized=_unresized(status),
+        image=str(_container_status(status).get("imageID") or ""),
     )
 
 
@@ -107,6 +111,14 @@ def _container_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((s for s in statuses if s.get("name") == CONTAINER_NAME), {})
 
 
+def _waiting(status: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name and the state of a container that the node cannot start; of the function's own if there is none."""
+    statuses: Sequence[Mapping[str, Any]] = status.get("containerStatuses") or []
+    waiting = [(str(s.get("name", "")), (s.get("state") or {}).get("waiting") or {}) for s in statuses]
+    stuck = [(name, why) for name, why in waiting if why.get("reason") in _NO_IMAGE | _NOT_MADE | {_NOT_THERE}]
+    return stuck[0] if stuck else (CONTAINER_NAME, {})
+
+
 def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], state: Mapping[str, Any]) -> Ended | None:
     terminated = state.get("terminated")
     pod_reason = _sentence(status.get("reason"), status.get("message")) if status.get("phase") == "Failed" else ""
@@ -121,9 +133,9 @@ def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], state: Mapping[st
     return Ended(int(terminated.get("exitCode", 0)), reason, out_of_memory)
 
 
-def _trouble(spec: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
+def _trouble(spec: Mapping[str, Any], name: str, waiting: Mapping[str, Any]) -> str:
     reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
-    image = _container(spec).get("image", "")
+    image = _container(spec, name).get("image", "")
     if reason == _NOT_THERE:
         return f"the image {image} is not on this node"
     if reason in _NO_IMAGE:
@@ -154,9 +166,9 @@ def _memory_limit(container: Mapping[str, Any]) -> int:
     return quantity_bytes(str(limits.get("memory", "")))
 
 
-def _container(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+def _container(spec: Mapping[str, Any], name: str = CONTAINER_NAME) -> Mapping[str, Any]:
     containers: Sequence[Mapping[str, Any]] = spec.get("containers") or []
-    return containers[0] if containers else {}
+    return next((c for c in containers if c.get("name") == name), {})
 
 
 def _sentence(what: object, why: object) -> str:

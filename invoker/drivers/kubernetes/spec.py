@@ -13,6 +13,10 @@ of the node that have the same paths inside the pod::
 
 Everything else is read-only.
 
+The pod of a user's image has two containers.  The image's own has no path of the node but a closed directory, in which
+the node's file lies, because anybody might get into the image's /root.  The one beside it, which has the socket,
+reaches the image's program through the network that containers of a pod share.
+
 A pod always has a network.  Nothing in it uses one: a network policy for ``APP_LABEL`` closes it (docs/kubernetes.md).
 """
 
@@ -25,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from invoker.drivers.base import Spec
-from invoker.drivers.confined import ENVIRONMENT, SCRATCH, Limits
+from invoker.drivers.confined import ENVIRONMENT, OF_OWN_IMAGES, SCRATCH, Limits
 from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_LLM
 
@@ -40,7 +44,15 @@ STEM_CELL: Final = "stem-cell"
 INSTANCE: Final = "instance"
 
 CONTAINER_NAME: Final = "function"
-_TERMINATION_LOG: Final = "/root/termination-log"
+PORT_NAME: Final = "port"
+_PORT_LIMITS: Final = Limits(1, tmp_mb=1)
+_PORT_BYTES: Final = 256 << 20
+"""The memory of the container beside a user's image, which holds each request that it passes on whole."""
+_NO_PROGRAM: Final = "/thaw-wants-the-digest-alone"
+"""A program that no image has.  A node that makes a container with it pulls the image, says its digest, and runs
+nothing of it."""
+TERMINATION_FILE: Final = "termination-log"
+_TERMINATION_LOG: Final = f"/root/{TERMINATION_FILE}"
 """A file of the node's disk that nothing bounds; by default everybody may write it, at /dev/termination-log."""
 _DISK: Final = {"requests": "16Mi", "limits": "1Gi"}
 """The disk space of a container's output, which is all that it can write to its node's disk.  A container that writes
@@ -66,17 +78,20 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Paths on the node; all but ``io`` may be empty."""
+    """Paths on the node; all but ``io`` may be empty.  ``closed``: a directory that only root gets into, with a file of
+    the name of _TERMINATION_LOG's."""
 
     io: str
     descriptor_socket: str = ""
     relays: str = ""
     packages: str = ""
+    closed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``request_mb`` is the memory that the cluster counts for a container whose own limit is not known yet."""
+    """``image`` is the platform's, of the spec's kind.  ``request_mb`` is the memory that the cluster counts for a
+    container whose own limit is not known yet."""
 
     image: str
     node: str
@@ -121,6 +136,15 @@ def pod(spec: Spec, asked: Asked) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(spec, asked)}
 
 
+def pulling_pod(spec: Spec, asked: Asked) -> dict[str, Any]:
+    """A pod whose node pulls a user's image anew and runs nothing of it."""
+    made = pod(spec, asked)
+    container = _own_image(spec, asked) | {"command": [_NO_PROGRAM]}
+    container["imagePullPolicy"] = "Always" if asked.pull else "Never"
+    made["spec"] |= {"containers": [container], "volumes": [_memory("scratch", 1), _closed(asked.mounts)]}
+    return made
+
+
 def resources(share: float, memory_bytes: int, limits: Limits, request_bytes: int) -> dict[str, dict[str, str]]:
     """Requests are what the cluster's scheduler counts.  The CPU request stays small: shares of a host overlap, and
     requests that differ from the limits keep the pod's quality of service the same when it is resized."""
@@ -159,9 +183,10 @@ def _spec(spec: Spec, asked: Asked) -> dict[str, Any]:
             "runAsGroup": uid,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(spec, asked)],
+        "containers": [_own_image(spec, asked), _port(spec, asked)] if spec.image else [_container(spec, asked)],
         "volumes": [
-            {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": f"{asked.limits.tmp_mb}Mi"}},
+            _memory("scratch", asked.limits.tmp_mb),
+            *([_memory("port-scratch", _PORT_LIMITS.tmp_mb), _closed(asked.mounts)] if spec.image else []),
             *(
                 {"name": name, "hostPath": {"path": path, "type": kind}}
                 for name, path, kind, _ in _host_paths(spec, asked.mounts)
@@ -179,16 +204,55 @@ def _container(spec: Spec, asked: Asked) -> dict[str, Any]:
     bounds = resources(spec.share, spec.memory_bytes, asked.limits, asked.request_mb * _MIB)
     if spec.kind == KIND_LLM and not spec.device.startswith("cpu"):
         bounds["limits"][GPU] = "1"
-    for name, amount in _DISK.items():
-        bounds[name]["ephemeral-storage"] = amount
     return {
-        "name": CONTAINER_NAME,
-        "image": asked.image,
-        "imagePullPolicy": "IfNotPresent" if asked.pull else "Never",
+        **_hardened(CONTAINER_NAME, asked.image, environment, _with_disk(bounds), pull=asked.pull),
         "command": ["python"],
         "args": list(PROGRAMS[spec.kind]),
         "workingDir": SCRATCH,
-        "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
+        "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH}, *_host_mounts(spec, asked.mounts)],
+    }
+
+
+def _own_image(spec: Spec, asked: Asked) -> dict[str, Any]:
+    """The image's own program, in its own working directory."""
+    bounds = resources(spec.share, spec.memory_bytes, asked.limits, asked.request_mb * _MIB)
+    closed = asked.mounts.closed
+    return {
+        **_hardened(CONTAINER_NAME, spec.image, {**OF_OWN_IMAGES, **spec.env}, _with_disk(bounds), pull=asked.pull),
+        "terminationMessagePath": f"{closed}/{TERMINATION_FILE}",
+        "volumeMounts": [
+            {"name": "scratch", "mountPath": SCRATCH},
+            {"name": "closed", "mountPath": closed, "readOnly": True},
+        ],
+    }
+
+
+def _port(spec: Spec, asked: Asked) -> dict[str, Any]:
+    environment = {**ENVIRONMENT, "THAW_SOCKET": f"{asked.mounts.io}/s"}
+    if "PORT" in spec.env:
+        environment["PORT"] = spec.env["PORT"]
+    bounds = resources(1.0, _PORT_BYTES, _PORT_LIMITS, _PORT_BYTES)
+    bounds["requests"]["memory"] = str(asked.request_mb * _MIB)
+    made = _hardened(PORT_NAME, asked.image, environment, _with_disk(bounds), pull=asked.pull)
+    uid = uid_of(f"{spec.container_id}-{PORT_NAME}")
+    made["securityContext"] |= {"runAsUser": uid, "runAsGroup": uid}
+    return {
+        **made,
+        "command": ["python"],
+        "args": ["-m", "thaw_runtime.action.image_port"],
+        "workingDir": SCRATCH,
+        "volumeMounts": [{"name": "port-scratch", "mountPath": SCRATCH}, *_host_mounts(spec, asked.mounts)],
+    }
+
+
+def _hardened(
+    name: str, image: str, environment: Mapping[str, str], bounds: Mapping[str, Any], *, pull: bool
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent" if pull else "Never",
+        "env": [{"name": key, "value": value} for key, value in sorted(environment.items())],
         "resources": bounds,
         "terminationMessagePath": _TERMINATION_LOG,
         "securityContext": {
@@ -197,14 +261,28 @@ def _container(spec: Spec, asked: Asked) -> dict[str, Any]:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [
-            {"name": "scratch", "mountPath": SCRATCH},
-            *(
-                {"name": name, "mountPath": path, "readOnly": read_only}
-                for name, path, _, read_only in _host_paths(spec, asked.mounts)
-            ),
-        ],
     }
+
+
+def _with_disk(bounds: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    for name, amount in _DISK.items():
+        bounds[name]["ephemeral-storage"] = amount
+    return bounds
+
+
+def _memory(name: str, size_mb: int) -> dict[str, Any]:
+    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_mb}Mi"}}
+
+
+def _closed(mounts: Mounts) -> dict[str, Any]:
+    return {"name": "closed", "hostPath": {"path": mounts.closed, "type": "Directory"}}
+
+
+def _host_mounts(spec: Spec, mounts: Mounts) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "mountPath": path, "readOnly": read_only}
+        for name, path, _, read_only in _host_paths(spec, mounts)
+    ]
 
 
 def _host_paths(spec: Spec, mounts: Mounts) -> Sequence[tuple[str, str, str, bool]]:

@@ -30,6 +30,7 @@ from thaw_runtime.action.wire import MAX_MESSAGE_BYTES
 from thaw_runtime.process.signals import exit_on_sigterm
 
 PORT: Final = 8080
+"""The port of the image's program, unless the environment names another."""
 LISTENS_S: Final = 60.0
 """How long the image's program may take until it listens."""
 _PAUSE_S: Final = 0.05
@@ -216,7 +217,7 @@ def _quoted(answer: bytes) -> str:
 
 def main() -> None:
     exit_on_sigterm()
-    server = Port(os.environ["THAW_SOCKET"])
+    server = Port(os.environ["THAW_SOCKET"], int(os.environ.get("PORT", PORT)))
     sys.stdout.flush()
     server.serve_forever(poll_interval=3600)
 
