@@ -11,6 +11,8 @@ from typing import Final
 _NO_WAY: Final = re.compile(r"dial tcp|lookup |context deadline|i/o timeout|connection reset|x509")
 _NO_CREDENTIAL: Final = re.compile(r"no basic auth credentials")
 _REFUSED: Final = re.compile(r": unauthorized\b|incorrect username or password|authorization failed|401 Unauthorized")
+_WRAPPED: Final = re.compile(r"\Arpc error: code = \w+ desc = ")
+"""A kubelet's words before those of containerd."""
 HINT: Final = "look whether it exists; for a private registry the operator gives the hosts a credential"
 
 
@@ -22,4 +24,4 @@ def why(said: str, credential: str) -> str:
         return f"its registry asks for a credential, and this host has none; the operator gives it one ({credential})"
     if _REFUSED.search(said):
         return f"its registry takes no credential of this host; the operator gives it a valid one ({credential})"
-    return said
+    return _WRAPPED.sub("", said)

@@ -92,7 +92,7 @@ def test_an_image_without_a_digest_cannot_be_pinned(cluster: FakeCluster, driver
 @pytest.mark.parametrize(
     ("reason", "message", "said"),
     [
-        ("ErrImagePull", "repository does not exist", "cannot be pulled: repository does not exist"),
+        ("ErrImagePull", "rpc error: code = NotFound desc = r/x:1: not found", "cannot be pulled: r/x:1: not found"),
         (
             "ErrImagePull",
             "Head https://r: dial tcp 10.1.2.3:443: i/o",
