@@ -186,7 +186,8 @@ def _opaque(data: bytes) -> str:
 
 
 def _invoke(asked: _Asked, given: dict[str, Any], mode: Mode | None) -> Response:
-    if asked.target.action.is_http_server and asked.extension == ".http" and not asked.target.action.is_composed:
+    action = asked.target.action
+    if action.is_http_server and not action.is_composed and asked.extension == ".http" and mode is None:
         return _pass_on(asked, given)
     core = gateway()
     hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
