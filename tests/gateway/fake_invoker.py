@@ -62,6 +62,7 @@ class FakeInvoker:
         self.outputs: list[dict[str, Any]] = []  # the last output of its ended containers
         self.preflights: list[dict[str, Any]] = []  # the bodies that it got
         self.preflight: Callable[[], tuple[int, Any]] = lambda: (404, {"error": "no /preflight"})
+        self.image: Callable[[str], tuple[int, Any]] = lambda name: (404, {"error": "no /image"})
         self.closed = threading.Semaphore(0)  # released once for each connection that broke during a run
         self.entered = threading.Semaphore(0)  # released once for each run that arrived
         self.running = 0
@@ -135,11 +136,11 @@ class FakeInvoker:
         self.registry.put_instance(record)
         return record
 
-    def report(self, *fetches: FetchReport) -> None:
+    def report(self, *fetches: FetchReport, driver: str = "process") -> None:
         device = Device("cpu", "cpu", 10**9, 10**9)
         self.registry.report_host(
             HostReport(
-                self.host, "boot", self.address, (device,), 2, 10**8, "none", "process", 0, wall_ms(), fetches=fetches
+                self.host, "boot", self.address, (device,), 2, 10**8, "none", driver, 0, wall_ms(), fetches=fetches
             )
         )
 
@@ -219,6 +220,9 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 return
             if self.path == "/output":
                 self._json(200, {"outputs": [o for o in fake.outputs if o["action"] == body["action"]]})
+                return
+            if self.path == "/image":
+                self._json(*fake.image(body["image"]))
                 return
             if self.path == "/preflight":
                 fake.preflights.append(body)
