@@ -169,6 +169,15 @@ class Catalog:
         """Return the version that was planned.  Raises ModelChanged when the store now has another one."""
         return self._planned(uri, version, deadline or self._deadline(), whole=True)
 
+    def digests(self, uri: str, version: str, file: str) -> tuple[str, ...]:
+        """Return the digests of a file's chunks; none for a model without an index.  Raises ModelNotFound, and what
+        :meth:`planned` raises."""
+        index = self._planned(uri, version, self._deadline(), whole=False).index
+        found = next((f for f in index.files if f.name == file), None)
+        if found is None:
+            raise ModelNotFound(f"{uri} has no file {file!r:.200}")
+        return found.chunks_blake3
+
     def _planned(self, uri: str, version: str, deadline: Deadline, *, whole: bool) -> Entry:
         place = self._place(uri)
         with deadline.holding(place.lock, uri):

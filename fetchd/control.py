@@ -20,6 +20,8 @@ from fetchd.server import peer_pid
 from fetchd.slabs import SlabPool
 from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import (
+    DigestsFound,
+    DigestsWanted,
     Done,
     DoorClose,
     DoorGrant,
@@ -88,6 +90,9 @@ class Control:
             case FetchStart():
                 with self._disclosing(message.model.uri):
                     return self._fetches.start(message)
+            case DigestsWanted(uri, version, file):
+                with self._disclosing(uri):
+                    return DigestsFound(self._catalog.digests(uri, version, file))
             case FetchWait(group_id, stage):
                 return self._fetches.wait(group_id, stage)
             case FetchCancel():

@@ -12,6 +12,7 @@ from invoker.containers.instance import State
 from invoker.containers.last_output import printed_by
 from invoker.containers.live import Live
 from invoker.drivers.base import Owned
+from relay.protocol.messages import FILE_READER
 from relay.state.records import Records
 from relay.state.registry import Registry
 from thaw import wire
@@ -114,7 +115,7 @@ def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:
 def _close_descriptor_sockets(fleet: Fleet, used: set[InstanceId], log: Log) -> None:
     try:
         for instance_id in fleet.fetch.descriptor_sockets():
-            if instance_id not in used:
+            if instance_id not in used and not instance_id.startswith(FILE_READER):
                 fleet.fetch.close_descriptor_socket(instance_id)
     except PlatformError as e:
         log.event("descriptor_sockets_not_checked", error=e.message)  # fetchd is down or new: then it has none either

@@ -11,16 +11,11 @@ gateway does not take it for complete.
 from __future__ import annotations
 
 import json
-import socket
-import socketserver
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from invoker import metrics
 from invoker.containers.adapters import Adapters
@@ -30,6 +25,7 @@ from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.packages.layers import Layers
 from invoker.ports.forward import Ending, Forwarded, forward
+from invoker.ports.guarded import GuardedServer
 from relay.clients import http11
 from relay.protocol.adapter_messages import ADAPTER_HEADER, LEFT_HEADER, decoded, encoded
 from relay.protocol.data_port_messages import (
@@ -63,7 +59,6 @@ from thaw.errors import (
 from thaw.ids import InstanceId
 from thaw.process import lasting
 from thaw.process.hangup import HangupWatcher
-from thaw.process.lasting import LastingThread
 
 MAX_BODY_BYTES: Final = 64 * 1024 * 1024
 STATUS: Final[dict[type[ThawError], int]] = {InstanceGone: 410, InstanceBusy: 429}
@@ -73,18 +68,11 @@ REFRESH_S: Final = 1.0
 _FETCHD_S: Final = 5.0
 _EXIT_S: Final = 5.0
 """The longest wait for the reason of a container's end; a cluster reports it a second or two later."""
-STRANGERS: Final = 256
-"""Connections on which nobody has shown the token yet.  Each has a thread, so beyond them the oldest is cut; a gateway
-shows its token with its first request."""
 IDLE_S: Final = 600.0
 """The host closes a kept connection that is silent for longer.  The gateway then opens another."""
 
 
-class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 1024
-
+class DataPort(GuardedServer):
     def __init__(
         self,
         bind: str,
@@ -97,21 +85,12 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
         scrapers: str = "",
     ) -> None:
         """``scrapers`` is the token that an operator has set for scrapers of /metrics; empty: none."""
-        host, _, port = bind.rpartition(":")
         self.fleet, self.preflights, self.layers, self.adapters = fleet, preflights, layers, adapters
         self.token, self._refresh = token, refresh
         self._refreshed = 0.0
-        self._strangers: dict[socket.socket, None] = {}
-        self._lock = threading.Lock()
         self.hangups = HangupWatcher()  # for runs that wait for an adapter
         self.scrapers = scrapers
-        super().__init__((host, int(port)), Handler)
-        self._thread = LastingThread(self._serve, "data-port")
-
-    @property
-    def address(self) -> str:
-        host, port = self.server_address[:2]
-        return f"{host!s}:{port}"
+        super().__init__(bind, Handler, "data-port", fleet.log)
 
     def rotated_token(self) -> str:
         """The token that the state server holds now.  This asks the state server at most once a second; otherwise a
@@ -125,41 +104,11 @@ class DataPort(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def start(self) -> None:
         self.hangups.start()
-        self._thread.start()
+        super().start()
 
     def stop(self) -> None:
         self.hangups.stop()
-        self.shutdown()
-        self.server_close()
-        self._thread.join(5)
-
-    def _serve(self) -> None:
-        self.serve_forever(poll_interval=0.5)  # the interval only limits how long stop() takes
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._strangers[request] = None
-            oldest = next(iter(self._strangers)) if len(self._strangers) > STRANGERS else None
-            if oldest is not None:
-                del self._strangers[oldest]
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
-        super().process_request(request, client_address)
-
-    def knows(self, connection: Any) -> None:
-        """The connection is a gateway's, or it ends."""
-        if connection in self._strangers:
-            with self._lock:
-                self._strangers.pop(connection, None)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.knows(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log any error but OSError: a broken connection is expected, and every other error is a bug."""
-        if not isinstance(sys.exception(), OSError):
-            self.fleet.log.event("data_port_failed", traceback=traceback.format_exc())
+        super().stop()
 
 
 class Handler(http11.Handler):

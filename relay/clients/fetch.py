@@ -12,6 +12,8 @@ from typing import Self, TypeVar
 
 from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import (
+    DigestsFound,
+    DigestsWanted,
     Done,
     DoorClose,
     DoorGrant,
@@ -66,6 +68,11 @@ class FetchClient:
     ) -> ModelFacts:
         """As :meth:`inspect`.  With a ``base``, raises ModelUnsupported for an adapter that does not fit it."""
         return self._ask(Inspect(uri, (namespace,), True, base, max_rank), Inspected, deadline_s).facts
+
+    def digests(self, uri: str, version: str, file: str, *, deadline_s: float = 60.0) -> tuple[str, ...]:
+        """The digests of a file's chunks; none for a model without an index.  Raises what :meth:`inspect` raises, and
+        ModelChanged when the store has another version."""
+        return self._ask(DigestsWanted(uri, version, file), DigestsFound, deadline_s).chunks_blake3
 
     def start(self, request: FetchStart, *, deadline_s: float = 60.0) -> FetchStarted:
         """Begin a fetch, join one that runs, or find the segment resident.  Raises StaleEpoch, MemoryTooSmall,

@@ -6,12 +6,17 @@ A descriptor socket is called a door in the names of the messages, because they 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from thaw.errors import ErrorInfo
 from thaw.ids import GroupId, InstanceId
 from thaw.model import FileRange, ModelFacts, TensorInfo
 from thaw.plan import PlanModel
 from thaw.tracing.trace import TraceEvent
+
+FILE_READER: Final = "files-"
+"""The ids of descriptor sockets that a host's model port opens begin with this.  No container has such an id."""
+
 
 # ── fetchd: the control socket ────────────────────────────────────────────────────────────────────────────────────
 
@@ -185,6 +190,20 @@ class MetricsQuery:
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
     text: str  # Prometheus text
+
+
+@dataclass(frozen=True, slots=True)
+class DigestsWanted:
+    """Asks for the digests of one file of a version that was inspected."""
+
+    uri: str
+    version: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class DigestsFound:
+    chunks_blake3: tuple[str, ...]  # one per 8 MiB; empty for a model without an index
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ from relay.protocol.container_messages import (
     TokenLogprob,
 )
 from relay.protocol.fetch_messages import (
+    FILE_READER,
+    DigestsFound,
+    DigestsWanted,
     Done,
     DoorClose,
     DoorGrant,
@@ -340,6 +343,8 @@ _TYPES: dict[str, type[Any]] = {
         PoolChanged,
         MetricsQuery,
         MetricsPage,
+        DigestsWanted,
+        DigestsFound,
         Done,
         Refused,
         SegmentWanted,
@@ -380,6 +385,9 @@ __all__ = [
     "from_plain",
     "to_plain",
     "EMBEDDINGS",
+    "FILE_READER",
+    "DigestsFound",
+    "DigestsWanted",
     "TEXT_ENDPOINTS",
     "Done",
     "DoorClose",
