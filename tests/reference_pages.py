@@ -19,7 +19,9 @@ import gateway.scheduler.io.metrics
 import gateway.scheduler.settings
 import gateway.settings
 import invoker.metrics
+import invoker.model_port.settings
 import invoker.settings
+import thaw.kserve.settings
 import thaw.kubernetes.crd
 import thaw.kubernetes.settings
 
@@ -29,7 +31,9 @@ _SETTINGS = {
     "scheduler": gateway.scheduler.settings,
     "invoker": invoker.settings,
     "fetchd": fetchd.settings,
+    "model port": invoker.model_port.settings,
     "operator (Kubernetes)": thaw.kubernetes.settings,
+    "storage initializer (KServe)": thaw.kserve.settings,
 }
 _METRICS = {
     "gateway": gateway.metrics,
