@@ -2,8 +2,9 @@
 
 Each start is a new action's first request, from the client's request to its answer: the whole answer of a Python
 function, and the first token of SmolLM2-135M, whose bytes are in the host's memory already.  Starts on the cluster and
-on a platform of this machine alternate, and each begins when a stem cell is ready.  Then the stem cells of the cluster
-are switched off, and the same starts make their pods on demand.
+on a platform of this machine alternate.  Each begins when every host has its stem cells, so no pod that replaces an
+earlier one imports vLLM meanwhile; the one that replaces the cell of the start itself does.  Then the stem cells of the
+cluster are switched off, and the same starts make their pods on demand.
 
 The cluster is that of KUBECONFIG, on which the first block of docs/kubernetes.md has run.  The requests go to the
 address of a gateway's pod, so run this on a machine that reaches pods (a node does).
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from thaw.cli.platform_api.client import Client, action_path
 from thaw.cli.platform_api.host_reports import reports
 from thaw.cli.platform_api.property_file import Target, resolve
 from thaw.dev.smollm2 import obtain
+from thaw.host import HostReport
 
 _NAMESPACE = "thaw"
 _CODE = "def main(args):\n    return {'n': args['n'] + 1}\n"
@@ -85,9 +87,9 @@ class Place:
         self.remove(*names)
         return rate
 
-    def wait_cell(self, kind: str) -> None:
-        """Wait until a start of this kind finds a stem cell."""
-        self._until(lambda: any(kind in host.stem_kinds for host in reports(self.api)), f"no stem cell of {kind}")
+    def wait_cells(self) -> None:
+        """Wait until every host has its stem cells: then a start finds one, and no pod imports vLLM beside it."""
+        self._until(lambda: all_have_cells(reports(self.api)), "a host lacks a stem cell")
 
     def deploy_function(self) -> str:
         return self._deploy({"exec": {"kind": KIND_PYTHON, "code": _CODE}, "limits": {"memory": 128}})
@@ -118,6 +120,10 @@ class Place:
             if time.monotonic() > end:
                 raise SystemExit(f"{otherwise} after {_WAIT_S:.0f} s")
             time.sleep(0.1)
+
+
+def all_have_cells(hosts: Sequence[HostReport]) -> bool:
+    return bool(hosts) and all({KIND_PYTHON, KIND_LLM} <= set(host.stem_kinds) for host in hosts)
 
 
 def kubectl(*words: str) -> str:
@@ -170,15 +176,18 @@ def changes_of_a_start(place: Place) -> float:
     """Return how many changes of pods a start asks for, with the stem cell that is made for the next one."""
     before, name = n_changes(), place.deploy_function()
     place.invoke(name)
-    place.wait_cell(KIND_PYTHON)
+    place.wait_cells()
     found = n_changes() - before
     place.remove(name)
     return float(found)
 
 
-def _after_a_cell(place: Place, kind: str, measure: Callable[[], float]) -> Callable[[], float]:
+def _when_quiet(places: Sequence[Place], measure: Callable[[], float]) -> Callable[[], float]:
+    """Begin a start when no place makes a stem cell: all of them share this machine's cores."""
+
     def run() -> float:
-        place.wait_cell(kind)
+        for place in places:
+            place.wait_cells()
         return measure()
 
     return run
@@ -191,19 +200,18 @@ def main() -> int:
     try:
         pods = on_cluster()
         with on_this_machine(work) as processes:
-            for place in (pods, processes):  # these starts fetch the model, and import what is not in the page cache
-                _after_a_cell(place, KIND_LLM, place.model_ms)()
-            found = interleave(
-                {
-                    "function_claimed": _after_a_cell(pods, KIND_PYTHON, pods.function_ms),
-                    "function_process": _after_a_cell(processes, KIND_PYTHON, processes.function_ms),
-                    "model_claimed": _after_a_cell(pods, KIND_LLM, pods.model_ms),
-                    "model_process": _after_a_cell(processes, KIND_LLM, processes.model_ms),
-                    "changes": _after_a_cell(pods, KIND_PYTHON, lambda: changes_of_a_start(pods)),
-                    "starts_per_s": _after_a_cell(pods, KIND_PYTHON, pods.starts_per_s),
-                },
-                rounds,
-            )
+            both = (pods, processes)
+            for place in both:  # these starts fetch the model, and import what is not in the page cache
+                _when_quiet(both, place.model_ms)()
+            starts = {
+                "function_claimed": pods.function_ms,
+                "function_process": processes.function_ms,
+                "model_claimed": pods.model_ms,
+                "model_process": processes.model_ms,
+                "changes": lambda: changes_of_a_start(pods),
+                "starts_per_s": pods.starts_per_s,
+            }
+            found = interleave({name: _when_quiet(both, start) for name, start in starts.items()}, rounds)
             with without_stem_cells():
                 on_demand = {"function_on_demand": pods.function_ms, "model_on_demand": pods.model_ms}
                 found |= interleave(on_demand, rounds)

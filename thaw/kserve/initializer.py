@@ -1,8 +1,8 @@
 """``python -m thaw.kserve.initializer SRC DEST [SRC DEST …]``: the storage initializer for ``thaw://NAME``.
 
 KServe runs it as the init container of a model server's pod, with the model's URI and the directory that the server
-reads.  It gets the files from the model port of its node.  It exits with status 1, and the reason on stderr, when a
-model cannot be had; KServe shows that line as the reason of the InferenceService.
+reads.  It gets the files from the model port of its node.  If a model cannot be had, it exits with status 1, and its
+last line on stderr is the reason.
 """
 
 from __future__ import annotations
