@@ -6,6 +6,7 @@ import http.client
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from invoker.model_port.files import piece_at, uri_of
 from invoker.model_port.port import MOST_OF_ONE
 from tests.fetchd.harness import Fetchd, wait_until
+from tests.invoker.platform import Host
 from tests.kserve.conftest import NAME
 from tests.kserve.harness import ModelPortProcess, key_of, model_port, revoke, set_epoch
 from thaw.errors import BadRequest
+from thaw.ids import InstanceId
 from thaw.model import FileRange, ModelIndex
 
 SHARD = "model-00001-of-00002.safetensors"
@@ -172,3 +175,11 @@ def test_small_files_are_one_piece_and_weights_are_cut_at_multiples() -> None:
         (FileRange("model.safetensors", 100, 100),),
         (FileRange("model.safetensors", 200, 50),),
     ]
+
+
+def test_an_invoker_that_restarts_takes_nothing_from_a_reader(fetchd: Fetchd, valkey_url: str) -> None:
+    """Its slabs would be another model's while the port still sends them."""
+    for left in ("files-0123", "of-a-container"):
+        fetchd.client.open_descriptor_socket(InstanceId(left))
+    with Host(valkey_url, Path(fetchd.short.name) / "run", fetchd_socket=fetchd.socket):
+        assert fetchd.client.descriptor_sockets() == ("files-0123",)
