@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from invoker.model_port.files import ModelFiles
-from invoker.model_port.port import ModelPort
+from invoker.model_port.port import ModelPort, places
 from invoker.model_port.settings import ModelPortSettings
 from relay.clients.fetch import FetchClient
 from relay.state import redis_link
@@ -37,7 +37,7 @@ def _check(settings: ModelPortSettings) -> None:
     if settings.piece_mb < 8 or settings.piece_mb * _MIB % CHUNK_BYTES:
         raise SettingError(
             f"THAW_MODEL_PORT_PIECE_MB={settings.piece_mb} is not a multiple of 8",
-            hint="try 256; the pool must hold it",
+            hint="try 128; the pool must hold it",
         )
     try:
         ModelUri.parse_prefix(settings.store)
@@ -49,10 +49,12 @@ def _port(settings: ModelPortSettings, log: Log) -> ModelPort:
     _check(settings)
     client = redis_link.connect(settings.state_url)
     registry = Registry(client, StateClock())
-    files = ModelFiles(FetchClient(settings.fetchd_socket), registry.scheduler_epoch, settings.piece_mb * _MIB, log)
+    fetch = FetchClient(settings.fetchd_socket)
+    files = ModelFiles(fetch, registry.scheduler_epoch, settings.piece_mb * _MIB, log)
     _close_left(files)
+    most = places(fetch.status().pool_bytes, settings.piece_mb * _MIB)
     leave = ModelLeave(policy_of(settings.models), AllowedModels(client))
-    return ModelPort(settings.bind, settings.store, files, ApiKeys(client), leave, log)
+    return ModelPort(settings.bind, settings.store, files, most, ApiKeys(client), leave, log)
 
 
 def _close_left(files: ModelFiles) -> None:

@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,18 +33,35 @@ from thaw.logs import Log
 from thaw.model import CHUNK_BYTES, ModelFacts
 from thaw.process import lasting
 
-MOST_OF_ONE: Final = 16
-"""A namespace reads so many files at once.  Each holds one piece of the pool."""
 MOST: Final = 64
+"""Files that are read at once; each has a thread."""
 IDLE_S: Final = 60.0
 """A connection ends after it: one that is silent, or whose client does not take a chunk in this time."""
 ARRIVAL_S: Final = 90.0
 """A chunk that has not come in this time is not waited for any longer; its fetch goes on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How many files one namespace, and all of them, may read at once."""
+
+    of_one: int
+    of_all: int
+
+
+def places(pool_bytes: int, piece_bytes: int) -> Places:
+    """Each file that is read holds a piece of fetchd's pool.  Readers that are slow must leave room for the starts of
+    models, so all of them hold half of the pool at most, and one namespace half of that."""
+    of_all = max(1, min(MOST, pool_bytes // 2 // piece_bytes))
+    return Places(max(1, of_all // 2), of_all)
+
+
 class ModelPort(GuardedServer):
-    def __init__(self, bind: str, store: str, files: ModelFiles, keys: ApiKeys, leave: ModelLeave, log: Log) -> None:
+    def __init__(
+        self, bind: str, store: str, files: ModelFiles, most: Places, keys: ApiKeys, leave: ModelLeave, log: Log
+    ) -> None:
         self.store, self.files, self.log = store, files, log
+        self._most = most
         self._keys, self._leave = keys, leave
         self._reading = Counter[Namespace]()
         self._count = threading.Lock()
@@ -67,7 +85,7 @@ class ModelPort(GuardedServer):
     def place(self, namespace: Namespace) -> Iterator[None]:
         """Raises Throttled when the namespace, or all together, read as many files as they may."""
         with self._count:
-            if self._reading[namespace] >= MOST_OF_ONE or self._reading.total() >= MOST:
+            if self._reading[namespace] >= self._most.of_one or self._reading.total() >= self._most.of_all:
                 raise Throttled("too many files are read on this host", hint="wait until some have been read")
             self._reading[namespace] += 1
         try:

@@ -19,6 +19,7 @@ class ModelPortSettings:
     )
     piece_mb: int = setting(
         "THAW_MODEL_PORT_PIECE_MB",
-        "weights come into fetchd's pool in pieces of so many MiB, a multiple of 8; a reader holds one at a time",
-        256,
+        "weights come into fetchd's pool in pieces of so many MiB, a multiple of 8; a reader holds one at a time, and "
+        "all readers half of the pool",
+        128,
     )

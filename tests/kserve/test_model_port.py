@@ -6,13 +6,15 @@ import http.client
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 
 from invoker.model_port.files import piece_at, uri_of
-from invoker.model_port.port import MOST_OF_ONE
+from invoker.model_port.port import Places, places
 from tests.fetchd.harness import Fetchd, wait_until
 from tests.invoker.platform import Host
 from tests.kserve.conftest import NAME
@@ -100,29 +102,43 @@ def test_a_request_with_a_body_ends_its_connection(port: ModelPortProcess, key: 
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_namespace_reads_a_bounded_number_of_files_at_once(
+def test_readers_that_are_slow_hold_a_part_of_the_pool_and_leave_room_to_others(
     port: ModelPortProcess, key: str, pushed: ModelIndex, fetchd: Fetchd, valkey_url: str
 ) -> None:
+    most = places(fetchd.client.status().pool_bytes, 8 << 20)
     path = asked("/file", name=NAME, version=pushed.sha256, file=SHARD, **{"from": 0})
-    readers = [http.client.HTTPConnection(*port.address.split(":"), timeout=60) for _ in range(MOST_OF_ONE)]  # type: ignore[arg-type]
-    for reader in readers:
-        reader.connect()
-        reader.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        reader.request("GET", path, headers={"Authorization": f"Bearer {key}"})
-        assert reader.getresponse().status == 200  # its bytes wait, unread
-    status, answer = port.get(path, key)
-    assert (status, answer["info"]["code"]) == (429, "Throttled")
-    assert port.get(asked("/model", name=NAME), key)[0] == 200, "only files are counted"
-    assert len([s for s in fetchd.client.status().segments if s.holders]) == 1, "all of them read one piece"
-    for reader in readers:
-        reader.close()
+    with ExitStack() as held:
+        for _ in range(most.of_one):
+            held.enter_context(opened(port, path, key, room=4096))  # its bytes wait, unread
+        status, answer = port.get(path, key)
+        assert (status, answer["info"]["code"]) == (429, "Throttled")
+        assert port.get(asked("/model", name=NAME), key)[0] == 200, "only files are counted"
+        assert len([s for s in fetchd.client.status().segments if s.holders]) == 1, "all of them read one piece"
+        with opened(port, path, key_of(valkey_url, "team-b")) as other:
+            assert len(other.read()) == {f.name: f.n_bytes for f in pushed.files}[SHARD]
     wait_until(lambda: not fetchd.client.descriptor_sockets())
-    other = key_of(valkey_url, "team-b")
-    connection = http.client.HTTPConnection(*port.address.split(":"), timeout=60)  # type: ignore[arg-type]
-    connection.request("GET", path, headers={"Authorization": f"Bearer {other}"})
-    with connection.getresponse() as whole:
-        assert len(whole.read()) == {f.name: f.n_bytes for f in pushed.files}[SHARD]
-    connection.close()
+    with opened(port, path, key):
+        pass
+
+
+@contextmanager
+def opened(port: ModelPortProcess, path: str, key: str, *, room: int = 0) -> Iterator[http.client.HTTPResponse]:
+    """An answer of which the head is read.  ``room``: so many bytes may come before they are read."""
+    with closing(http.client.HTTPConnection(*port.address.split(":"), timeout=60)) as connection:  # type: ignore[arg-type]
+        connection.connect()
+        if room:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            yield answer
+
+
+@pytest.mark.parametrize(
+    ("pool_mb", "of_one", "of_all"), [(1, 1, 1), (256, 1, 1), (1024, 2, 4), (4096, 8, 16), (1 << 20, 32, 64)]
+)
+def test_all_readers_together_hold_half_of_the_pool(pool_mb: int, of_one: int, of_all: int) -> None:
+    assert places(pool_mb << 20, 128 << 20) == Places(of_one, of_all)
 
 
 def test_a_scheduler_that_came_later_stops_no_reader(
