@@ -3,12 +3,11 @@
 The next token is a hash of (seed, prompt, output so far), so a continued answer equals an uninterrupted one exactly if
 prompt, seed and tokens arrived unchanged.  In a pipeline the last stage hashes and stage 0 answers, until stage 0 has
 become one worker.
-``python toy_engine.py --fd N`` serves it as an engine process.
+``serve`` makes a process an engine process.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import queue
@@ -17,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NoReturn
 
 from relay.clients.channel import Channel
 from relay.protocol.messages import LlmInit
@@ -46,8 +46,9 @@ from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
 VOCAB = 256
-STEP_S = float(os.environ.get("TOY_STEP_S", "0.002"))
-"""A step takes some time in any engine, and an abort must come while a request still runs."""
+STEP_S = "0.002"
+"""A step takes some time in any engine, and an abort must come while a request still runs.  The variable TOY_STEP_S
+changes this."""
 POISON = 0
 """A prompt that begins with this token breaks the engine."""
 
@@ -66,6 +67,7 @@ class Loaded:
 class ToyEngine:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
+        self._step_s = float(os.environ.get("TOY_STEP_S", STEP_S))
         self._changed = threading.Condition()
         self._open: dict[str, tuple[EngineRequest, list[int]]] = {}
         self._aborted: set[str] = set()
@@ -172,7 +174,7 @@ class ToyEngine:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._stopping or self._becoming)
                 self._switch()
-                self._changed.wait_for(lambda: self._stopping, timeout=STEP_S)
+                self._changed.wait_for(lambda: self._stopping, timeout=self._step_s)
                 broken = self._stopping or any(r.prompt_token_ids[0] == POISON for r, _ in self._open.values())
                 next_tokens = {} if broken else self._next_tokens()
                 broken = broken or next_tokens is None
@@ -271,7 +273,6 @@ def _next_token(request: EngineRequest, output: list[int]) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "little") % VOCAB
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fd", type=int, required=True)
-    os._exit(engine_main.serve(Channel(socket.socket(fileno=parser.parse_args().fd)), lambda: ToyEngine))
+def serve(sock: socket.socket) -> NoReturn:
+    """Serve the engine to the proxy at the other end, and end this process."""
+    os._exit(engine_main.serve(Channel(sock), lambda: ToyEngine))

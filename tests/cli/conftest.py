@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.fake_gateway import FakeGateway
 
 KEY = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502:secret"
@@ -36,15 +36,7 @@ def thaw(home: Path) -> Run:
     def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
         kept = {k: os.environ[k] for k in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if k in os.environ}
         environ = kept | {"HOME": str(home), "COLUMNS": "140", "THAW_STATE_DIR": str(home / "dev")} | (env or {})
-        return subprocess.run(
-            [sys.executable, "-m", "thaw.cli.main", *words],
-            env=environ,
-            input=stdin,
-            text=True,
-            capture_output=True,
-            timeout=300,  # for a conversion, which imports PyTorch beside engines that do the same
-            check=False,
-        )
+        return forked.run("thaw.cli.main", *words, env=environ, stdin=stdin)
 
     return run
 

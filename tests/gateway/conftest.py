@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from relay.state import keys
 from relay.state.api_keys import ApiKey, ApiKeys, Role, digest_of
 from relay.state.records import Records
 from tests.conftest import free_port
+from tests.forked import Forked
 from tests.gateway.fake_invoker import FakeInvoker
 from thaw.activation import Activation
 from thaw.ids import ActivationId, Namespace
@@ -45,9 +45,12 @@ class GatewayProcess:
             "PYTHONPATH": str(ROOT),
             **{name: value.replace("{port}", str(self.port)) for name, value in environ.items()},
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.main"], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        log, written = os.pipe()
+        self._log = os.fdopen(log, encoding="utf-8")
+        try:
+            self.process = Forked("gateway.main", env=env, stderr=written)
+        finally:
+            os.close(written)
         self.lines: list[str] = []
         self.session = requests.Session()
         self.session.auth = tuple(KEY.split(":"))  # type: ignore[assignment]
@@ -58,8 +61,7 @@ class GatewayProcess:
             raise
 
     def wait_for_event(self, name: str) -> dict[str, Any]:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self._log:
             self.lines.append(line)
             if line.startswith("{") and (event := json.loads(line)).get("event") == name:
                 return dict(event)
@@ -77,8 +79,7 @@ class GatewayProcess:
         self.session.close()
         if self.process.poll() is None:
             self.kill()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._log.close()
 
     def stop(self) -> None:
         self.session.close()  # the gateway would wait for a kept connection
@@ -88,8 +89,7 @@ class GatewayProcess:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._log.close()
 
     def call(self, method: str, path: str, **kwargs: Any) -> requests.Response:
         kwargs.setdefault("timeout", 30)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
 import redis
-import requests
 
 from gateway.serving.held.standings import StandingsOf
 from gateway.serving.held.work import WorkBook
@@ -129,20 +130,15 @@ def test_held_requests_leave_threads_to_others_and_end_with_their_clients(
         assert time.monotonic() < end_s
 
 
-def _auth() -> tuple[str, str]:
-    user, _, password = KEY.partition(":")
-    return user, password
-
-
 def test_a_gateway_that_ends_answers_those_who_wait(gateway: GatewayProcess) -> None:
     gateway.put_llm()
     mark = standings(gateway)["mark"]
-    with ThreadPoolExecutor(1) as pool:
-        query = {"known": mark, "wait_s": 30}
-        waits = pool.submit(requests.get, gateway.url + STANDINGS, params=query, auth=_auth(), timeout=60)
-        gateway.wait_for_routes(0)
+    waits = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    with closing(waits):
+        waits.request("GET", f"{STANDINGS}?known={mark}&wait_s=30", headers={"Authorization": f"Bearer {KEY}"})
+        gateway.wait_for_routes(0)  # later requests are answered, so this one has arrived
         gateway.stop()  # this kills the process if the end takes too long
-        assert waits.result(40).json()["mark"] == mark
+        assert json.load(waits.getresponse())["mark"] == mark
 
 
 def test_a_failed_start_is_told_until_one_succeeds_or_the_action_changes(

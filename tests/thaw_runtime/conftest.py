@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import LlmInit
 from tests.conftest import ValkeyServer
+from tests.forked import Forked
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.pipelines import Pipelines
@@ -28,29 +28,24 @@ from thaw.ids import ActionName, GroupId, HostId
 
 ROOT = Path(__file__).parents[2]
 STREAM = {"Accept": "application/x-thaw-stream"}
-START = """
-import os, subprocess, sys, socket
-from relay.clients.channel import Channel
-from thaw_runtime.llm import proxy
-ours, theirs = socket.socketpair()
-engine = subprocess.Popen([sys.executable, "-m", "tests.toy_engine", "--fd", str(theirs.fileno())], pass_fds=[theirs.fileno()])
-theirs.close()
-print("engine", engine.pid, flush=True)
-proxy.serve(os.environ["THAW_SOCKET"], os.environ["THAW_DOOR"], Channel(ours), engine.pid)
-"""
+TOY = "tests.thaw_runtime.toy_container"
 
 
 class Container:
-    """A container process, with a keep-alive connection to it."""
+    """A container process, with a keep-alive connection to it.  ``program`` is a command, or a module that is forked."""
 
-    def __init__(self, command: list[str], directory: Path, descriptor_socket: FakeDescriptorSocket) -> None:
+    def __init__(self, program: list[str] | str, directory: Path, descriptor_socket: FakeDescriptorSocket) -> None:
         self.socket = str(directory / "c.sock")
         self.descriptor_socket = descriptor_socket
         env = dict(os.environ, THAW_SOCKET=self.socket, THAW_DOOR=descriptor_socket.path)
         env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'runtime-python'}"
         self.out, self.err = directory / "out", directory / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=err, cwd=ROOT)
+            self.process: subprocess.Popen[bytes] | Forked = (
+                Forked(program, env=env, stdout=out.fileno(), stderr=err.fileno())
+                if isinstance(program, str)
+                else subprocess.Popen(program, env=env, stdout=out, stderr=err, cwd=ROOT)
+            )
         self.http = UnixConnection(self.socket, timeout=120)
 
     def wait_listening(self) -> None:
@@ -140,7 +135,7 @@ def descriptor_socket(tmp_path: Path) -> Iterator[FakeDescriptorSocket]:
 
 @pytest.fixture
 def container(tmp_path: Path, descriptor_socket: FakeDescriptorSocket) -> Iterator[Container]:
-    made = Container([sys.executable, "-c", START], tmp_path, descriptor_socket)
+    made = Container(TOY, tmp_path, descriptor_socket)
     made.wait_listening()
     yield made
     made.close()

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import pytest
 from relay.clients.channel import Channel
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
-from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, TOY, Container, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.test_engine_link import Played, ends, played
@@ -64,7 +63,7 @@ def pipeline(tmp_path: Path, relay_url: str, fate: str, second: StageRole) -> It
     made: list[Container] = []
     for k, init in enumerate(stages(relay_url, fate, second)):
         (tmp_path / str(k)).mkdir()
-        made.append(Container([sys.executable, "-c", START], tmp_path / str(k), descriptor_socket))
+        made.append(Container(TOY, tmp_path / str(k), descriptor_socket))
         made[k].wait_listening()
         assert made[k].ask("POST", "/init", {"value": init})[0] == 200
     yield made[0], made[1]

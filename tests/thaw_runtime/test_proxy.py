@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from relay.clients.http_unix import UnixConnection
-from tests.thaw_runtime.conftest import START, STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, TOY, Container, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
@@ -197,7 +197,7 @@ def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name:
     model = write_tiny_model(tmp_path / "model")
     (model / name).write_bytes(content)
     descriptor_socket = FakeDescriptorSocket(model, tmp_path / "socket")
-    container = Container([sys.executable, "-c", START], tmp_path, descriptor_socket)
+    container = Container(TOY, tmp_path, descriptor_socket)
     try:
         container.wait_listening()
         status, reply = container.init()
@@ -299,7 +299,7 @@ def test_an_engine_whose_start_raises_ends_though_its_traceback_finds_no_room(
     tmp_path: Path, descriptor_socket: FakeDescriptorSocket
 ) -> None:
     (tmp_path / "err").symlink_to("/dev/full")
-    container = Container([sys.executable, "-c", START], tmp_path, descriptor_socket)
+    container = Container(TOY, tmp_path, descriptor_socket)
     try:
         container.wait_listening()
         descriptor_socket.arrive(descriptor_socket.n_bytes)
@@ -443,7 +443,7 @@ def test_a_preflight_refuses_a_text_side_that_does_not_load(
 @contextmanager
 def container_of(model: Path, directory: Path) -> Iterator[Container]:
     descriptor_socket = FakeDescriptorSocket(model, directory / "own-socket", arrived=False)
-    made = Container([sys.executable, "-c", START], directory, descriptor_socket)
+    made = Container(TOY, directory, descriptor_socket)
     try:
         made.wait_listening()
         yield made
