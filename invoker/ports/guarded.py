@@ -32,7 +32,7 @@ class GuardedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._name, self._log = name, log
         host, _, port = bind.rpartition(":")
         super().__init__((host, int(port)), handler)
-        self._thread = LastingThread(self._serve, name)
+        self._thread = LastingThread(self.serve_forever, name)
 
     @property
     def address(self) -> str:
@@ -43,12 +43,10 @@ class GuardedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._thread.start()
 
     def stop(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
         self.shutdown()
         self.server_close()
         self._thread.join(5)
-
-    def _serve(self) -> None:
-        self.serve_forever(poll_interval=0.5)  # the interval only limits how long stop() takes
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -158,6 +158,7 @@ class FakeInvoker:
         return found
 
     def stop(self) -> None:
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the server's thread, which looks twice a second itself
         self._server.shutdown()
         self._server.server_close()
         self.client.close()
