@@ -6,6 +6,7 @@ import gc
 import platform
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,12 +98,20 @@ class ValkeyServer:
             self._process = None
 
 
+def _memory() -> tempfile.TemporaryDirectory[str]:
+    """A directory whose files are in memory, where Linux has one.  The server syncs its AOF at each write, which takes
+    milliseconds on a disk, and tests crash the server but not the machine.
+    """
+    return tempfile.TemporaryDirectory(prefix="thaw-tests-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+
+
 @pytest.fixture(scope="session")
-def _shared_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    yield server
-    server.kill()
+def _shared_valkey() -> Iterator[ValkeyServer]:
+    with _memory() as directory:
+        server = ValkeyServer(Path(directory))
+        server.start()
+        yield server
+        server.kill()
 
 
 @pytest.fixture
@@ -130,17 +139,48 @@ def relay_url(_shared_relay: ValkeyServer) -> str:
 
 
 @pytest.fixture
-def own_valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+def own_valkey() -> Iterator[ValkeyServer]:
     """A state server of this test alone, for tests that kill it."""
-    server = ValkeyServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    with _memory() as directory:
+        server = ValkeyServer(Path(directory))
+        server.start()
+        yield server
+        server.kill()
+
+
+class _Freezes:
+    """Notes whether anything has called ``gc.freeze``."""
+
+    def __init__(self) -> None:
+        self.noted = False
+        self._freeze = gc.freeze
+        gc.freeze = self._note
+
+    def _note(self) -> None:
+        self.noted = True
+        self._freeze()
+
+    def collect_and_keep(self) -> None:
+        """Collect garbage.  No later collection walks over what is left now."""
+        gc.unfreeze()
+        gc.collect()
+        self._freeze()
+        self.noted = False
+
+
+_freezes = _Freezes()
+
+
+def pytest_collection_finish() -> None:
+    """The collected tests live to the end, and to walk over them takes a third of a second."""
+    _freezes.collect_and_keep()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _leaves_nothing_open() -> Iterator[None]:
     """Report the resources that a module's tests left open here, and not in a later test that collects garbage."""
     yield
-    gc.unfreeze()  # a scheduler under test freezes all objects that it finds, also other tests' garbage
-    gc.collect()
+    if _freezes.noted:  # a scheduler or an invoker under test freezes all objects that it finds, also tests' garbage
+        _freezes.collect_and_keep()
+    else:
+        gc.collect()
