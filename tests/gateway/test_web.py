@@ -258,6 +258,14 @@ def test_a_list_of_values_is_several_headers(ask: Ask) -> None:
     assert (reply.headers["X-N"], reply.headers["X-B"]) == ("3", "true")
 
 
+def test_an_answer_has_the_gateway_s_date_and_server_once(ask: Ask) -> None:
+    theirs = {"Date": "Thu, 01 Jan 1970 00:00:00 GMT", "server": "mine"}
+    headers = ask("GET", "web", returns={"headers": theirs, "body": "hi"}).raw.headers
+    for name, text in theirs.items():
+        (one,) = headers.getlist(name)
+        assert one != text
+
+
 def test_an_error_of_the_developer_is_a_400_and_the_record_says_why(
     ask: Ask, gateway: GatewayProcess, invoker: FakeInvoker
 ) -> None:

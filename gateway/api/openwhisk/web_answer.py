@@ -27,6 +27,8 @@ _OF_THE_CONNECTION: Final = frozenset(
     ("connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
 )
 """A function must not say where its answer ends: the next answer on the connection would begin elsewhere."""
+_OF_THE_GATEWAY: Final = frozenset(("date", "server"))
+"""Every answer has these from the gateway, and an answer has each of them once."""
 _TEXTS: Final = frozenset(
     (
         "application/javascript",
@@ -160,7 +162,7 @@ def _headers(plain: Any) -> list[tuple[str, str]]:
     for name, text in found:
         if not _TOKEN.match(name) or not text.isprintable() or any(ord(c) > 255 for c in text):
             raise _invalid("message/http")
-    return [header for header in found if header[0].lower() not in _OF_THE_CONNECTION]
+    return [header for header in found if header[0].lower() not in _OF_THE_CONNECTION | _OF_THE_GATEWAY]
 
 
 def _texts(value: Any) -> list[str]:
