@@ -117,7 +117,13 @@ class GatewayProcess:
             tick.wait(0.01)
 
     def record(self, activation_id: str) -> dict[str, Any]:
-        reply = self.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}")
+        """Return the record of a call that was answered.  It is written after the answer; a request waits a second."""
+        deadline_s, tick = time.monotonic() + 60, threading.Event()
+        while True:
+            reply = self.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}")
+            if reply.status_code != 404 or time.monotonic() > deadline_s:
+                break
+            tick.wait(0.05)
         assert reply.status_code == 200, reply.text
         return dict(reply.json())
 

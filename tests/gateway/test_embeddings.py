@@ -183,7 +183,7 @@ def test_the_record_of_an_accepted_invocation_has_the_vectors(gateway: GatewayPr
 
 
 def until_ended(gateway: GatewayProcess, path: str) -> dict[str, Any]:
-    deadline_s, tick = time.monotonic() + 20, threading.Event()
+    deadline_s, tick = time.monotonic() + 60, threading.Event()
     while (reply := gateway.call("GET", path)).status_code == 404:
         assert time.monotonic() < deadline_s, reply.text
         tick.wait(0.05)

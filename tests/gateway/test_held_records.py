@@ -43,7 +43,9 @@ def hello(gateway: GatewayProcess, invoker: FakeInvoker) -> GatewayProcess:
 
 def call(gateway: GatewayProcess, name: str = "hello") -> str:
     reply = gateway.call("POST", f"/api/v1/namespaces/_/actions/{name}?blocking=true", json={})
-    return str(reply.json()["activationId"])
+    activation_id = str(reply.json()["activationId"])
+    gateway.record(activation_id)
+    return activation_id
 
 
 def held(pool: ThreadPoolExecutor, state_url: str, ask: Callable[[], Any]) -> Future[Any]:

@@ -252,6 +252,8 @@ def test_records_are_listed_newest_first_and_filtered(gateway: GatewayProcess, i
     invoker.ready("guest/other", instance="i1")
     ids = [gateway.call("POST", f"{HELLO}?blocking=true").json()["activationId"] for _ in range(2)]
     last = gateway.call("POST", "/api/v1/namespaces/_/actions/other?blocking=true").json()
+    for activation_id in (*ids, last["activationId"]):
+        gateway.record(activation_id)
     base = "/api/v1/namespaces/_/activations"
     listed = gateway.call("GET", base).json()
     assert {r["activationId"] for r in listed} == {*ids, last["activationId"]}
