@@ -191,7 +191,7 @@ class Shop:
         )
 
     @contextmanager
-    def nothing_left_behind(self, deadline_s: float = 20) -> Iterator[None]:
+    def nothing_left_behind(self, deadline_s: float = 60) -> Iterator[None]:
         """Check that the platform soon looks as it does at rest after the block."""
         yield
         until = time.monotonic() + deadline_s

@@ -64,7 +64,7 @@ def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(
 
 @contextmanager
 def stem_cell_stops(machine: Machine) -> Iterator[None]:
-    """Stop the stem cell's process until two and a half seconds after a start has made a container's directory.
+    """Stop the stem cell's process until four seconds after a start has made a container's directory.
 
     The start does this shortly before it requests a fork.
     """
@@ -77,7 +77,7 @@ def stem_cell_stops(machine: Machine) -> Iterator[None]:
         until = time.monotonic() + 60
         while set(run_dir.glob("host-0/c/*")) <= before and time.monotonic() < until:
             time.sleep(0.01)
-        threading.Event().wait(2.5)  # the process stays stopped for this long
+        threading.Event().wait(4.0)  # the process stays stopped for this long
         os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=go_on)
