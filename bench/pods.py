@@ -123,7 +123,9 @@ class Place:
 
 
 def all_have_cells(hosts: Sequence[HostReport]) -> bool:
-    return bool(hosts) and all({KIND_PYTHON, KIND_LLM} <= set(host.stem_kinds) for host in hosts)
+    """Whether every host has a stem cell of each kind that it keeps, and a start of any kind finds one somewhere."""
+    missing = {t.kind for host in hosts for t in host.stem_targets if t.count and t.kind not in host.stem_kinds}
+    return not missing and {KIND_PYTHON, KIND_LLM} <= {kind for host in hosts for kind in host.stem_kinds}
 
 
 def kubectl(*words: str) -> str:
