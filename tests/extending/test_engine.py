@@ -15,10 +15,9 @@ from invoker.drivers.base import Spec
 from invoker.drivers.cpu_shares import NoShares
 from invoker.drivers.process.driver import ProcessDriver
 from relay.clients.http_unix import UnixConnection
-from tests.thaw_runtime.conftest import Container
+from tests.thaw_runtime.conftest import Container, Forked, Zygote
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
-from tests.thaw_runtime.test_vllm import Forked, Zygote
 from thaw.action import KIND_LLM
 from thaw.dev.components import base_env
 from thaw.logs import Log

@@ -8,17 +8,19 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.clients.channel import Channel
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import LlmInit
+from tests import forked
 from tests.conftest import ValkeyServer
-from tests.forked import Forked
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from tests.thaw_runtime.pipelines import Pipelines
@@ -41,8 +43,8 @@ class Container:
         env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'runtime-python'}"
         self.out, self.err = directory / "out", directory / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process: subprocess.Popen[bytes] | Forked = (
-                Forked(program, env=env, stdout=out.fileno(), stderr=err.fileno())
+            self.process: subprocess.Popen[bytes] | forked.Forked = (
+                forked.Forked(program, env=env, stdout=out.fileno(), stderr=err.fileno())
                 if isinstance(program, str)
                 else subprocess.Popen(program, env=env, stdout=out, stderr=err, cwd=ROOT)
             )
@@ -55,9 +57,13 @@ class Container:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
                 sock.connect(self.socket)
                 return
-            assert self.process.poll() is None, self.err.read_text()
+            assert self.process.poll() is None, self.last_words()
             bell.wait(0.01)
         raise AssertionError("the container never listened")
+
+    def last_words(self) -> str:
+        with self.err.open() as err:
+            return err.read(100_000)  # a test's log may be /dev/full, which has no end
 
     def ask(self, method: str, path: str, body: object = None, headers: Mapping[str, str] = {}) -> tuple[int, Any]:
         self.http.request(method, path, wire.dumps(body) if body is not None else None, dict(headers))
@@ -80,6 +86,70 @@ class Container:
         self.http.close()
         self.process.kill()
         self.process.wait(10)
+
+
+class Zygote:
+    """A zygote process that forks containers.  ``wrapped`` may put another program before its command."""
+
+    def __init__(self, directory: Path, wrapped: Callable[..., list[str]] = lambda *command: list(command)) -> None:
+        self.path = str(directory / "z.sock")
+        env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
+        self.log = directory / "zygote.log"
+        with self.log.open("wb") as log:
+            command = wrapped(sys.executable, "-m", "thaw_runtime.start.zygote", "--socket", self.path)
+            self.process = subprocess.Popen(command, env=env, stderr=log)
+        self.channel = self._connect()
+        assert self.receive()["op"] == "ready"
+
+    def receive(self) -> dict[str, Any]:
+        plain, _ = self.channel.receive()
+        assert isinstance(plain, dict)
+        return plain
+
+    def fork(self, instance_id: str, directory: Path, descriptor_socket: FakeDescriptorSocket) -> dict[str, Any]:
+        env = {
+            "THAW_SOCKET": str(directory / "c.sock"),
+            "THAW_DOOR": descriptor_socket.path,
+            "THAW_INSTANCE_ID": instance_id,
+        }
+        self.channel.send(
+            {
+                "op": "fork",
+                "instance_id": instance_id,
+                "env": env,
+                "stdout": str(directory / "out"),
+                "stderr": str(directory / "err"),
+            }
+        )
+        return self.receive()
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.kill()
+        self.process.wait(10)
+
+    def _connect(self) -> Channel:
+        bell = threading.Event()
+        for _ in range(6000):
+            try:
+                return Channel.connect(self.path, timeout_s=60)
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()
+                bell.wait(0.02)
+        raise AssertionError("the zygote was never ready")
+
+
+class Forked(Container):
+    """A container whose parent is the zygote."""
+
+    rehearsal_s = 0.0
+
+    def __init__(self, zygote: Zygote, directory: Path, descriptor_socket: FakeDescriptorSocket) -> None:
+        self.forked = zygote.fork(directory.name, directory, descriptor_socket)
+        self.socket, self.descriptor_socket = str(directory / "c.sock"), descriptor_socket
+        self.out, self.err = directory / "out", directory / "err"
+        self.process = subprocess.Popen(["sleep", "infinity"])  # Container's methods use this process instead
+        self.http = UnixConnection(self.socket, timeout=120)
 
 
 def run_body(body: Mapping[str, Any], endpoint: str, **value: Any) -> dict[str, Any]:
@@ -124,6 +194,14 @@ def pipelines(_shared_relay: ValkeyServer) -> Iterator[Pipelines]:
     """Real pipelines of tiny models, and plain vLLM's answers.  tests/order.py gives all that use it to one worker."""
     with Pipelines(_shared_relay.url) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """A process that has imported vLLM.  tests/order.py gives all that use it to one worker."""
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, REPLACES_HEADER
 from tests.thaw_runtime.adapters import LINEAR, merge, write_adapter, write_base
-from tests.thaw_runtime.conftest import STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
-from tests.thaw_runtime.test_vllm import Forked, Zygote
 from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
 from thaw.errors import AdapterMissing
@@ -93,13 +92,6 @@ def end(zygote: Zygote, container: Forked) -> None:
     assert zygote.receive()["op"] == "exited"
     Container.close(container)
     container.descriptor_socket.close()
-
-
-@pytest.fixture(scope="module")
-def zygote(place: Path) -> Iterator[Zygote]:
-    made = Zygote(place)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.thaw_runtime.conftest import ROOT, Container
+from tests.thaw_runtime.conftest import ROOT, Container, Forked, Zygote
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
-from tests.thaw_runtime.test_vllm import CAPITAL, Forked, Zygote, answer
+from tests.thaw_runtime.test_vllm import CAPITAL, answer
 
 pytestmark = pytest.mark.vllm
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.thaw_runtime.conftest import STREAM, Container, frames, run_body
+from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, frames, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
-from tests.thaw_runtime.test_vllm import Forked, Zygote
 
 pytestmark = pytest.mark.vllm
 
@@ -32,8 +31,7 @@ SAMPLINGS = {
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Container]]:
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+def workers(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Container]]:
     made: list[tuple[Forked, FakeDescriptorSocket]] = []
     for name in ("source", "destination"):
         directory = tmp_path_factory.mktemp(name)
@@ -49,7 +47,6 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Containe
         assert zygote.receive()["op"] == "exited"
         container.close()
         descriptor_socket.close()
-    zygote.close()
 
 
 def cached(end: dict[str, Any]) -> int:
@@ -57,7 +54,9 @@ def cached(end: dict[str, Any]) -> int:
     return int(prefill["attrs"].get("cached_tokens", 0))
 
 
-@pytest.mark.parametrize("sampling", list(SAMPLINGS))
+@pytest.mark.parametrize(  # tests/e2e/test_moves.py moves greedy runs too
+    "sampling", [pytest.param("greedy", marks=pytest.mark.full), "seeded, with penalties"]
+)
 def test_a_run_that_moves_in_the_middle_says_what_it_would_have_said_and_finds_its_prompt_computed(
     workers: tuple[Container, Container], sampling: str
 ) -> None:

@@ -22,10 +22,8 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from relay.clients.channel import Channel
-from relay.clients.http_unix import UnixConnection
 from relay.protocol.messages import GroupCredential, GroupLink, StageShape
-from tests.thaw_runtime.conftest import ROOT, STREAM, Container, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from thaw import wire
@@ -56,80 +54,9 @@ CAPITAL = {
 }
 
 
-class Zygote:
-    """A zygote process that forks containers.  ``wrapped`` may put another program before its command."""
-
-    def __init__(self, directory: Path, wrapped: Callable[..., list[str]] = lambda *command: list(command)) -> None:
-        self.path = str(directory / "z.sock")
-        env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-        self.log = directory / "zygote.log"
-        with self.log.open("wb") as log:
-            command = wrapped(sys.executable, "-m", "thaw_runtime.start.zygote", "--socket", self.path)
-            self.process = subprocess.Popen(command, env=env, stderr=log)
-        self.channel = self._connect()
-        assert self.receive()["op"] == "ready"
-
-    def receive(self) -> dict[str, Any]:
-        plain, _ = self.channel.receive()
-        assert isinstance(plain, dict)
-        return plain
-
-    def fork(self, instance_id: str, directory: Path, descriptor_socket: FakeDescriptorSocket) -> dict[str, Any]:
-        env = {
-            "THAW_SOCKET": str(directory / "c.sock"),
-            "THAW_DOOR": descriptor_socket.path,
-            "THAW_INSTANCE_ID": instance_id,
-        }
-        self.channel.send(
-            {
-                "op": "fork",
-                "instance_id": instance_id,
-                "env": env,
-                "stdout": str(directory / "out"),
-                "stderr": str(directory / "err"),
-            }
-        )
-        return self.receive()
-
-    def close(self) -> None:
-        self.channel.close()
-        self.process.kill()
-        self.process.wait(10)
-
-    def _connect(self) -> Channel:
-        bell = threading.Event()
-        for _ in range(6000):
-            try:
-                return Channel.connect(self.path, timeout_s=60)
-            except OSError:
-                assert self.process.poll() is None, self.log.read_text()
-                bell.wait(0.02)
-        raise AssertionError("the zygote was never ready")
-
-
 @pytest.fixture(scope="module")
 def model() -> Path:
     return real_model()
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield made
-    made.close()
-
-
-class Forked(Container):
-    """A container whose parent is the zygote."""
-
-    rehearsal_s = 0.0
-
-    def __init__(self, zygote: Zygote, directory: Path, descriptor_socket: FakeDescriptorSocket) -> None:
-        self.forked = zygote.fork(directory.name, directory, descriptor_socket)
-        self.socket, self.descriptor_socket = str(directory / "c.sock"), descriptor_socket
-        self.out, self.err = directory / "out", directory / "err"
-        self.process = subprocess.Popen(["sleep", "infinity"])  # Container's methods use this process instead
-        self.http = UnixConnection(self.socket, timeout=120)
 
 
 @pytest.fixture
