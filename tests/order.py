@@ -20,7 +20,7 @@ ONE_BY_ONE = {
         f"tests/thaw_runtime/test_{name}.py"
         for name in ("pipeline", "consolidated_pipelines", "scaled_up_pipelines", "families")
     ),
-    "zygote": tuple(f"tests/thaw_runtime/test_{name}.py" for name in ("vllm", "moves", "adapters")),  # share one
+    "zygote": tuple(f"tests/thaw_runtime/test_{name}.py" for name in ("vllm", "moves", "adapters", "embeddings")),
     "platform": ("tests/e2e/", "tests/dev/"),  # each starts several engines, which fill the machine
 }
 """Modules that run one after another, by the resource that they share."""

@@ -105,11 +105,15 @@ def stage_plans(url: str) -> list[LlmInit]:
     return [replace(whole, stage=k, layers=part) for k, part in enumerate(layers)]
 
 
-def vllm(name: str) -> Any:
-    return pytest.param(name, marks=[pytest.mark.vllm, pytest.mark.filterwarnings("ignore")])  # the warnings are vLLM's
+TWO_STAGES = "vllm in two stages"
 
 
-@pytest.fixture(scope="module", params=["toy", "toy in two stages", vllm("vllm"), vllm("vllm in two stages")])
+def vllm(name: str, *more: object, full: bool = False) -> Any:
+    marks = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # the warnings are vLLM's
+    return pytest.param(name, *more, marks=[*marks, pytest.mark.full] if full else marks)
+
+
+@pytest.fixture(scope="module", params=["toy", "toy in two stages", vllm("vllm"), vllm(TWO_STAGES)])
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _shared_relay: ValkeyServer
 ) -> Iterator[Bench]:
@@ -120,7 +124,7 @@ def bench(
     engines: list[Engine]
     if request.param == "vllm":
         engines = [engine_main.load_cold(find_engine("vllm"))(listener.emit)]
-    elif request.param == "vllm in two stages":
+    elif request.param == TWO_STAGES:
         engines = [RemoteEngine(listener.emit, url, model, 2, directory)]
     else:
         engines = [ToyEngine(listener.emit) for _ in plans]
@@ -244,7 +248,7 @@ SCHEMA = {
 }
 JSON_OF_A_CITY = Grammar(GrammarKind.JSON, json.dumps(SCHEMA), "response_format")
 END = 2  # the real model's end-of-sequence token
-constrains = pytest.mark.parametrize("bench", [vllm("vllm"), vllm("vllm in two stages")], indirect=True)
+constrains = pytest.mark.parametrize("bench", [vllm("vllm"), vllm(TWO_STAGES)], indirect=True)
 
 
 def words(token_ids: Sequence[int]) -> str:
@@ -267,21 +271,35 @@ def test_an_answer_follows_its_grammar_and_ends_where_that_ends(bench: Bench) ->
     jsonschema.validate(json.loads(words(tokens(events))), SCHEMA)
 
 
-@constrains
+KINDS = (
+    (Grammar(GrammarKind.CHOICE, '["Paris", "Rome"]', "guided_choice"), "Paris|Rome"),
+    (Grammar(GrammarKind.REGEX, r"\d{3}-\d{4}", "guided_regex"), r"\d{3}-\d{4}"),
+    (Grammar(GrammarKind.GRAMMAR, 'root ::= ("yes" | "no") "!"', "guided_grammar"), "(yes|no)!"),
+)
+
+
 @pytest.mark.parametrize(
-    ("grammar", "pattern"),
+    ("bench", "grammar", "pattern"),
     [
-        (Grammar(GrammarKind.CHOICE, '["Paris", "Rome"]', "guided_choice"), "Paris|Rome"),
-        (Grammar(GrammarKind.REGEX, r"\d{3}-\d{4}", "guided_regex"), r"\d{3}-\d{4}"),
-        (Grammar(GrammarKind.GRAMMAR, 'root ::= ("yes" | "no") "!"', "guided_grammar"), "(yes|no)!"),
+        *(vllm("vllm", *kind) for kind in KINDS),
+        *(vllm(TWO_STAGES, *kind, full=kind is not KINDS[0]) for kind in KINDS),
     ],
+    indirect=["bench"],
 )
 def test_every_kind_of_grammar_is_followed(bench: Bench, grammar: Grammar, pattern: str) -> None:
     assert re.fullmatch(pattern, words(tokens(bench.run(constrained(grammar)))))
 
 
-@constrains
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("bench", "temperature"),
+    [
+        vllm("vllm", 1.0),
+        vllm(TWO_STAGES, 0.0),
+        vllm("vllm", 0.0, full=True),
+        vllm(TWO_STAGES, 1.0, full=True),
+    ],
+    indirect=["bench"],
+)
 def test_an_answer_under_a_grammar_goes_on_elsewhere_as_if_uninterrupted(bench: Bench, temperature: float) -> None:
     sampling = constrained(temperature=temperature)
     whole = tokens(bench.run(sampling))

@@ -152,6 +152,13 @@ class Forked(Container):
         self.http = UnixConnection(self.socket, timeout=120)
 
 
+def end(zygote: Zygote, container: Forked) -> None:
+    os.kill(container.forked["pid"], 9)
+    assert zygote.receive()["op"] == "exited"
+    Container.close(container)
+    container.descriptor_socket.close()
+
+
 def run_body(body: Mapping[str, Any], endpoint: str, **value: Any) -> dict[str, Any]:
     activation = value.pop("activation_id", "a" * 32)
     deadline = value.pop("deadline", None)

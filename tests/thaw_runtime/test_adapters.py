@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, REPLACES_HEADER
 from tests.thaw_runtime.adapters import LINEAR, merge, write_adapter, write_base
-from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, Forked, Zygote, end, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
@@ -85,13 +84,6 @@ class Adapted(Forked):
 
     def close(self) -> None:
         end(self.zygote, self)
-
-
-def end(zygote: Zygote, container: Forked) -> None:
-    os.kill(container.forked["pid"], 9)
-    assert zygote.receive()["op"] == "exited"
-    Container.close(container)
-    container.descriptor_socket.close()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from tests.embedding_models import FAMILIES, HIDDEN, LAYERS, write_model
-from tests.thaw_runtime.conftest import ROOT, Container
+from tests.thaw_runtime.conftest import ROOT, Container, Forked, Zygote, end
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from thaw_runtime.engine.kv_memory import geometry, peak_intermediate_bytes
 
@@ -62,12 +62,6 @@ def plain(directories: dict[str, Path]) -> dict[str, list[list[float]]]:
     return dict(map(json.loads, lines))
 
 
-def _container(directory: Path, descriptor_socket: FakeDescriptorSocket) -> Container:
-    made = Container([sys.executable, "-m", "thaw_runtime.llm.main"], directory, descriptor_socket)
-    made.http = UnixConnection(made.socket, timeout=600)
-    return made
-
-
 def _need_without_kv(model: Path) -> int:
     """The bytes of an encoder's weights and of its largest batch."""
     header = (model / "model.safetensors").read_bytes()
@@ -84,17 +78,19 @@ def memories() -> dict[str, dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def containers(
-    directories: dict[str, Path], memories: dict[str, dict[str, int]], tmp_path_factory: pytest.TempPathFactory
+    zygote: Zygote,
+    directories: dict[str, Path],
+    memories: dict[str, dict[str, int]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Container]]:
     """The encoder's reserve has no byte for keys and values."""
     with ExitStack() as stack:
         made = {}
         for family, model in directories.items():
             own = tmp_path_factory.mktemp(family)
-            descriptor_socket = FakeDescriptorSocket(model, own / "socket")
-            stack.callback(descriptor_socket.close)
-            made[family] = _container(own, descriptor_socket)
-            stack.callback(made[family].close)
+            made[family] = Forked(zygote, own, FakeDescriptorSocket(model, own / "socket"))
+            made[family].http = UnixConnection(made[family].socket, timeout=600)
+            stack.callback(end, zygote, made[family])
         for family, container in made.items():
             container.wait_listening()
             reserve = _need_without_kv(directories[family]) if family == "bert" else 1 << 30
