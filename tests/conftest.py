@@ -57,7 +57,7 @@ class ValkeyServer:
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._directory = directory
+        self.directory = directory
         self._kept = ["--appendonly", "yes", "--appendfsync", "always"] if durable else ["--appendonly", "no"]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -68,14 +68,14 @@ class ValkeyServer:
             "--bind",
             "127.0.0.1",
             "--dir",
-            str(self._directory),
+            str(self.directory),
             "--save",
             "",
             *self._kept,
             "--maxmemory-policy",
             "noeviction",
         ]
-        log = (self._directory / "valkey.log").open("ab")
+        log = (self.directory / "valkey.log").open("ab")
         self._process = subprocess.Popen([valkey_binary(), *arguments], stdout=log, stderr=log)
         log.close()
         retry = redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=0.2, base=0.01), 100)

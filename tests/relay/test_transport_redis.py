@@ -9,7 +9,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import redis
@@ -215,14 +214,12 @@ def test_a_relay_that_restarts_with_its_memory_loses_and_doubles_nothing(make: M
     assert arrived == [b"%d-" % i * 400 for i in range(count)]
 
 
-def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(
-    make: Make, own_valkey: ValkeyServer, tmp_path: Path
-) -> None:
+def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(make: Make, own_valkey: ValkeyServer) -> None:
     sender, receiver = (make(k, own_valkey.url, PATIENT) for k in (0, 1))
     sender.send(1, HIDDEN, b"x", deadline_s=20)
     receiver.receive(deadline_s=20)
     own_valkey.kill()
-    shutil.rmtree(tmp_path / "appendonlydir")
+    shutil.rmtree(own_valkey.directory / "appendonlydir")
     own_valkey.start()
     for call in (lambda: receiver.receive(deadline_s=20), lambda: sender.send(1, HIDDEN, bytes(20_000), deadline_s=20)):
         with pytest.raises(WorkerLost, match=r"the relay server has lost what group \w+ had sent"):
