@@ -7,6 +7,7 @@ a restart of fetchd.  When fetchd refuses a request, the client raises the error
 from __future__ import annotations
 
 import os
+import select
 import time
 from typing import Self, TypeVar
 
@@ -178,6 +179,12 @@ class DescriptorClient:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def wait_closed(self) -> None:
+        """Wait until fetchd has closed the connection, or has ended."""
+        poll = select.poll()
+        poll.register(self._channel.sock, select.POLLRDHUP)
+        poll.poll()
 
     def close(self) -> None:
         self._channel.close()

@@ -7,6 +7,7 @@ test had to wait for a processor.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -77,6 +78,12 @@ class FakeDescriptorSocket:
     def sidecar_bytes(self) -> int:
         """The bytes before the weights."""
         return next(p.segment_offset for p in self.offer.layout if p.file == WEIGHTS)
+
+    def hang_up(self) -> None:
+        """End the connections, as the end of fetchd does."""
+        for channel in self._channels:
+            with contextlib.suppress(OSError):  # the other side has closed it
+                channel.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

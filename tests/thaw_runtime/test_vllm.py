@@ -106,6 +106,19 @@ def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_p
         descriptor_socket.close()
 
 
+def test_an_engine_unmaps_its_segment_when_fetchd_ends_and_serves_on(fork: Callable[..., Forked], model: Path) -> None:
+    container = fork(model)
+    assert container.init()[0] == 200
+    (engine,) = children(container.forked["pid"])
+    assert "memfd:slab" in Path(f"/proc/{engine}/maps").read_text()
+    container.descriptor_socket.hang_up()
+    deadline = time.monotonic() + 20.0
+    while "memfd:slab" in Path(f"/proc/{engine}/maps").read_text():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+    assert answer(container, CAPITAL) == "The capital of France is Paris."
+
+
 def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callable[..., Forked], model: Path) -> None:
     container = fork(model)
     status, reply = container.init()

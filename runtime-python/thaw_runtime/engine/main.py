@@ -177,6 +177,7 @@ class _Start:
 
     def __init__(self, channel: Channel, libraries: _Importing) -> None:
         self.engine: Engine | None = None
+        self._mapped: Segment | None = None
         self._channel = channel
         self._libraries = libraries
 
@@ -202,7 +203,7 @@ class _Start:
             _tell(self._channel, EngineChecked(checked))
 
     def _segment(self, descriptor_socket: str) -> Segment:
-        # the connection stays open as long as the process maps the segment: until the process ends
+        # the connection stays open until the process ends, as the sign that it lives
         self._descriptors = DescriptorClient.connect(descriptor_socket)
         return parameter_manager.open_segment(*self._descriptors.granted(deadline_s=GRANT_DEADLINE_S))
 
@@ -219,8 +220,15 @@ class _Start:
         trace.extend(started.events)
         self.engine = engine
         _tell(self._channel, EngineReady(replace(started, events=trace.events)))
+        threading.Thread(target=self._unmap_with_fetchd, name="fetchd-end", daemon=True).start()
         engine.join()
         _exit(EXIT_BROKEN)
+
+    def _unmap_with_fetchd(self) -> None:
+        """Unmap the segment when fetchd ends, so that the next fetchd's pool has room on the host.  A load in the
+        background keeps the mapping that it reads."""
+        self._descriptors.wait_closed()
+        self._mapped = None
 
     def _engine(self, command: EngineStart, trace: StartTrace) -> tuple[Engine, EngineStarted]:
         def emit(events: Sequence[tuple[str, Event]]) -> None:
@@ -228,7 +236,7 @@ class _Start:
                 engine.abort(request_id)
 
         with trace.phase(Phase.CONTEXT_BEGIN):
-            segment = self._segment(command.descriptor_socket)
+            self._mapped = segment = self._segment(command.descriptor_socket)
         engine = self._libraries.result(trace)(emit)
         return engine, engine.start(command.init, segment)
 

@@ -112,7 +112,7 @@ class VllmEngine:
         outcome: list[EngineStarted | BaseException] = []
         ready = threading.Event()
         # Loading and stepping share one thread, because OpenMP keeps a pool of workers for each thread that calls it.
-        args = (stage_plan, segment, outcome, ready)
+        args = (stage_plan, [segment], outcome, ready)  # in a list: the thread empties it, but keeps its arguments
         self._thread = threading.Thread(target=self._run, args=args, name="engine", daemon=True)
         self._thread.start()
         ready.wait()
@@ -203,9 +203,9 @@ class VllmEngine:
 
     # ── the engine thread ──
 
-    def _run(self, init: LlmInit, segment: Segment, outcome: list[Any], ready: threading.Event) -> None:
+    def _run(self, init: LlmInit, segments: list[Segment], outcome: list[Any], ready: threading.Event) -> None:
         try:
-            outcome.append(self._start(init, segment))
+            outcome.append(self._start(init, segments.pop()))
         except ThawError as e:
             outcome.append(e)
         except Exception as e:  # noqa: BLE001  the edge to vLLM: every error becomes one of Thaw's
