@@ -139,6 +139,7 @@ class Agent:
         self._await_state()
         recover(
             self.fleet,
+            self.cells,
             self._registry,
             self._records,
             HostId(self._settings.host_id),
@@ -146,6 +147,7 @@ class Agent:
             self._consolidating,
             self._log,
         )
+        self._publisher.flush(STATE_WAIT_S)  # the scheduler knows what was adopted before it may start anything here
         self.port.start()
         self.reporter.start()
         self._reader.start()

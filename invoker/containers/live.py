@@ -13,7 +13,7 @@ from invoker.containers import instance
 from invoker.containers.adapter_slots import AdapterSlots
 from invoker.containers.instance import Effect, Event, State
 from invoker.drivers.activation_logs import LogCollector
-from invoker.drivers.base import Handle
+from invoker.drivers.base import CONTRACT, Handle
 from relay.clients.http_unix import UnixConnection
 from thaw import wire
 from thaw.action import KIND_BLACKBOX, KIND_PYTHON, Action
@@ -116,7 +116,8 @@ class Live:
 
     def labels(self) -> dict[str, str]:
         """The labels that the driver keeps for an invoker that takes over."""
-        return {"role": "instance", "record": wire.dumps(self.record).decode(), "kind": self.kind}
+        record = wire.dumps(self.record).decode()
+        return {"role": "instance", "contract": CONTRACT, "record": record, "kind": self.kind}
 
     def attach(self, handle: Handle) -> bool:
         """The container belongs to this instance from now on; False if the start was given up meanwhile."""

@@ -1,4 +1,10 @@
-"""The recovery of a restarted invoker: it adopts containers that serve, ends the others, and reports both."""
+"""The recovery of an invoker that follows another one: it adopts containers that serve or wait, ends the others, and
+reports both.
+
+A container can be adopted if it speaks as this version does (CONTRACT), answers, and is no other living invoker's.  Of
+the stem cells only those of Python functions are: that of a model has a descriptor socket of a fetchd that may be gone.
+docs/decisions/0052-an-invoker-leaves-its-containers-to-the-next.md
+"""
 
 from __future__ import annotations
 
@@ -11,12 +17,13 @@ from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
 from invoker.containers.last_output import printed_by
 from invoker.containers.live import Live
-from invoker.drivers.base import Owned
+from invoker.containers.stem_cells import LABEL, StemCells
+from invoker.drivers.base import CONTRACT, Owned
 from relay.protocol.messages import FILE_READER
 from relay.state.records import Records
 from relay.state.registry import Registry
 from thaw import wire
-from thaw.action import KIND_LLM, Action
+from thaw.action import KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
 from thaw.errors import NotFound, PlatformError, ProtocolError, WorkerLost
 from thaw.ids import HostId, InstanceId, Namespace
@@ -26,6 +33,7 @@ from thaw.logs import Log
 
 def recover(
     fleet: Fleet,
+    cells: StemCells,
     registry: Registry,
     records: Records,
     host_id: HostId,
@@ -40,8 +48,12 @@ def recover(
     in_use: set[InstanceId] = set()
     left: list[Owned] = []
     for owned in fleet.driver.list_owned():
-        live = _revived(owned, known, records, address)
-        if live is None:
+        if _is_waiting_cell(owned):
+            cells.adopt(owned)
+            log.event("stem_cell_adopted", container_id=owned.handle.container_id)
+            continue
+        live = _revived(owned, records, address)
+        if live is None or not fleet.driver.take_over(owned):
             left.append(owned)
             continue
         _adopt(fleet, owned, live)
@@ -73,15 +85,26 @@ def _end(fleet: Fleet, left: Sequence[Owned], log: Log) -> None:
         fleet.last_output.keep(record, text, "its host's invoker was restarted")
 
 
-def _revived(owned: Owned, known: dict[InstanceId, InstanceRecord], records: Records, address: str) -> Live | None:
+def _is_waiting_cell(owned: Owned) -> bool:
+    if owned.handle.kind != KIND_PYTHON or owned.labels.get("role") != LABEL:
+        return False
+    if not (owned.alive and owned.is_current and owned.labels.get("contract") == CONTRACT):
+        return False
+    health = health_of(owned.handle.socket_path)
+    return health is not None and health.get("state") == "new"
+
+
+def _revived(owned: Owned, records: Records, address: str) -> Live | None:
     """The instance of a container that was READY, still answers, and whose function still exists."""
-    if not owned.alive or owned.labels.get("role") != "instance":
+    if not owned.alive or owned.labels.get("role") != "instance" or owned.labels.get("contract") != CONTRACT:
         return None
     try:
         record = wire.loads(InstanceRecord, owned.labels["record"])
         health = health_of(owned.handle.socket_path)
         if record.state is not InstanceState.READY or health is None or health.get("state") != "ready":
             return None
+        if owned.handle.kind == KIND_PYTHON and health.get("inflight"):
+            return None  # nobody waits for the run's end, and another one must not run beside it
         function = records.action(Namespace(record.action.partition("/")[0]), record.action)
     except (ProtocolError, NotFound, KeyError):
         return None

@@ -15,7 +15,7 @@ from typing import Final
 
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool import StemCell
-from invoker.drivers.base import Driver, Exit, Handle, Spec
+from invoker.drivers.base import CONTRACT, Driver, Exit, Handle, Owned, Spec
 from invoker.drivers.socket_wait import listens, wait_listens
 from relay.clients.fetch import FetchClient
 from thaw.action import KIND_LLM, KIND_PYTHON
@@ -92,6 +92,14 @@ class StemCells:
         """
         if kind == KIND_LLM and self._driver.zygote is not None:
             self._driver.zygote.wait_warm(deadline_s)
+
+    def adopt(self, owned: Owned) -> None:
+        """Keep a cell that waited for an earlier invoker; a refill gives it up if it is one too many."""
+        handle = owned.handle
+        self._ledger.adopt(handle.container_id, self._bytes[handle.kind])
+        with self._lock:
+            self._waiting.append(handle)
+        self._driver.adopt(owned)  # the last step, because it may report the cell's end at once
 
     def take(self, cell: StemCell) -> Handle | None:
         """Hand the waiting container over to the caller; its memory is free for the instance to hold."""
@@ -241,7 +249,7 @@ class StemCells:
 
     def _spec(self, cell_id: str, kind: str) -> Spec:
         """Raises Unavailable when an llm cell cannot have a descriptor socket."""
-        labels = {"role": LABEL}
+        labels = {"role": LABEL, "contract": CONTRACT}
         if kind != KIND_LLM:
             return Spec(cell_id, kind, labels=labels)
         path = self._fetch.open_descriptor_socket(InstanceId(cell_id))

@@ -12,11 +12,15 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from invoker.settings import InvokerSettings
 from thaw.errors import InitFailed
 from thaw.logs import Log
+
+CONTRACT: Final = "1"
+"""Names how an invoker and a container speak, and what the labels say (docs/formats/owned-container.md).  With another
+number, this invoker can end the container, and do nothing else with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,12 @@ def status_of(exit_code: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
+    """``is_current``: the driver knows that it would make such a container from the same image today."""
+
     handle: Handle
     labels: Mapping[str, str]
     alive: bool
+    is_current: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +230,13 @@ class Driver(Protocol):
 
     def list_owned(self) -> Sequence[Owned]: ...
 
+    def take_over(self, owned: Owned) -> bool:
+        """Make an instance of an earlier invoker this one's alone, before it is adopted.  False when that invoker still
+        lives: then nothing of it may be used here.  Raises PlatformError."""
+        ...
+
     def adopt(self, owned: Owned) -> None:
-        """Take over a container of an earlier invoker, and report its exit from now on."""
+        """Report the exit of a container of an earlier invoker from now on; its logs begin here, too."""
         ...
 
     def end(self, owned: Sequence[Owned]) -> Sequence[Owned]:

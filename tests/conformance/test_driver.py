@@ -207,6 +207,7 @@ def test_another_driver_finds_what_is_owned_and_adopts_it(
     assert owned.handle == handle
     assert owned.labels == {"role": "instance", "record": "r"}
     assert owned.alive
+    assert second.take_over(owned)
     second.adopt(owned)
     second.stop(handle, deadline_s=WAIT_S)
     assert adopted.wait("one").container_id == "one"

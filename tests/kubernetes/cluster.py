@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +31,15 @@ class FakeCluster:
         place = Place(NAMESPACE, NODE, images, request_mb, self.directory / "pod-logs", start_s=20.0)
         return replace(place, **other)
 
-    def driver(self, run_dir: Path, host_id: str = "host-t", **place: Any) -> KubernetesDriver:
+    def driver(
+        self,
+        run_dir: Path,
+        host_id: str = "host-t",
+        replaced: Callable[[], None] = lambda: None,
+        **place: Any,
+    ) -> KubernetesDriver:
         cluster = Cluster(NAMESPACE, self.kubeconfig)
-        return KubernetesDriver(cluster, run_dir, host_id, self.place(**place), Limits(2), Log("test"))
+        return KubernetesDriver(cluster, run_dir, host_id, self.place(**place), Limits(2), Log("test"), replaced)
 
     def close(self) -> None:
         self.kubelet.close()

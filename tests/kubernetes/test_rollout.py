@@ -1,19 +1,24 @@
-"""Two invokers of one node, while one replaces the other: a stem cell is one's or the other's."""
+"""Two invokers of one node, while one replaces the other: each container is one's or the other's."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from invoker.drivers.kubernetes import later
 from invoker.drivers.kubernetes.driver import KubernetesDriver
+from invoker.drivers.kubernetes.spec import CLAIMANT
 from invoker.drivers.socket_wait import listens
 from tests.kubernetes.api_server import Request
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import Ends, cell, runs, spec, up
-from thaw.errors import WorkerLost
+from tests.kubernetes.helpers import WAIT_S, Ends, cell, runs, spec, up
+from thaw.errors import Unavailable, WorkerLost
+from thaw.kubernetes.api import Event
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +151,162 @@ def test_what_a_living_invoker_starts_is_left_to_it_until_it_is_no_more(
         cluster.api.wait_request(lambda r, name=name: r.method == "DELETE" and r.path.endswith(name))
     new.close()
     old.close()
+
+
+# instances -----------------------------------------------------------------------------------------------------------
+
+
+def pod_of(cluster: FakeCluster, name: str = "thaw-one") -> dict[str, Any]:
+    found: dict[str, Any] = cluster.api.pods()[name]
+    return found
+
+
+def test_an_instance_of_an_invoker_that_lives_is_left_to_it(
+    cluster: FakeCluster, driver: KubernetesDriver, successor: KubernetesDriver
+) -> None:
+    serving = up(driver, spec())
+    before = pod_of(cluster)["metadata"]["annotations"]
+    (owned,) = successor.list_owned()
+    assert not successor.take_over(owned)
+    assert pod_of(cluster)["metadata"]["annotations"] == before
+    assert successor.end([owned]) == []
+    assert listens(serving.socket_path)
+
+
+def test_an_instance_is_taken_over_once_its_invoker_is_no_more(
+    cluster: FakeCluster, driver: KubernetesDriver, successor: KubernetesDriver
+) -> None:
+    serving, ends = up(driver, spec()), Ends(successor)
+    (owned,) = successor.list_owned()
+    cluster.api.vanish("invoker-a")
+    assert successor.take_over(owned)
+    successor.adopt(owned)
+    assert successor.take_over(owned), "the answer to the first patch may be lost"
+    assert pod_of(cluster)["metadata"]["annotations"][CLAIMANT].startswith("invoker-b/")
+    assert listens(serving.socket_path)
+    successor.stop(serving, deadline_s=1.0)
+    ends.wait("one")
+    successor.remove(serving)
+    assert cluster.api.left() == set()
+
+
+def test_two_successors_do_not_both_take_an_instance_over(
+    cluster: FakeCluster, driver: KubernetesDriver, successor: KubernetesDriver, run_dir: Path
+) -> None:
+    up(driver, spec())
+    (owned,) = successor.list_owned()
+    other = cluster.driver(run_dir, pod_name="invoker-c", pod_uid=cluster.api.add_invoker("invoker-c"))
+    cluster.api.vanish("invoker-a")
+    taken: list[bool] = []
+
+    def other_is_first(request: Request) -> None:
+        if request.method == "PATCH" and not taken:
+            taken.append(True)
+            taken[0] = other.take_over(owned)
+
+    cluster.api.refuse = other_is_first
+    assert not successor.take_over(owned)
+    assert taken == [True]
+    assert pod_of(cluster)["metadata"]["annotations"][CLAIMANT].startswith("invoker-c/")
+    other.close()
+
+
+@pytest.mark.parametrize("n_reports", [3, 1000])
+def test_an_instance_is_taken_over_though_its_node_reports_meanwhile(
+    cluster: FakeCluster, driver: KubernetesDriver, successor: KubernetesDriver, n_reports: int
+) -> None:
+    up(driver, spec())
+    (owned,) = successor.list_owned()
+    cluster.api.vanish("invoker-a")
+    reports = iter(range(n_reports))
+
+    def report(request: Request) -> None:
+        if request.method == "PATCH" and (n := next(reports, None)) is not None:
+            cluster.api.change("thaw-one", lambda pod: pod["status"].update(podIP=f"10.0.0.{n}"))
+
+    cluster.api.refuse = report
+    if n_reports == 3:
+        assert successor.take_over(owned)
+    else:  # and its invoker begins anew, which is better than two that use it
+        with pytest.raises(Unavailable, match="changes too often to be taken over"):
+            successor.take_over(owned)
+
+
+def test_an_invoker_whose_instance_was_taken_over_hears_of_it_and_ends_nothing(
+    cluster: FakeCluster, run_dir: Path
+) -> None:
+    """Its pod's object was removed by force while its process goes on."""
+    replaced = threading.Event()
+    uid = cluster.api.add_invoker("invoker-a")
+    old = cluster.driver(run_dir, replaced=replaced.set, pod_name="invoker-a", pod_uid=uid)
+    cluster.api.wait_watched()
+    serving, waiting = up(old, spec()), up(old, cell())
+    cluster.api.vanish("invoker-a")
+    new = cluster.driver(run_dir, pod_name="invoker-b", pod_uid=cluster.api.add_invoker("invoker-b"))
+    cluster.api.wait_watched(2)
+    instance = next(o for o in new.list_owned() if o.handle.container_id == "one")
+    assert new.take_over(instance)
+    new.adopt(instance)
+    assert replaced.wait(WAIT_S)
+    old.stop(serving, deadline_s=1.0)
+    old.remove(serving)
+    assert listens(serving.socket_path)
+    assert "deletionTimestamp" not in pod_of(cluster)["metadata"]
+    old.stop(waiting, deadline_s=1.0)  # a cell that nobody has claimed is either one's to end
+    old.remove(waiting)
+    old.close()
+    new.stop(serving, deadline_s=1.0)
+    new.remove(serving)
+    assert cluster.api.left() == set()
+    new.close()
+
+
+def test_a_late_report_of_the_time_before_an_instance_was_taken_over_ends_no_invoker(
+    cluster: FakeCluster, driver: KubernetesDriver, run_dir: Path
+) -> None:
+    replaced = threading.Event()
+    uid = cluster.api.add_invoker("invoker-b")
+    new = cluster.driver(run_dir, replaced=replaced.set, pod_name="invoker-b", pod_uid=uid)
+    serving = up(driver, spec())
+    before = driver._get(serving).pod
+    assert before is not None
+    cluster.api.vanish("invoker-a")
+    (owned,) = new.list_owned()
+    assert new.take_over(owned)
+    new.adopt(owned)
+    new._take(Event("MODIFIED", before.version, before))
+    container = new._get(serving)
+    assert not container.is_anothers
+    assert not replaced.is_set()
+    new._take(Event("MODIFIED", "1000000", replace(before, version="1000000")))
+    assert replaced.wait(WAIT_S)
+    new.close()
+
+
+def test_an_invoker_that_has_not_heard_yet_does_not_end_what_was_taken_over(
+    cluster: FakeCluster, driver: KubernetesDriver, successor: KubernetesDriver
+) -> None:
+    serving = up(driver, spec())
+    (owned,) = successor.list_owned()
+    cluster.api.vanish("invoker-a")
+    container = driver._get(serving)
+    seen = container.pod
+    assert successor.take_over(owned)
+    with container.lock:
+        container.pod = seen
+    driver.stop(serving, deadline_s=1.0)
+    driver.remove(serving)
+    assert listens(serving.socket_path)
+    assert serving.directory.exists()
+
+
+def test_a_cell_that_the_successor_has_claimed_is_not_ended_by_an_invoker_that_stops(
+    driver: KubernetesDriver, successor: KubernetesDriver
+) -> None:
+    waiting = up(driver, cell())
+    adopted(successor)
+    assert successor.claim(waiting)
+    driver.stop(waiting, deadline_s=1.0)
+    driver.remove(waiting)
+    assert listens(waiting.socket_path)
+    assert waiting.directory.exists()

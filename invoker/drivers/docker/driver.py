@@ -278,6 +278,9 @@ class DockerDriver:
                 self._owned.remove(left.handle)
         return tuple(found)
 
+    def take_over(self, owned: Owned) -> bool:
+        return True  # two invokers never have the same run directory
+
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
         if handle.kind == KIND_LLM:

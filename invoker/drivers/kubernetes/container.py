@@ -25,6 +25,8 @@ class Container:
         self.reported = False
         self.deleting = False
         self.gone = False  # there is no such pod any more
+        self.is_ours = False  # an instance, which is this invoker's alone: it has started, claimed or taken it over
+        self.is_anothers = False  # it was ours, and is another invoker's now
         self.logs: PodLogs | None = None
         self.pull: Pull | None = None
         self.over = threading.Event()
@@ -54,8 +56,11 @@ class Container:
     def note(self, pod: Seen) -> None:
         """Keep the newest state: the watch may be ahead of an answer."""
         with self.lock:
-            if self.pod is None or not _is_older(pod.version, self.pod.version):
+            if not self.knows_newer_than(pod):
                 self.pod = pod
+
+    def knows_newer_than(self, pod: Seen) -> bool:
+        return self.pod is not None and _is_older(pod.version, self.pod.version)
 
     def see(self, event: PodEvent) -> Ended | None:
         """Take news of the pod; return how it ended, if it has."""

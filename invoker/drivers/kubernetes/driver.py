@@ -26,6 +26,7 @@ from invoker.drivers.kubernetes.bodies import Bodies
 from invoker.drivers.kubernetes.claimants import Claimants
 from invoker.drivers.kubernetes.client import Cluster, PodEvent
 from invoker.drivers.kubernetes.container import Container
+from invoker.drivers.kubernetes.earlier import EarlierContainers, Fence, handle_in
 from invoker.drivers.kubernetes.later import Later
 from invoker.drivers.kubernetes.log_watch import LogWatch
 from invoker.drivers.kubernetes.logs import PodLogs, log_path
@@ -36,7 +37,7 @@ from invoker.drivers.kubernetes.pulls import Pull
 from invoker.drivers.kubernetes.resize import Resources, resize
 from invoker.drivers.kubernetes.running import await_running
 from invoker.drivers.kubernetes.seen import Ended, Seen
-from invoker.drivers.ownership import OwnedContainers, find_listener, listener
+from invoker.drivers.ownership import OwnedContainers, listener
 from invoker.drivers.relay_socket import RelaySockets
 from invoker.drivers.socket_wait import wait_socket_until
 from thaw.action import KIND_LLM
@@ -57,8 +58,18 @@ class KubernetesDriver:
     whole_devices = True
     zygote = None  # each stem cell is a pod
 
-    def __init__(self, cluster: Cluster, run_dir: Path, host_id: str, place: Place, limits: Limits, log: Log) -> None:
-        """Raises Unavailable when the API server is away, PlatformError when it refuses us."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        run_dir: Path,
+        host_id: str,
+        place: Place,
+        limits: Limits,
+        log: Log,
+        replaced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``replaced`` is called when another invoker has taken over what was ours.  Raises Unavailable when the API
+        server is away, PlatformError when it refuses us."""
         self._cluster, self._place, self._limits, self._log = cluster, place, limits, log
         self._owned = OwnedContainers(run_dir, by_environment=False)  # a pod's is another user's
         self.owner = pod_spec.owner_label(name_on_machine(host_id, str(run_dir.absolute())))
@@ -66,6 +77,8 @@ class KubernetesDriver:
         cluster.list(self._selector)
         self._claimants = Claimants(cluster, place.pod_name, place.pod_uid)
         self._pods = Pods(cluster, self.owner, self._claimants)
+        self._earlier = EarlierContainers(cluster, self._pods, self._claimants, self._owned, place.images)
+        self._fence = Fence(self._pods, replaced, log)
         self._callbacks: list[Callable[[Exit], None]] = []
         self._lock = threading.Lock()
         self._containers: dict[str, Container] = {}
@@ -81,7 +94,7 @@ class KubernetesDriver:
         cluster = Cluster(settings.pod_namespace, settings.kubeconfig)
         place = find_place(settings, cluster, context.run_dir)
         limits = Limits(settings.n_cores, settings.pids, settings.tmp_mb, max(2048, 2 * settings.stem_cell_mb))
-        return cls(cluster, context.run_dir, settings.host_id, place, limits, context.log)
+        return cls(cluster, context.run_dir, settings.host_id, place, limits, context.log, context.cut_off)
 
     def reachable(self) -> bool:
         return not self._watch.away
@@ -95,7 +108,7 @@ class KubernetesDriver:
         if not pinning.needs_pin(image):
             return image
         spec, deadline = pinning.spec_of(image), time.monotonic() + deadline_s
-        container = Container(self._handle(spec.container_id, spec.kind))
+        container = Container(handle_in(self._owned, spec.container_id, spec.kind))
         with self._lock:
             self._containers[spec.container_id] = container
         try:
@@ -110,7 +123,7 @@ class KubernetesDriver:
             known = self._containers.get(spec.container_id)
         if known is not None:
             return known.handle
-        handle = self._handle(spec.container_id, spec.kind)
+        handle = handle_in(self._owned, spec.container_id, spec.kind)
         try:
             self._write(handle, spec.labels)
             io_directory.make(handle)
@@ -134,6 +147,7 @@ class KubernetesDriver:
         logs = self._follow(container, only_new=False)
         with container.lock:
             container.started, container.logs = True, logs
+            container.is_ours = spec.labels.get("role") != pod_spec.STEM_CELL
             ended = container.pod.ended if container.pod is not None else None
         if container.gone and ended is None:
             self._gone(container)
@@ -156,6 +170,7 @@ class KubernetesDriver:
         container = self._get(handle)
         deadline = time.monotonic() + self._place.start_s
         if self._patience.call(lambda: self._pods.claim(container), deadline, container):
+            container.is_ours = True
             return True
         with self._lock:
             self._containers.pop(handle.container_id, None)
@@ -236,22 +251,10 @@ class KubernetesDriver:
     # containers of an earlier invoker ------------------------------------------------------------------------------
 
     def list_owned(self) -> Sequence[Owned]:
-        """The pods under our label.  Directories of containers that are gone are removed, but for those of starts of a
-        living invoker, which may be about to make their pods."""
-        written = {owned.handle.container_id: owned for owned in self._owned.all()}
-        found = []
-        pods, _ = self._cluster.list(self._selector)
-        for pod in pods:
-            if pod.deleting and not pod.running:
-                continue  # nothing of it is left but an object, for some seconds
-            noted = written.pop(pod.container_id, None)
-            labels = {k: v for k, v in noted.labels.items() if k != pod_spec.CLAIMANT} if noted else {}
-            labels["role"] = pod.role  # a claim changes the pod first, and the file a moment later
-            found.append(Owned(self._handle_of(pod, noted), labels, pod.running and not pod.deleting))
-        for left in written.values():
-            if not self._claimants.lives(left.labels.get(pod_spec.CLAIMANT, "")):
-                self._owned.remove(left.handle)
-        return tuple(found)
+        return self._earlier.all(self._selector)
+
+    def take_over(self, owned: Owned) -> bool:
+        return self._earlier.take_over(owned)
 
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
@@ -259,6 +262,7 @@ class KubernetesDriver:
             self._relays.reopen()
         container = Container(handle, self._cluster.get(pod_spec.pod_name(handle.container_id)))
         container.asked = container.started = True  # its end is reported even if the pod is gone already
+        container.is_ours = container.pod is not None and container.pod.claimant == self._claimants.own
         with self._lock:
             self._containers[handle.container_id] = container
         container.logs = self._follow(container, only_new=True)
@@ -303,11 +307,13 @@ class KubernetesDriver:
         name = pod_spec.pod_name(container.handle.container_id)
         try:
             # 0 would take the object away at once, and leave the processes to end some time later
-            if not self._cluster.delete(name, max(1, math.ceil(deadline_s)), timeout_s=timeout_s):
-                self._gone(container)
+            left = self._pods.end(name, max(1, math.ceil(deadline_s)), container.pod, timeout_s=timeout_s)
         except PlatformError:
             container.deleting = False
             raise
+        container.is_anothers = left is Left.CLAIMED
+        if left is not Left.DELETED:
+            self._gone(container)
 
     def _drop(self, container: Container, wait_s: float) -> None:
         try:
@@ -322,7 +328,7 @@ class KubernetesDriver:
     def _delete_later(self, container: Container, why: str) -> None:
         name = pod_spec.pod_name(container.handle.container_id)
         self._log.event("removal_postponed", container_id=container.handle.container_id, error=why)
-        self._later.add(name, lambda: self._cluster.delete(name, 1) or True)  # it is gone, or will go
+        self._later.add(name, lambda: self._pods.end(name) is not None)  # it is gone, or will go, or is another's
 
     def _end(self, owned: Owned) -> Container | None:
         """The container to wait for; None for one that is left to another invoker."""
@@ -360,7 +366,8 @@ class KubernetesDriver:
         with self._lock:
             self._containers.pop(container.handle.container_id, None)
         container.close()
-        self._owned.remove(container.handle)
+        if not container.is_anothers:
+            self._owned.remove(container.handle)
 
     def _take(self, event: PodEvent) -> None:
         with self._lock:
@@ -369,6 +376,8 @@ class KubernetesDriver:
             return
         if event.what is not None and event.what.unresized and not (container.pod and container.pod.unresized):
             self._log.event("limit_not_applied", container_id=event.what.container_id, error=event.what.unresized)
+        if event.what is not None and self._fence.is_broken_by(container, event.what):
+            return
         ended = container.see(event)
         if ended is not None:
             self._ended(container, ended)
@@ -428,17 +437,6 @@ class KubernetesDriver:
         except OSError as e:
             self._log.event("logs_not_followed", container_id=container.handle.container_id, error=str(e))
             return None
-
-    def _handle(self, container_id: str, kind: str) -> Handle:
-        handle = self._owned.handle(container_id, kind)
-        return replace(handle, socket=str(io_directory.of(handle) / "s"))
-
-    def _handle_of(self, pod: Seen, noted: Owned | None) -> Handle:
-        handle = self._handle(pod.container_id, pod.kind)
-        if noted is not None and process_ids.is_alive(noted.handle.pid, noted.handle.start_ticks):
-            return replace(handle, pid=noted.handle.pid, start_ticks=noted.handle.start_ticks)
-        pid, ticks = find_listener(handle.socket_path)
-        return replace(handle, pid=pid, start_ticks=ticks)
 
     def _get(self, handle: Handle) -> Container:
         with self._lock:

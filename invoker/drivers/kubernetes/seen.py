@@ -56,6 +56,7 @@ class Seen:
     kind: str
     role: str
     node: str = ""
+    image: str = ""
     running: bool = False
     ended: Ended | None = None
     trouble: str = ""
@@ -83,6 +84,7 @@ def seen(pod: Mapping[str, Any]) -> Seen:
         str(annotations.get(KIND, "")),
         str(labels.get(ROLE, "")),
         str(spec.get("nodeName") or ""),
+        str(_container(spec).get("image", "")),
         running="running" in state,
         ended=_ended(spec, status, state),
         trouble=_trouble(spec, *waiting),

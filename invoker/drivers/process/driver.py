@@ -199,6 +199,9 @@ class ProcessDriver:
     def list_owned(self) -> Sequence[Owned]:
         return tuple(self._owned.all())
 
+    def take_over(self, owned: Owned) -> bool:
+        return True  # two invokers never have the same run directory
+
     def adopt(self, owned: Owned) -> None:
         handle = owned.handle
         if handle.kind == KIND_LLM:
