@@ -43,7 +43,7 @@ class Reporter:
         self._device_kind = kind_of(settings.device)
         self._started_ms = wall_ms()
         self._boot_id = boot_id()
-        self._draining = False
+        self._draining = self._handing_over = False
         self._stop = threading.Event()
         self._fetchd: Status | None = None
         self._pool: PoolReport | None = None
@@ -71,12 +71,21 @@ class Reporter:
         self._draining = True
         self._send()
 
+    def hand_over(self) -> None:
+        """From now on the reports say that another invoker is about to take the host over."""
+        self._handing_over = True
+        self._send(announce=True)
+
     def stop(self) -> None:
-        """The host leaves the registry."""
+        """The host leaves the registry, unless another invoker takes it over: then the last report stands until that
+        one's first, or until its time is over."""
         self._stop.set()
         self._news.set()
         for thread in self._threads:
             thread.join(_FETCHD_S + INTERVAL_S)
+        if self._handing_over:
+            self._send(announce=True)
+            return
         try:
             self._registry.forget_host(HostId(self._settings.host_id))
         except PlatformError as e:
@@ -118,6 +127,7 @@ class Reporter:
             pool=self._pool,
             declared_bytes_per_s=settings.link_bytes_per_s,
             measured_bytes_per_s=measured,
+            handing_over=self._handing_over,
         )
 
     def _beat(self) -> None:
@@ -127,7 +137,8 @@ class Reporter:
     def _send(self, *, announce: bool = False) -> None:
         try:
             with self._sending:
-                self._registry.report_host(self.report(), announce=announce)
+                lease_s = self._settings.handover_s if self._handing_over else 0.0
+                self._registry.report_host(self.report(), announce=announce, lease_s=lease_s)
         except PlatformError as e:
             self._log.event("heartbeat_failed", error=e.message)
 

@@ -17,6 +17,7 @@ from invoker.commands import Commands
 from invoker.containers.adapters import Adapters
 from invoker.containers.consolidate import Consolidating
 from invoker.containers.fleet import Fleet
+from invoker.containers.handover import hand_over
 from invoker.containers.instance import State
 from invoker.containers.last_output import LastOutput
 from invoker.containers.memory_ledger import Ledger
@@ -149,22 +150,26 @@ class Agent:
         )
         self._publisher.flush(STATE_WAIT_S)  # the scheduler knows what was adopted before it may start anything here
         self.port.start()
+        count = 1 if self._settings.stem_cells == "on" else 0
+        self.cells.set_target(KIND_PYTHON, count * max(1, self.cells.n_waiting(KIND_PYTHON)))  # adopted ones stay
+        self.cells.set_target(KIND_LLM, count)  # 0 also ends a cell that an earlier invoker left
         self.reporter.start()
         self._reader.start()
-        count = 1 if self._settings.stem_cells == "on" else 0
-        self.cells.set_target(KIND_PYTHON, count)
-        self.cells.set_target(KIND_LLM, count)  # 0 also ends a cell that an earlier invoker left
         gc.freeze()  # objects made so far stay: no collection needs to walk over them while a token waits
         self._log.event("ready", address=self.address, share=self.driver.share)
 
     def stop(self) -> None:
-        """Let runs finish (for a bounded time), end every container, take the host out of the registry."""
+        """Let runs finish (for a bounded time), then either end every container and take the host out of the registry,
+        or leave both to the next invoker."""
         threading.Thread(target=self._end_without_engine, name="end-without-engine", daemon=True).start()
         self._commands.draining = True
-        self.reporter.drain()
-        self._reader.stop()
-        self._end_instances()
-        self.cells.close()
+        if self._has_successor():
+            self._hand_over()
+        else:
+            self.reporter.drain()
+            self._reader.stop()
+            self._end_instances()
+            self.cells.close()
         self._publisher.flush(5.0)
         self.reporter.stop()
         self.port.stop()
@@ -173,6 +178,24 @@ class Agent:
         self._redis.close()
         self._stopped.set()
         self._log.event("stopped")
+
+    def _has_successor(self) -> bool:
+        """Whether another invoker is expected to take over.  None is on a host that its operator has drained."""
+        if self._settings.handover_s <= 0:
+            return False
+        try:
+            seen = self._registry.live_host(HostId(self._settings.host_id))
+        except PlatformError:
+            return True  # the state server is away, and the host's notes with it
+        return seen is None or not seen.draining
+
+    def _hand_over(self) -> None:
+        self._reader.stop()  # the next invoker carries out what comes now
+        self.fleet.take_no_runs()
+        self.reporter.hand_over()
+        staying = hand_over(self.fleet, self._settings.drain_s)
+        n_cells = self.cells.leave()
+        self._log.event("handed_over", instances=len(staying), stem_cells=n_cells)
 
     def _end_without_engine(self) -> None:
         """A container engine that is shut down ends our containers itself, and the state server with them.  Once no run

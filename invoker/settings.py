@@ -76,6 +76,12 @@ class InvokerSettings:
         900.0,
     )
     drain_s: float = setting("THAW_DRAIN_S", "how long running requests may finish at shutdown", 5.0)
+    handover_s: float = setting(
+        "THAW_HANDOVER_S",
+        "at shutdown leave the containers to the next invoker of this host, for which the scheduler waits so long; 0: "
+        "end them",
+        0.0,
+    )
     cpu_share: str = setting("THAW_CPU_SHARE", "enforce compute shares by cgroup quota: on or off", "on")
 
     @property

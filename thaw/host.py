@@ -119,6 +119,11 @@ class HostReport:
     pool: PoolReport | None = None  # None: fetchd does not answer
     declared_bytes_per_s: float | None = None  # the link's rate that the operator declared; None: not declared
     measured_bytes_per_s: float | None = None  # the link's rate according to fetchd (measured or set); None: not yet
+    handing_over: bool = False  # its invoker ends and leaves the instances to the next one, which comes soon
+
+    @property
+    def takes_starts(self) -> bool:
+        return not (self.draining or self.handing_over)
 
 
 @dataclass(frozen=True, slots=True)

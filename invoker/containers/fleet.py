@@ -55,6 +55,7 @@ class Fleet:
         self.driver, self.fetch, self.publisher, self.ledger, self.log = driver, fetch, publisher, ledger, log
         self.last_output = last_output
         self.epoch = 0
+        self._takes_runs = True
         self.on_buried: Callable[[], None] = lambda: None
         self.pool_users = PoolUsers()
         self.on_pool_left: Callable[[], None] = lambda: None
@@ -138,6 +139,8 @@ class Fleet:
         if not live.record.takes_requests:
             raise InstanceGone(f"instance {instance_id} is stage {live.record.stage} of a group, not its first")
         with live.lock:
+            if not self._takes_runs:
+                raise InstanceGone("another invoker is about to take this host over")
             if live.state not in (State.IDLE, State.BUSY):
                 raise InstanceGone(f"instance {instance_id} is {live.state}")
             if live.inflight >= live.record.slots:
@@ -148,6 +151,10 @@ class Fleet:
         if effect is Effect.FLIP:
             self.announce(live, flip=True)
         return live
+
+    def take_no_runs(self) -> None:
+        """Refuse every run from now on, and announce no idle instance, which would invite runs."""
+        self._takes_runs = False
 
     def end_run(self, live: Live) -> None:
         with live.lock:
@@ -160,7 +167,8 @@ class Fleet:
                 live.idle.set()
                 effect = live.apply(Event.LAST_RUN_ENDED)
         if effect is Effect.FLIP:
-            self.announce(live, flip=True)
+            if self._takes_runs:
+                self.announce(live, flip=True)
             self.ledger.wake()  # an idle instance may be evicted for a start that waits
         elif effect is Effect.STOP:
             self._in_background(lambda: self.stop(live))

@@ -101,6 +101,10 @@ class StemCells:
             self._waiting.append(handle)
         self._driver.adopt(owned)  # the last step, because it may report the cell's end at once
 
+    def n_waiting(self, kind: str) -> int:
+        with self._lock:
+            return sum(h.kind == kind for h in self._waiting)
+
     def take(self, cell: StemCell) -> Handle | None:
         """Hand the waiting container over to the caller; its memory is free for the instance to hold."""
         with self._lock:
@@ -130,6 +134,21 @@ class StemCells:
         self._close_descriptor_socket(handle.container_id, handle.kind)
 
     def close(self) -> None:
+        self._stop_refills()
+        with self._refill_lock:
+            for cell in self.view():
+                self.give_up(cell)
+            with self._zygote_lock:
+                self._end_zygote()
+
+    def leave(self) -> int:
+        """Make and end no more of them: the next invoker may have those that wait.  Return how many these are."""
+        self._stop_refills()
+        with self._refill_lock, self._zygote_lock:
+            self._end_zygote()
+        return len(self.view())
+
+    def _stop_refills(self) -> None:
         self._closing = True
         os.eventfd_write(self._closed_fd, 1)
         with self._changed:
@@ -139,11 +158,6 @@ class StemCells:
         for retry in retries:
             retry.join()
         os.close(self._closed_fd)
-        with self._refill_lock:
-            for cell in self.view():
-                self.give_up(cell)
-            with self._zygote_lock:
-                self._end_zygote()
 
     def _refill(self) -> None:
         with self._refill_lock:
@@ -161,8 +175,7 @@ class StemCells:
             self.give_up(cell)
 
     def _missing(self, kind: str) -> int:
-        with self._lock:
-            return self._targets[kind] - sum(h.kind == kind for h in self._waiting)
+        return self._targets[kind] - self.n_waiting(kind)
 
     def _keep_zygote(self) -> None:
         zygote = self._driver.zygote

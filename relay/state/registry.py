@@ -56,12 +56,13 @@ class Registry:
 
     # hosts ---------------------------------------------------------------------------------------------------------
 
-    def report_host(self, report: HostReport, *, announce: bool = False) -> None:
-        """``announce``: also publish an event, for components that wait for a change in the report."""
+    def report_host(self, report: HostReport, *, announce: bool = False, lease_s: float = 0.0) -> None:
+        """``announce``: also publish an event, for components that wait for a change in the report.  ``lease_s``: the
+        next report comes within this time, where that is longer than the usual lease."""
         with redis_link.translated("report a host"):
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(keys.HOSTS, report.host_id, wire.dumps(report))
-            pipe.set(keys.host_lease(report.host_id), "1", px=LEASE_MS)
+            pipe.set(keys.host_lease(report.host_id), "1", px=max(LEASE_MS, int(1000 * lease_s)))
             if announce:
                 event = bus.pack(HostChanged(report.host_id, True))
                 pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from invoker.drivers.kubernetes.spec import APP, APP_LABEL, INSTANCE, KIND, ROLE
+from invoker.drivers.kubernetes.spec import APP, APP_LABEL, INSTANCE, KIND, ROLE, STEM_CELL
 from tests.e2e.test_readme import blocks
 from tests.kubernetes_real import fitted
 from tests.kubernetes_real.kubectl import NAMESPACE, delete, forwarded, found, kubectl, names, rolled_out, wait_gone
@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 HELLO = "def main(args):\n    print('hello')\n    return {'greeting': 'Hello ' + args.get('name', 'you')}\n"
 SLOW = "import time\ndef main(args):\n    time.sleep(args['s'])\n    return {'slept': args['s']}\n"
 FUNCTIONS = ("pods", "-A", "-l", f"{APP_LABEL}={APP}")
-INSTANCES = ("pods", "-A", "-l", f"{APP_LABEL}={APP},{ROLE}={INSTANCE}")
 AWAY_S = 60.0
 
 
@@ -92,9 +91,18 @@ def running(app: str) -> list[dict[str, Any]]:
 
 def instances(*kinds: str) -> set[str]:
     """The pods that run functions, or those of some kinds.  A pod may answer before the kubelet reports that it runs."""
+    return _in_role(INSTANCE, kinds)
+
+
+def waiting(*kinds: str) -> set[str]:
+    """The stem cells."""
+    return _in_role(STEM_CELL, kinds)
+
+
+def _in_role(role: str, kinds: tuple[str, ...]) -> set[str]:
     return {
         str(pod["metadata"]["name"])
-        for pod in found(*INSTANCES)
+        for pod in found("pods", "-A", "-l", f"{APP_LABEL}={APP},{ROLE}={role}")
         if pod["status"]["phase"] in ("Pending", "Running")
         and "deletionTimestamp" not in pod["metadata"]
         and (not kinds or pod["metadata"]["annotations"][KIND] in kinds)
@@ -202,25 +210,33 @@ def test_a_stream_goes_on_while_the_gateway_is_rolled_out(platform: Platform) ->
     rolled_out()
 
 
-def test_a_stream_goes_on_while_the_node_is_rolled_out_and_the_next_start_is_cold(platform: Platform) -> None:
+def test_a_stream_goes_on_while_the_node_is_rolled_out_and_what_was_warm_is_warm_after_it(platform: Platform) -> None:
+    before = instances(KIND_PYTHON)
+    platform.deploy("kept", HELLO)
+    assert platform.invoke("kept")["response"]["success"]
+    kept, cells = pod_since(before), waiting(KIND_PYTHON)
     stream = Stream(platform, 60)
     stream.wait_pieces(2)
-    before = instances()
+    models = instances(KIND_LLM)
     kubectl("-n", NAMESPACE, "rollout", "restart", "daemonset/node")
     assert stream.wait_end() == "[DONE]"
     rolled_out()
-    platform.deploy("hello", HELLO)
-    assert platform.invoke("hello")["response"]["success"]
-    assert not instances() & before
+    record = platform.invoke("kept", name="again")
+    assert record["response"]["result"] == {"greeting": "Hello again"}
+    assert "initTime" not in {a["key"] for a in record["annotations"]}
+    assert {kept} | models <= instances(), "no container was ended or made anew"
+    assert cells <= waiting(KIND_PYTHON)
+    assert platform.chat("chat", "What is the capital of France?")
+    assert instances(KIND_LLM) == models
 
 
 def test_a_node_whose_pod_is_killed_loses_its_calls_with_one_record_each_and_serves_again(platform: Platform) -> None:
     platform.deploy("killed", SLOW)
     before = instances(KIND_PYTHON)
     assert platform.invoke("killed", s=0)["response"]["success"]
-    node = node_of(pod_since(before))
+    pod = pod_since(before)
+    node = node_of(pod)
     lost = platform.begin("killed", s=45)
-    before = {each for each in instances() if node_of(each) == node}
     (its_invoker,) = [each for each in running("thaw-node") if each["spec"]["nodeName"] == node]
     kubectl("-n", NAMESPACE, "delete", "pod", its_invoker["metadata"]["name"], "--grace-period=0", "--force")
     rolled_out()
@@ -228,7 +244,7 @@ def test_a_node_whose_pod_is_killed_loses_its_calls_with_one_record_each_and_ser
     assert platform.record(lost)["activationId"] == lost
     records = platform.ask("GET", "/activations?name=killed&limit=50").json()
     assert [one["activationId"] for one in records].count(lost) == 1
-    assert not instances() & before, "the next invoker of the node ends them"
+    assert pod not in instances(), "nobody waited for its run any more"
 
 
 def test_functions_run_on_without_the_api_server_and_starts_wait_for_it(

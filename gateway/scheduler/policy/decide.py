@@ -250,7 +250,9 @@ def _take_report(view: ClusterView, report: HostReport, now_s: float) -> list[De
     decided: list[Decision] = [Flag("host_report_clamped", {"host_id": report.host_id, "what": text}) for text in odd]
     host = view.hosts[report.host_id]
     decided += instances.release_strangers(view, host, now_s)
-    return [*decided, *(draining.leave(view, host, now_s) if host.draining else draining.stay(view, host))]
+    if report.draining:
+        return [*decided, *draining.leave(view, host, now_s)]
+    return decided if report.handing_over else [*decided, *draining.stay(view, host)]
 
 
 def _silent(view: ClusterView, reports: tuple[HostReport, ...]) -> list[HostId]:

@@ -74,6 +74,8 @@ def _of_host(view: ClusterView, host: HostView, now_s: float) -> list[Decision]:
 
 def wanted(view: ClusterView, host: HostView, target: StemTarget, now_s: float) -> int:
     """Return how many cells of a kind this host is to keep."""
+    if host.report.handing_over and not host.report.draining:
+        return target.count  # the next invoker has those that wait
     if host.draining:
         return 0
     settings, kind = view.settings, target.kind

@@ -65,7 +65,7 @@ class HostView:
     ledger: LinkLedger
     report: HostReport
     devices: dict[str, DeviceView] = field(default_factory=dict)
-    draining: bool = False
+    draining: bool = False  # nothing starts here: it is being emptied, or handed over to another invoker
     departed: dict[InstanceId, tuple[str, int]] = field(default_factory=dict)
     """Instances that have gone since the last report, with device and reserve: the host's ``free`` does not show it
     yet."""
@@ -200,6 +200,7 @@ class HostView:
             and report.boot_id == last.boot_id
             and report.seen_wall_ms >= last.seen_wall_ms
             and report.draining == last.draining
+            and report.handing_over == last.handing_over
             and report.stem_kinds == last.stem_kinds
             and report.resident == last.resident
             and report.share == last.share
@@ -237,7 +238,7 @@ class HostView:
                 view.releasing, view.is_kept = self.devices[name].releasing, self.devices[name].is_kept
         if (report.seen_wall_ms, report.boot_id) != (self.report.seen_wall_ms, self.report.boot_id) or not self.devices:
             self.reported_s = now_s
-        self.devices, self.report, self.draining = fresh, report, report.draining
+        self.devices, self.report, self.draining = fresh, report, not report.takes_starts
         self.as_reported = not (odd or report.fetches or self.fetching)
         self._changed()
         return odd

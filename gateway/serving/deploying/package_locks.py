@@ -64,7 +64,7 @@ class PackageLocks:
     def _found(self, action: Action) -> tuple[str, ...]:
         ends_s = time.monotonic() + self._deadline_s
         why = "the platform has no host"
-        hosts = sorted((r for r in self._registry.live_hosts() if not r.draining), key=lambda r: r.host_id)
+        hosts = sorted((r for r in self._registry.live_hosts() if r.takes_starts), key=lambda r: r.host_id)
         for host in hosts[:_ASKED]:
             left_ms = round(1000 * (ends_s - time.monotonic()))
             if left_ms <= 0:

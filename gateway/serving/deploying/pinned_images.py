@@ -55,7 +55,7 @@ class PinnedImages:
 
     def _hosts(self) -> list[HostReport]:
         """Raises BadRequest when there are hosts, and none runs images."""
-        live = sorted((r for r in self._registry.live_hosts() if not r.draining), key=lambda r: r.host_id)
+        live = sorted((r for r in self._registry.live_hosts() if r.takes_starts), key=lambda r: r.host_id)
         able = [report for report in live if report.driver in RUNS_IMAGES]
         if live and not able:
             raise BadRequest(

@@ -111,7 +111,7 @@ def by_kind(reports: Sequence[HostReport]) -> list[list[HostReport]]:
     """The hosts that take work, one list for each kind of device; those with a waiting engine are first."""
     kinds: dict[str, list[HostReport]] = {}
     for report in sorted(reports, key=lambda r: (KIND_LLM not in r.stem_kinds, r.host_id)):
-        if not report.draining:
+        if report.takes_starts:
             kinds.setdefault(report.devices[0].kind if report.devices else "", []).append(report)
     return list(kinds.values())
 

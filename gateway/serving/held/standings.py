@@ -183,7 +183,7 @@ class StandingsOf:
 
     def _most_room(self) -> int:
         """The bytes that one device has free at most; less than zero: no host takes work."""
-        hosts = [h for h in self._registry.live_hosts() if not h.draining]
+        hosts = [h for h in self._registry.live_hosts() if h.takes_starts]
         return max((d.free_bytes for h in hosts for d in h.devices), default=0) if hosts else -1
 
 

@@ -31,7 +31,7 @@ def hosts() -> None:
         free, memory = sum(d.free_bytes for d in host.devices), sum(d.memory_bytes for d in host.devices)
         link = bit_rate(host.network_bytes_per_s) if host.network_bytes_per_s else "unlimited"
         rows.add_row(
-            host.host_id + (" (draining)" if host.draining else ""),
+            host.host_id + (" (draining)" if host.draining else " (handed over)" if host.handing_over else ""),
             ", ".join(d.name for d in host.devices),
             f"{size(free)} / {size(memory)}",
             link,
