@@ -49,8 +49,8 @@ def await_pulled(container: Container, node: str, deadline: float, image: str) -
     placed_by = min(deadline, time.monotonic() + _PLACED_S)
     while True:
         pod = container.pod
-        if pod is not None and pod.image:
-            return pod.image
+        if pod is not None and pod.pulled_image:
+            return pod.pulled_image
         if pod is None or container.over.is_set():
             raise Unavailable("the cluster did not pull the image: its pod was deleted")
         if pod.trouble:

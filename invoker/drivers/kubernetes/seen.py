@@ -45,7 +45,8 @@ class Seen:
     cluster's scheduler has not bound the pod (it may do so later); both are empty while there is no such reason.
     ``claimant`` is the invoker process that has the pod, ``memory_bytes`` the container's limit as it is wanted,
     ``granted_bytes`` as the node has granted it (0: it has not said so), ``unresized`` why it has not.  ``image`` is
-    the image that the node has made the container from, as the node names it; empty: it has made none.
+    the container's, and ``pulled_image`` the one that the node has made it from, as the node names it; empty: it has
+    made none.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Seen:
     memory_bytes: int = 0
     granted_bytes: int = 0
     unresized: str = ""
-    image: str = ""
+    pulled_image: str = ""
 
 
 def seen(pod: Mapping[str, Any]) -> Seen:
@@ -95,7 +96,7 @@ def seen(pod: Mapping[str, Any]) -> Seen:
         memory_bytes=_memory_limit(_container(spec)),
         granted_bytes=_memory_limit(_container_status(status)),
         unresized=_unresized(status),
-        image=str(_container_status(status).get("imageID") or ""),
+        pulled_image=str(_container_status(status).get("imageID") or ""),
     )
 
 
