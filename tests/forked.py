@@ -7,6 +7,7 @@ processor's time.  A fork has a session, an environment, a log and random number
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib
@@ -157,6 +158,7 @@ class _Forks:
             asker.send(pid.to_bytes(_NUMBER, "little"))
             self._ends[os.pidfd_open(pid)] = pid, asker
             return False
+        _end_with_parent()
         os.setsid()
         with asker, asker.makefile("rb") as request:
             words, environ, directory = json.loads(request.readline())
@@ -172,6 +174,15 @@ class _Forks:
             other.close()
         self._control.close()
         return True
+
+
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def _end_with_parent() -> None:
+    """Tests that were killed leave no process behind: the one that forks ends with them, and its forks with it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
