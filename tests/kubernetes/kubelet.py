@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from invoker.drivers import process_ids
 from invoker.drivers.kubernetes.logs import log_path
 from tests.kubernetes.api_server import NAMESPACE, ApiServer, Event
 
@@ -200,8 +201,7 @@ class Kubelet:
         for reader in readers:
             reader.start()
         status = process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # as the end of a pid namespace does
+        process_ids.end_group(process.pid, 60.0)  # as the end of a pid namespace does
         for reader in readers:
             reader.join()
         container.over.set()
