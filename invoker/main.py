@@ -54,6 +54,9 @@ LAST_WORDS_S: Final = 4.0
 """If the container engine is away, the invoker ends this long after its last run.  The usual end takes a second or
 two."""
 
+STARTS_END_S: Final = 10.0
+"""The time for starts that were given up to remove the containers that they make."""
+
 STATE_WAIT_S: Final = 60.0
 """The state server may come up after the invoker.  After this time the invoker gives up."""
 
@@ -170,6 +173,8 @@ class Agent:
             self._reader.stop()
             self._end_instances()
             self.cells.close()
+        if not self._commands.wait_starts(STARTS_END_S):
+            self._log.event("starts_left")
         self._publisher.flush(5.0)
         self.reporter.stop()
         self.port.stop()

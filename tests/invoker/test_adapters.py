@@ -6,7 +6,6 @@ import http.client
 import json
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from relay.clients.fetch import FetchClient
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, LEFT_HEADER, REPLACES_HEADER
 from tests.fetchd.harness import Fetchd
 from tests.thaw_runtime.adapters import write_adapter
-from tests.thaw_runtime.conftest import START, Container, llm_init, run_body
+from tests.thaw_runtime.conftest import TOY, Container, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.action import KIND_LLM, Action, Exec, Limits
@@ -141,7 +140,7 @@ class Instance:
 @pytest.fixture
 def container(run_dir: Path, tmp_path: Path) -> Iterator[Container]:
     descriptor_socket = FakeDescriptorSocket(write_tiny_model(tmp_path / "model"), run_dir / "door")
-    made = Container([sys.executable, "-c", START], run_dir, descriptor_socket)
+    made = Container(TOY, run_dir, descriptor_socket)
     made.wait_listening()
     yield made
     made.close()

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from invoker.drivers.base import Handle, Spec
 from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import HostChanged, InspectModel, ModelInspected
 from tests.invoker import fake_llm
@@ -208,6 +210,32 @@ def test_a_cancelled_group_gives_its_fetch_up(host: LlmHost) -> None:
     host.cancel(plan.group_id)
     host.events.instance(instance_id, InstanceState.GONE)
     assert "cancel" in host.fetchd.calls
+
+
+def test_an_invoker_that_ends_waits_for_a_start_that_was_given_up(
+    host: LlmHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start removes the container that it makes.  The fixture's end finds what is left."""
+    host.deploy_llm()
+    driver, cells, making, ending = host.agent.driver, host.agent.cells, threading.Event(), threading.Event()
+    start, close = driver.start, cells.close
+
+    def started_late(handle: Handle, spec: Spec) -> Handle:
+        making.set()
+        assert ending.wait(WAIT_S)
+        return start(handle, spec)
+
+    def closed() -> None:
+        close()
+        ending.set()
+
+    monkeypatch.setattr(driver, "start", started_late)
+    monkeypatch.setattr(cells, "close", closed)
+    plan = host.llm_plan()
+    instance_id = host.launch(plan)
+    assert making.wait(WAIT_S)
+    host.cancel(plan.group_id)
+    host.events.instance(instance_id, InstanceState.GONE)
 
 
 def _open_run(host: LlmHost, instance_id: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
