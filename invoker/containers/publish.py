@@ -30,6 +30,7 @@ class Publisher:
         self._changed = threading.Condition()
         self._due: dict[InstanceId, tuple[float, InstanceRecord]] = {}
         self._sent: dict[InstanceId, InstanceRecord] = {}
+        self._asked: set[InstanceId] = set()  # their next records are sent though they may say nothing new
         self._closing = False
         self._busy = False
         self._sleeps_until = 0.0  # 0: the thread is awake and checks by itself
@@ -40,7 +41,8 @@ class Publisher:
         with self._changed:
             now = time.monotonic()
             earlier = self._due.pop(record.instance_id, None)
-            if flip and not self._busy and _same(self._sent.get(record.instance_id), record):
+            is_asked = record.instance_id in self._asked
+            if flip and not self._busy and not is_asked and _same(self._sent.get(record.instance_id), record):
                 return  # back to the record that was sent last
             due = now + FLIP_REST_S if flip else now
             if earlier is not None and not (flip and self._rests(record)):
@@ -68,27 +70,31 @@ class Publisher:
         self._thread.join(5)
 
     def _run(self) -> None:
-        while (record := self._next()) is not None:
+        while (due := self._next()) is not None:
+            record, is_asked = due
             try:
-                if not _same(self._sent.get(record.instance_id), record):
+                if is_asked or not _same(self._sent.get(record.instance_id), record):
                     self._registry.put_instance(record)
                     self._remember(record)
             except PlatformError as e:
                 self._log.event("publish_failed", instance_id=record.instance_id, error=e.message)
-                self._again(record)
+                self._again(record, is_asked=is_asked)
             finally:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
 
-    def _next(self) -> InstanceRecord | None:
+    def _next(self) -> tuple[InstanceRecord, bool] | None:
+        """The record that is due, and whether somebody asks for it."""
         with self._changed:
             while not self._closing:
                 now = time.monotonic()
                 due = min(((at, i) for i, (at, _) in self._due.items()), default=None)
                 if due is not None and due[0] <= now:
                     self._busy = True
-                    return self._due.pop(due[1])[1]
+                    is_asked = due[1] in self._asked
+                    self._asked.discard(due[1])
+                    return self._due.pop(due[1])[1], is_asked
                 self._sleeps_until = float("inf") if due is None else due[0]
                 self._changed.wait(None if due is None else due[0] - now)
                 self._sleeps_until = 0.0
@@ -100,16 +106,18 @@ class Publisher:
         else:
             self._sent[record.instance_id] = record
 
-    def _again(self, record: InstanceRecord) -> None:
+    def _again(self, record: InstanceRecord, *, is_asked: bool) -> None:
         with self._changed:
+            if is_asked:
+                self._asked.add(record.instance_id)
             if record.instance_id not in self._due:
                 self._due[record.instance_id] = (time.monotonic() + _RETRY_S, record)
 
     def say_again(self, record: InstanceRecord) -> None:
-        """Send a record though it may have been sent before: somebody asks for it."""
+        """Send a record though it may have been sent before, or is being sent now: somebody asks for it."""
         with self._changed:
-            self._sent.pop(record.instance_id, None)
-        self.put(record)
+            self._asked.add(record.instance_id)
+            self.put(record)
 
     def forget_sent(self) -> None:
         """The state server may have lost the records that were sent: send each of them again when it is put again."""
