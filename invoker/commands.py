@@ -65,8 +65,7 @@ class Commands:
         self._fleet = deps.fleet
         self._host_id = HostId(deps.settings.host_id)
         self._seen: OrderedDict[CommandId, None] = OrderedDict()
-        self._starts: set[threading.Thread] = set()
-        self._lock = threading.Lock()
+        self._starts: list[threading.Thread] = []  # those that are under way, and others that have ended
         self.draining = False
 
     def handle(self, command: Any) -> None:
@@ -136,29 +135,18 @@ class Commands:
         live = new_live(body, self._deps)
         self._fleet.add(live)
         self._fleet.announce(live)
-        thread = threading.Thread(target=self._run_start, args=(Starting(body, live, self._deps),), daemon=True)
-        thread.name = "start"
-        with self._lock:
-            self._starts.add(thread)
+        thread = threading.Thread(target=Starting(body, live, self._deps).run, name="start", daemon=True)
         thread.start()
+        self._starts = [*(t for t in self._starts if t.is_alive()), thread]
         self._adapters.fetch_ahead(body.adapters, body.plan.action.partition("/")[0])
 
-    def _run_start(self, starting: Starting) -> None:
-        try:
-            starting.run()
-        finally:
-            with self._lock:
-                self._starts.discard(threading.current_thread())
-
     def wait_starts(self, deadline_s: float) -> bool:
-        """Wait until no start is under way.  One that was given up still removes the container that it makes, and needs
-        the driver for that.  False when the time is over."""
+        """Wait until no start is under way, when no further command comes.  A start that was given up still removes the
+        container that it makes, and needs the driver for that.  False when the time is over."""
         deadline = time.monotonic() + deadline_s
-        with self._lock:
-            starts = tuple(self._starts)
-        for thread in starts:
+        for thread in self._starts:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in starts)
+        return not any(thread.is_alive() for thread in self._starts)
 
     def _inspect(self, body: InspectModel, command_id: CommandId) -> None:
         began = time.monotonic()

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from blake3 import blake3
-
 from thaw.checkpoints import checkpoint, hash_tree
+from thaw.checkpoints.leaf_digest import digest
 from thaw.errors import ModelChanged, ModelCorrupt, PlatformError, ProtocolError, ThawError, Throttled, Unavailable
 from thaw.kserve.model_port import File, Listing, ModelPortClient
 from thaw.logs import Log
@@ -134,10 +133,6 @@ def _wrong(file: File, at: int, n_times: int) -> ThawError:
     if n_times < _WRONG_CHUNKS:
         return Unavailable(where)
     return ModelCorrupt(f"{where}, {n_times} times", hint="something between this pod and its node changes bytes")
-
-
-def digest(data: bytes) -> str:
-    return str(blake3(data).hexdigest())
 
 
 def held_chunks(file: BinaryIO, digests: tuple[str, ...]) -> int:

@@ -185,7 +185,7 @@ class Reply:
 
     @property
     def is_in_messages(self) -> bool:
-        """Of an answer that may come in messages: whether it does, and is not one JSON value."""
+        """Whether the answer comes in messages.  Otherwise it is one JSON value."""
         return self._connection.is_chunked
 
     def extend(self, deadline_s: float) -> None:
@@ -269,10 +269,9 @@ class _Guarded:
         self._reply.abort()
         if isinstance(error, OSError) or self._hangup.is_set:
             self._hangup.check()
-            timed_out = (
-                isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT
-            )  # that: the host has vanished
-            if timed_out or self._reply.is_late:  # an invoker cuts what is late, too
+            # ETIMEDOUT means that the host has vanished.  An invoker, too, cuts an answer that is late.
+            timed_out = isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT
+            if timed_out or self._reply.is_late:
                 raise TimeLimitExceeded("The action exceeded its time limits.") from error
             raise WorkerLost(f"the connection to the container broke: {error!r}") from error
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thaw.checkpoints import checkpoint, hash_tree, versions
+from thaw.checkpoints.leaf_digest import digest
 from thaw.cli.model_stores import guards, near_misses
 from thaw.cli.model_stores.multipart_push import Content, Held
 from thaw.cli.model_stores.stores import Store, open_store
@@ -25,12 +26,6 @@ from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts, ModelFile, ModelInde
 
 Advance = Callable[[int], None]
 """A callback that gets the number of bytes of each step of progress."""
-
-
-def _digest(piece: bytes | memoryview) -> str:
-    from blake3 import blake3
-
-    return str(blake3(piece).hexdigest())
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -110,7 +105,7 @@ def hash_files(directory: Path, advance: Advance) -> Hashed:
     """Read the whole checkpoint.  Raises what :func:`check` raises."""
     check(directory)
     paths = files_of(directory)
-    sums = {p: hash_tree.TensorDigests(tensors, _digest) for p, tensors in _tensors(paths).items()}
+    sums = {p: hash_tree.TensorDigests(tensors, digest) for p, tensors in _tensors(paths).items()}
     files = [_hash_file(directory, p, sums[p], advance) for p in paths]
     return Hashed(directory, checkpoint.build_index(files, [t for p in paths for t in sums[p].tensors()]))
 
@@ -122,7 +117,7 @@ def _hash_file(directory: Path, path: Path, sums: hash_tree.TensorDigests, advan
             advance(len(chunk))
             yield chunk
 
-    return checkpoint.describe_file(path.relative_to(directory).as_posix(), chunks(), _digest)
+    return checkpoint.describe_file(path.relative_to(directory).as_posix(), chunks(), digest)
 
 
 @dataclass(slots=True)
@@ -242,7 +237,7 @@ def _content(
             f.seek(number * CHUNK_BYTES)
             data = f.read(CHUNK_BYTES)
             is_longer = number == len(file.chunks_blake3) - 1 and f.read(1)
-        if _digest(data) != file.chunks_blake3[number] or is_longer:
+        if digest(data) != file.chunks_blake3[number] or is_longer:
             raise ModelCorrupt(f"{path} changed while it was pushed", hint="push it again when nobody writes it")
         return data
 
@@ -317,7 +312,7 @@ def read_facts(store: Store, index: ModelIndex) -> ModelFacts:
     file = checkpoint.config_file(index)
     config = b"".join(store.read(file.name))
     if index.verified:
-        checkpoint.check_config(file, config, _digest)
+        checkpoint.check_config(file, config, digest)
     return checkpoint.facts_of(store.uri, index, _read_config(config))
 
 
@@ -327,7 +322,7 @@ def verify(store: Store, index: ModelIndex, advance: Advance) -> None:
     for expected in index.files:
         done = 0
         for number, chunk in enumerate(store.read(expected.name)):
-            if number >= len(expected.chunks_blake3) or _digest(chunk) != expected.chunks_blake3[number]:
+            if number >= len(expected.chunks_blake3) or digest(chunk) != expected.chunks_blake3[number]:
                 raise ModelCorrupt(
                     f"{store.uri}/{expected.name}: chunk {number} at byte {done} is not what was pushed",
                     hint="somebody has changed it at the store, or it is damaged: push the model again",
