@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from invoker.drivers.socket_wait import listens
 from relay.protocol.messages import DemandAdded, InstanceChanged, SetStemCells
 from tests.invoker.platform import HOST, until
 from tests.kubernetes.cluster import FakeCluster
@@ -49,9 +50,16 @@ def warm(host: Invokers, n_runs: int = 1) -> InstanceRecord:
 
 
 def one_cell(host: Invokers) -> str:
-    """The stem cell that waits, when its invoker knows that it does."""
-    until(lambda: len(host.pods("stem-cell")) == 1 and any(r.stem_cells == 1 for r in host.registry.hosts()))
+    """The stem cell that waits, when it answers and its invoker knows that it does."""
+
+    def waits() -> bool:
+        cells = list(host.pods("stem-cell"))
+        known = any(report.stem_cells == 1 for report in host.registry.hosts())
+        return len(cells) == 1 and known and listens(str(directory(host, cells[0]) / "io" / "s"))
+
+    until(waits)
     (name,) = host.pods("stem-cell")
+    host.cluster.api.wait_pod(lambda p: p["metadata"]["name"] == name and p["status"].get("phase") == "Running")
     return name
 
 
@@ -66,6 +74,14 @@ def the_end(host: Invokers, invoker: Invoker) -> None:
 
 def directory(host: Invokers, pod: str) -> Path:
     return host.run_dir / "c" / hashlib.sha256(pod.removeprefix("thaw-").encode()).hexdigest()[:12]
+
+
+def is_noted(host: Invokers, pod: str) -> bool:
+    """Whether it is written beside a container that it is ready.  That comes after everybody has heard it, so that no
+    first token waits for a disk; an invoker that is killed in between leaves a container that nobody adopts.
+    """
+    labels = json.loads((directory(host, pod) / "owner.json").read_bytes())["labels"]
+    return '"ready"' in labels["record"]
 
 
 def relabelled(host: Invokers, pod: str, **labels: str) -> None:
@@ -169,6 +185,7 @@ def killed_before(host: Invokers, first: Invoker, fifo: Path) -> None:
 def killed_meanwhile(host: Invokers, first: Invoker, fifo: Path) -> None:
     """It waits for a run when it is killed."""
     busy = warm(host)
+    one_cell(host)  # it took the one that waited
     run = host.calling(busy, {"waits_for": str(fifo)})
     with fifo.open("w"):
         first.ask_to_end()
@@ -190,6 +207,8 @@ def test_the_next_invoker_has_them_whenever_the_first_one_was_killed(
     first = host.begin()
     record = warm(host)
     one_cell(host)
+    (pod,) = host.pods("instance")
+    until(lambda: is_noted(host, pod))
     killed(host, first, fifo)
     second = host.begin()
     assert host.call(host.adopted(record), {}) == {"n": 2}
