@@ -62,7 +62,9 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._end], [], [], timeout)[0]:
+            ended = select.poll()  # select() takes no descriptor over 1023, and a process that runs tests has such ones
+            ended.register(self._end, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             self.returncode = os.waitstatus_to_exitcode(self._number())
             self._end.close()

@@ -86,12 +86,16 @@ class Stack:
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:] + self.logs()
+        assert done.returncode == 0, f"status {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}{self.logs()}"
         return done.stdout
 
     def logs(self) -> str:
         command = ["docker", "compose", "logs", "--no-color", "--tail", "8"]
         return subprocess.run(command, env=self.env, cwd=ROOT, capture_output=True, text=True).stdout[-6000:]
+
+    def settings(self) -> dict[str, str]:
+        """The variables of its .env."""
+        return dict(line.split("=", 1) for line in self._file.read_text().splitlines() if "=" in line)
 
     # the API -------------------------------------------------------------------------------------------------------
 
