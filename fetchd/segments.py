@@ -297,6 +297,12 @@ class SegmentStore:
                 raise self._too_full(count, n_bytes, available)
             self._remove(idle[0])  # one at a time: holders may change while it waits for a copy
 
+    def close(self) -> None:
+        """Remove all segments, whoever holds them."""
+        with self._lock:
+            for segment in list(self._by_id.values()):
+                self._remove(segment)
+
     def _too_full(self, count: int, n_bytes: int, available: int) -> ThawError:
         size = self._pool.slab_bytes
         error = MemoryTooSmall if count > self._pool.n_slabs else PoolFull

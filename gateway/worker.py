@@ -338,7 +338,10 @@ class Worker(ConnectionWorker):
             return
         self._wait_for_request(connection, self.bounds.idle_s if self.alive else STOP_KEEPALIVE_LINGER)
         if self.nr_conns >= self.bounds.connections:  # clients that send one request after another would keep it full
-            self._make_room()
+            if not self._close_one(self._waiting.heaviest(more_than=1)):
+                self._close(connection)  # and not a newcomer's, whose first request may be on its way
+            if connection.is_closed:
+                return
         if connection.rest:
             rest, connection.rest = connection.rest, b""
             self._feed(connection, rest)

@@ -58,10 +58,10 @@ class Holdings:
         if not of:
             del self._of[owner], self._sums[owner]
 
-    def heaviest(self) -> Iterator[Connection]:
-        """Yield the connections of the owner that holds most, the oldest first.  The caller must not change anything
-        between two of them."""
+    def heaviest(self, more_than: int = 0) -> Iterator[Connection]:
+        """Yield the connections of the owner that holds most, the oldest first.  Yield none if it holds
+        ``more_than`` or less.  The caller must not change anything between two of them."""
         if not self._held:
             return iter(())
         owner = max(self._sums, key=lambda o: (self._sums[o], o is None))
-        return iter(self._of[owner])
+        return iter(self._of[owner] if self._sums[owner] > more_than else ())

@@ -52,6 +52,8 @@ def test_the_owner_of_most_gives_way_and_with_its_oldest(make: Make) -> None:
     holdings.set(tenants[2], 20)
     assert holdings.total == 24
     assert list(holdings.heaviest()) == tenants[1:]
+    assert list(holdings.heaviest(more_than=20)) == tenants[1:]
+    assert not list(holdings.heaviest(more_than=21))
     for connection in list(holdings):
         holdings.drop(connection)
         holdings.drop(connection)

@@ -9,7 +9,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Iterator
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,17 +65,16 @@ def make(n_bytes: int, n_slabs: int = 1) -> Made:
         os.ftruncate(fds[-1], SLAB_BYTES if i else PAGE_BYTES)
     page_bytes = mmap.mmap(fds[0], PAGE_BYTES)
     layout = (PlacedRange("model.safetensors", 0, n_bytes, 0),)
-    return Made(
-        ControlPage(page_bytes, n_bytes), page_bytes, fds, SegmentOffer("s", n_bytes, SLAB_BYTES, n_slabs, layout, ())
-    )
+    offer = SegmentOffer("s", n_bytes, SLAB_BYTES, n_slabs, layout, ())
+    segment = Made(ControlPage(page_bytes, n_bytes), page_bytes, fds, offer)
+    for fd in fds:
+        weakref.finalize(segment, os.close, fd)
+    return segment
 
 
 @pytest.fixture
-def made() -> Iterator[Made]:
-    segment = make(3 * 1024 * 1024, n_slabs=2)
-    yield segment
-    for fd in segment.fds:
-        os.close(fd)
+def made() -> Made:
+    return make(3 * 1024 * 1024, n_slabs=2)
 
 
 @pytest.mark.parametrize("vector", VECTORS["pages"], ids=lambda v: v["name"])

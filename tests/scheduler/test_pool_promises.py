@@ -322,7 +322,9 @@ def real_pools(sizes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[SegmentS
         for slab_kib, count in sizes:
             pool = SlabPool(count, slab_kib * KIB, Log("test"))
             stack.callback(pool.close)
-            made.append((SegmentStore(pool, retain=True), pool))
+            store = SegmentStore(pool, retain=True)
+            stack.callback(store.close)
+            made.append((store, pool))
         yield made
 
 

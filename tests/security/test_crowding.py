@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import requests
@@ -93,6 +93,25 @@ def test_connections_that_are_all_busy_lock_nobody_out(start: Start) -> None:
         busy[0].sendall(ASK_CHAT)
         stack.enter_context(connect(gateway))
         assert_serves(gateway)
+
+
+def test_a_newcomer_whose_request_is_on_its_way_makes_no_room_for_a_client_that_had_its_answer(start: Start) -> None:
+    gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="400", THAW_GATEWAY_HEAD_S="100")
+    gateway.put_llm()
+    gateway.session.close()
+    with ExitStack() as stack:
+        answered = stack.enter_context(connect(gateway))
+        for _ in range(254):
+            stack.enter_context(connect(gateway)).sendall(ASK_CHAT)
+        for _ in range(8):  # the gateway accepts 64 at once, and has read the chats when it has answered these
+            answered.sendall(MODELS)
+            assert read_answer(answered)[0] == 200
+        newcomer = stack.enter_context(connect(gateway))
+        with suppress(OSError):  # it may be cut before this request is read
+            answered.sendall(MODELS)
+            read_to_end(answered)
+        newcomer.sendall(MODELS)
+        assert read_answer(newcomer)[0] == 200
 
 
 def test_a_tenant_that_hoards_connections_takes_none_from_newcomers(start: Start) -> None:

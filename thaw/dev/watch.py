@@ -34,7 +34,9 @@ class DirectoryWatch:
             return
 
     def wait(self, timeout_s: float | None) -> bool:
-        ready, _, _ = select.select([self._fd], [], [], timeout_s)
+        waiting = select.poll()
+        waiting.register(self._fd, select.POLLIN)
+        ready = waiting.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
         self.drain()
         return bool(ready)
 
@@ -75,8 +77,11 @@ def follow(paths: list[Path], n_last: int, *, forever: bool) -> Iterator[tuple[P
         for path, reader in readers.items():
             for line in reader.lines()[-n_last:]:
                 yield path, line
+        waiting = select.poll()
+        for watch in watches:
+            waiting.register(watch, select.POLLIN)
         while forever and watches:
-            select.select(watches, [], [])
+            waiting.poll()
             for watch in watches:
                 watch.drain()
             for path, reader in readers.items():

@@ -11,8 +11,11 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from thaw.process.lasting import LastingThread
+
+_END_S: Final = 5.0
 
 
 class HangupWatcher:
@@ -22,13 +25,25 @@ class HangupWatcher:
         self._lock = threading.Lock()
         self._end_read, self._end_write = os.pipe()
         self._epoll.register(self._end_read, select.EPOLLIN)
+        self._ended = False
         self._thread = LastingThread(self._run, "hangup")
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread.  Nothing is watched any more."""
         os.write(self._end_write, b"x")
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+        with self._lock:
+            if self._ended or self._thread.is_alive():  # a callback takes its time; this process ends without it
+                return
+            self._ended = True
+            self._callbacks.clear()
+            self._epoll.close()
+            os.close(self._end_read)
+            os.close(self._end_write)
 
     def watch(self, sock: socket.socket, on_hangup: Callable[[], None]) -> Callable[[], None]:
         """Call ``on_hangup`` once, on the watcher's thread, when the peer of ``sock`` hangs up.
@@ -37,8 +52,9 @@ class HangupWatcher:
         """
         fd = sock.fileno()
         with self._lock:
-            self._callbacks[fd] = on_hangup
-        self._epoll.register(fd, select.EPOLLRDHUP)
+            if not self._ended:
+                self._callbacks[fd] = on_hangup
+                self._epoll.register(fd, select.EPOLLRDHUP)
         return lambda: self._unwatch(fd, on_hangup)
 
     def _unwatch(self, fd: int, on_hangup: Callable[[], None]) -> None:
@@ -46,10 +62,10 @@ class HangupWatcher:
             if self._callbacks.get(fd) is not on_hangup:
                 return  # the peer has hung up
             del self._callbacks[fd]
-        try:
-            self._epoll.unregister(fd)
-        except OSError:
-            pass  # the socket is closed, so epoll has dropped it
+            try:
+                self._epoll.unregister(fd)
+            except OSError:
+                pass  # the socket is closed, so epoll has dropped it
 
     def _run(self) -> None:
         while True:

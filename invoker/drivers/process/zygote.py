@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +58,7 @@ class Zygote:
         self._warming_since_s, self._import_s = 0.0, _FIRST_IMPORT_S
         self._pid, self._ticks = 0, 0
         self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._stopped)
         self._replies: dict[str, dict[str, Any]] = {}
         self._statuses: dict[int, int] = {}
 
