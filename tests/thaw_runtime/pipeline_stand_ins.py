@@ -225,12 +225,14 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
     from thaw_runtime.engine.vllm.kv_sender import KvSender
 
     gather, layout, grouped, send = KvBlocks.gather, KvBlocks.layout, kv_sender._grouped, KvSender.send
-    stale: dict[str, int] = {}  # the block of each layer that is never copied, whatever rounds ask for
+    stale = set[int]()  # the first block of every request is never copied, whichever requests are checked
 
     def sending(sender: KvSender, wanted: Any) -> None:
         if wanted.attempt > attempts:
             KvBlocks.gather, KvBlocks.layout = gather, layout  # type: ignore[method-assign]
             kv_sender._grouped = grouped
+        stale.clear()
+        stale.update(ids[0] for request in sender._runner.requests.values() for ids in request.block_ids if ids)
         send(sender, wanted)
 
     def spoilt(blocks: KvBlocks, name: str, ids: Any) -> Any:
@@ -238,11 +240,7 @@ def plant_in_blocks(error: str, *, attempts: int) -> None:
         if len(copy) > 3 and error == "swapped blocks":
             copy[[0, 2]] = copy[[2, 0]]
         elif error == "stale block":
-            asked = ids[blocks._group_of[name]]
-            if len(asked) > 3:
-                stale.setdefault(name, asked[1])
-            if stale.get(name) in asked:
-                copy[asked.index(stale[name])] = 0
+            copy[[i for i, block in enumerate(ids[blocks._group_of[name]]) if block in stale]] = 0
         return copy
 
     def crossed(layers: dict[str, memoryview]) -> Any:

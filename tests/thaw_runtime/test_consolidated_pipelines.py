@@ -42,14 +42,15 @@ LOST: dict[str, Case] = {
     "killed in the last round": case("llama", 3, ["seeded"], faults={2: ["die", "last"]}),
     "stopped in the last round": case("llama", 2, ["greedy"], faults={1: ["hang", "last"]}),
 }
-REFUSED: dict[str, tuple[Case, str]] = {
+REFUSED: dict[str, tuple[Case, tuple[str, ...]]] = {
     error: (case("llama", 2, ["long"], plant=error), said)
     for error, said in (
-        ("swapped blocks", "is not the one that was copied before"),
-        ("stale block", "differ from the whole worker's"),
-        ("other layer", "differ from the whole worker's"),
-        ("other layout", "are arranged as"),
-        ("other weight", "the whole worker's logprobs differ"),
+        # which check is the first to see it depends on whether the requests grow before the second round
+        ("swapped blocks", ("is not the one that was copied before", "differ from the whole worker's")),
+        ("stale block", ("differ from the whole worker's",)),
+        ("other layer", ("differ from the whole worker's",)),
+        ("other layout", ("are arranged as",)),
+        ("other weight", ("the whole worker's logprobs differ",)),
     )
 }
 SEEN: dict[str, Case] = {
@@ -126,7 +127,7 @@ def test_a_stage_that_is_lost_before_the_switch_costs_no_token_twice(found: Foun
 def test_a_planted_error_is_refused_and_the_pipeline_answers_on(found: Found, name: str) -> None:
     result = found[name]
     (outcome,) = result["outcome"]
-    assert REFUSED[name][1] in outcome
+    assert any(said in outcome for said in REFUSED[name][1]), outcome
     assert all(result["same"].values()), result["same"]
     assert (result["errors"], result["kept_blocks"]) == ([], 0)
 

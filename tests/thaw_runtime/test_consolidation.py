@@ -15,7 +15,15 @@ from thaw.errors import ErrorInfo, ModelCorrupt, ProtocolError, WorkerLost, from
 from thaw_runtime.engine.protocol import Consolidated, ConsolidationEnded
 from thaw_runtime.pipeline import consolidation
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
-from thaw_runtime.pipeline.consolidation import ROUND_S, Checking, CheckingBlocks, Consolidation, State
+from thaw_runtime.pipeline.consolidation import (
+    MAX_CHECKS,
+    ROUND_S,
+    BlockCheck,
+    Checking,
+    CheckingBlocks,
+    Consolidation,
+    State,
+)
 from thaw_runtime.pipeline.kv_wire import KvPart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted
 
@@ -81,7 +89,8 @@ class Recorded:
         if self.raises is not None:
             raise self.raises
         yield from self._slices()
-        return self.problem, self.overwritten
+        n_full = sum(held.is_full and held.block not in missing for held in self.blocks)
+        return BlockCheck(self.problem, n_full, self.overwritten)
 
     def _slices(self) -> Generator[None, None, None]:
         self.n_checks += 1
@@ -206,6 +215,29 @@ def test_an_idle_group_is_switched_without_blocks_but_not_unchecked() -> None:
     a.advance(computes=False)
     assert a.group.state is State.WHOLE
     assert len(a.stage.verified_without) == 1
+
+
+def test_a_check_that_found_no_blocks_is_repeated_when_a_request_has_some() -> None:
+    a = Attempt()
+    a.up_to_the_stop()
+    a.stage.blocks = [HeldBlock(9, ("r", 0, 0), 4, True)]
+    a.advance()
+    assert (len(a.stage.verified_without), a.stage.asked[-1].blocks) == (1, ((9,),))
+    a.round()
+    assert (len(a.stage.verified_without), a.group.state) == (2, State.COPYING)
+    a.round()
+    assert (len(a.stage.verified_without), a.group.state) == (2, State.WHOLE)
+
+
+def test_requests_that_always_end_before_the_check_do_not_keep_the_group_a_pipeline() -> None:
+    a = Attempt()
+    a.up_to_the_stop()
+    for n in range(20):
+        a.stage.blocks = [HeldBlock(n, (f"r{n}", 0, 0), 4, True)]
+        if not a.ended:
+            a.advance()
+            a.parts()
+    assert (a.group.state, len(a.stage.verified_without)) == (State.WHOLE, MAX_CHECKS)
 
 
 @pytest.mark.parametrize("lacking", ["a", "b", "c"])

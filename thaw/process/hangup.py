@@ -33,7 +33,10 @@ class HangupWatcher:
 
     def stop(self) -> None:
         """End the thread.  Nothing is watched any more."""
-        os.write(self._end_write, b"x")
+        with self._lock:
+            if self._ended:
+                return
+            os.write(self._end_write, b"x")
         if self._thread.is_alive():
             self._thread.join(_END_S)
         with self._lock:

@@ -19,6 +19,7 @@ import math
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Protocol
 
@@ -35,8 +36,25 @@ ROUND_S: Final = 30.0
 """How long a round may take.  A stage that is silent for so long counts as lost anyway (pipeline/link.py)."""
 Checking = Generator[None, None, ErrorInfo | None]
 """A check that yields when a step shall come first.  It returns what differs, or None."""
-CheckingBlocks = Generator[None, None, tuple[ErrorInfo | None, frozenset[int]]]
-"""The same, which also returns the blocks that hold something else now."""
+MAX_CHECKS: Final = 4
+"""The most checks of blocks.  A check that runs between two requests finds nothing to compare, so another one follows;
+without a limit, a group that answers only short requests might never be switched."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCheck:
+    """The result of a check of copied blocks.
+
+    ``problem`` says what differs.  ``n_requests`` had copied blocks to compare.  The blocks ``overwritten`` hold
+    something else now.
+    """
+
+    problem: ErrorInfo | None
+    n_requests: int
+    overwritten: frozenset[int]
+
+
+CheckingBlocks = Generator[None, None, BlockCheck]
 
 
 class FirstStage(Protocol):
@@ -133,7 +151,8 @@ class Consolidation:
         self._failure: ErrorInfo | None = None
         self._check: Checking | None = None  # the check that is in progress
         self._began_s = self._round_began_s = monotonic()
-        self._deadline_s, self._is_verified = math.inf, False
+        self._deadline_s = math.inf
+        self._n_checks, self._n_compared = 0, 0  # checks of blocks, and the requests whose blocks they compared
         self._wait_s, self._n_rounds, self._n_steps = 0.0, 0, 0
         self._n_bytes, self._round_bytes, self._rounds_s = 0, 0, 0.0
         self._missing_bytes, self._is_cut = 0, False  # at the round's beginning; whether it asks for a part only
@@ -210,7 +229,7 @@ class Consolidation:
         match after_round(self._n_rounds, tail_bytes, bytes_per_s, self._step_s(), is_catching_up=catches_up):
             case Next.COPY:
                 self._ask(last=False)
-            case Next.STOP if not self._is_verified:
+            case Next.STOP if self._shall_check_blocks():
                 self._begin_check(self._verify_blocks())
             case Next.STOP:
                 self._stop_and_switch()
@@ -220,11 +239,18 @@ class Consolidation:
 
     def _verify_blocks(self) -> Checking:
         missing = frozenset(each.block for blocks in self._missing() for each in blocks)
-        problem, overwritten = yield from self._stage.verify_blocks(missing)
+        check = yield from self._stage.verify_blocks(missing)
         for copies in self._copies:
-            copies.forget(overwritten)
-        self._is_verified = True
-        return problem
+            copies.forget(check.overwritten)
+        self._n_checks += 1
+        self._n_compared += check.n_requests
+        return check.problem
+
+    def _shall_check_blocks(self) -> bool:
+        """True until a check has compared blocks.  It is not repeated while no request has a full block, because there
+        is nothing to compare."""
+        has_full = any(each.is_full for blocks in self._stage.held() for each in blocks)
+        return not self._n_checks or (not self._n_compared and has_full and self._n_checks < MAX_CHECKS)
 
     def _begin_check(self, check: Checking) -> None:
         self._check, self._deadline_s = check, monotonic() + ROUND_S

@@ -17,7 +17,7 @@ from thaw_runtime.engine.vllm.kv_blocks import KvBlocks
 from thaw_runtime.engine.vllm.switch import become_whole, check_generators
 from thaw_runtime.engine.vllm.verification import GoldenRequest, Verification
 from thaw_runtime.pipeline.block_copies import BlockCopies, HeldBlock
-from thaw_runtime.pipeline.consolidation import Checking, CheckingBlocks
+from thaw_runtime.pipeline.consolidation import BlockCheck, Checking, CheckingBlocks
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.wire import Blocks, KvWanted, Parted
 
@@ -80,7 +80,7 @@ class VllmFirstStage:
         copied = {f"stage {stage}": sorted(names) for stage, names in self.layers.items()}
         verification = self._verification()
         problem = yield from verification.check_blocks(copied, missing)
-        return problem, frozenset(verification.overwritten)
+        return BlockCheck(problem, verification.n_compared, frozenset(verification.overwritten))
 
     def _verification(self) -> Verification:
         return Verification(self._executor, self._scheduler, self._kv, self._n_layers)

@@ -63,6 +63,7 @@ class Verification:
         self._runner, self._scheduler, self._kv = stage.runner, scheduler, kv
         self._batch = SlicedBatch(stage, n_layers)
         self.overwritten: set[int] = set()  # blocks that held something else before
+        self.n_compared = 0  # requests whose copied blocks were compared
 
     def check_weights(self, golden: GoldenRequest) -> Checking:
         """Compare the logprobs of the golden request, and return a description of the difference, or None.  The engine
@@ -113,6 +114,7 @@ class Verification:
             of_requests = tuple(map(tuple, ours))
             self._kv.copy(of_requests, scratch)
             yield from self._batch.compute(sequences)
+            self.n_compared += len(chosen)
             return self._compare(copied, of_requests, scratch)
 
     def _compare(self, copied: Mapping[str, Sequence[str]], ours: Blocks, scratch: Blocks) -> ErrorInfo | None:
