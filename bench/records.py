@@ -165,8 +165,11 @@ def _ended(i: int, begun_ms: int) -> Ended:
 
 def fill(store: Store, n: int, begun_ms: int, first: int = 0) -> float:
     """Return how many records a second were written, the time for making them not counted."""
-    writing_s = 0.0
+    writing_s, said = 0.0, 0
     for i in range(first, first + n, _TOGETHER):
+        if (i - first) * 10 // n > said:
+            said = (i - first) * 10 // n
+            say(f"{type(store).__name__}: {i - first:,} of {n:,} records are written")
         batch = [_ended(j, begun_ms) for j in range(i, min(first + n, i + _TOGETHER))]
         began = time.perf_counter()
         store.write(batch)
