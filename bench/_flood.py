@@ -54,6 +54,7 @@ def _floods() -> Mapping[str, Flood]:
     deployed = json.dumps(code(_DEPLOYED_BYTES)).encode()
     return {
         "requests": Flood(32, "POST", lambda _: f"{ACTION}?blocking=true", small),
+        "twin": Flood(4, "POST", lambda _: f"{ACTION}?blocking=true", small),
         "accepted": Flood(32, "POST", lambda _: ACTION, small, 202),
         "bodies": Flood(16, "POST", lambda _: f"{ACTION}?blocking=true", large),
         "deploys": Flood(16, "PUT", lambda n: f"/api/v1/namespaces/_/actions/made-{n}?overwrite=true", deployed),

@@ -6,7 +6,8 @@ All are measured in turn, on one gateway and one host that all share, as the gen
 its records wait beside the other tenant's invocations, too, whose records are written meanwhile.
 
 The floor of each is what the tenant waits when the gateway does nothing for the flood: the same generator asks a server
-that reads and answers as often a second as the platform did, and no more (bench/_bare.py).
+that reads and answers as often a second as the platform did, and no more (bench/_bare.py).  A twin shows what an equal
+share is: another tenant that asks no more than this one, whose four connections alone keep the gateway busy.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from thaw.cli.platform_api.property_file import Target
 from thaw.process import descriptors
 
 _KINDS = ("requests", "accepted", "slow_readers", "bodies", "deploys", "connections")
+_TWIN = "twin"
 _NAMESPACE = "flood"
 _IDLE, _SLOW = 10_000, 2_000
 _DRAINED_S = 120.0
@@ -108,6 +110,8 @@ def main() -> int:
         for kind in kinds:
             runs[kind] = partial(bench.beside, kind)
             runs[_bare(kind)] = partial(bench.beside_a_bare_server, kind)
+        if not options.only:
+            runs[_TWIN] = partial(bench.beside, _TWIN)
         bench.alone()  # this starts the containers
         lists: dict[str, Callable[[], Answers]] = {
             "lists_alone": partial(bench.alone, lists=True),
@@ -128,6 +132,10 @@ def main() -> int:
         )
         for kind in kinds
     ]
+    if _TWIN in p99:
+        equal, alone = p99[_TWIN], p99["alone"]
+        said = f"{equal:.1f} against {alone:.1f} ms; p50 {p50[_TWIN]:.1f} against {p50['alone']:.1f} ms"
+        goals.append(figure("p99_beside_twin", equal / alone, floor=said))
     if "lists_alone" in p99:
         beside, alone = p99["lists_beside_requests"], p99["lists_alone"]
         goals.append(figure("list_p99_beside_requests", beside / alone, floor=f"{beside:.1f} against {alone:.1f} ms"))
