@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gateway import metrics
 from gateway.auth import Authenticator
 from gateway.front.memory import SharedMemory
+from gateway.processor import Processor, waiting
 from gateway.serving.actions.action_cache import Actions
 from gateway.serving.actions.packages import Packages
 from gateway.serving.actions.quotas import QuotaBook
@@ -101,7 +102,8 @@ class Gateway:
         self.settings = settings
         self.gateway_id = GatewayId(random_hex_id())
         self.log = log.bind(gateway=self.gateway_id[:8])
-        self.client = redis_link.connect(settings.state_url)
+        self.processor = Processor()
+        self.client = redis_link.connect(settings.state_url, waiting=waiting)
         clock = StateClock()
         self.quotas = QuotaBook(settings.quotas, NamespaceQuotas(self.client))
         self.storage = Storage(self.client, self.quotas.of)
@@ -190,6 +192,7 @@ class Gateway:
             settings.async_threads,
             self.log,
             self.quotas.weight_of,
+            self.processor,
         )
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()

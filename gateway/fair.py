@@ -117,24 +117,35 @@ class FairQueue(Generic[K, T]):
         self._n += item not in items
         items[item] = None
 
-    def take(self, may: Callable[[K], bool] = lambda _: True) -> T | None:
-        """Return the next item of an owner that may have a turn; None when there is none."""
+    def take(self, may: Callable[[K], bool] = lambda _: True, *, cost: float = 1.0) -> T | None:
+        """Return the next item of an owner that may have a turn; None when there is none.  ``cost``: as much of the
+        item's cost as is known; charge() adds the rest."""
         passed = []
         found: T | None = None
         while self._heads:
             head = heapq.heappop(self._heads)
             owner = head[2]
+            if head[0] < self._time.begins(owner):  # it was charged meanwhile
+                self._stand(owner)
+                continue
             if not may(owner):
                 passed.append(head)
                 continue
             found, _ = self._items[owner].popitem(last=False)
             self._n -= 1
-            self._time.had_turn(owner)
+            self._time.had_turn(owner, cost)
             self._stand_again(owner)
             break
         for head in passed:
             heapq.heappush(self._heads, head)
         return found
+
+    def charge(self, owner: K, cost: float) -> None:
+        """An item that was taken has cost so much more than take() counted."""
+        if owner in self._time:
+            self._time.had_turn(owner, cost)
+        else:
+            self._time.had_beside(owner, cost)
 
     def remove(self, owner: K, item: T) -> bool:
         """Take an item out that waits no more.  Return False when it is not there."""

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from gunicorn.app.base import BaseApplication
@@ -93,6 +94,10 @@ class _Server(BaseApplication):  # type: ignore[misc]
     def known_namespace(self, authorization: str) -> Namespace | None:
         """Runs in the worker: returns the namespace of the header's key, if it was asked for lately."""
         return None if self._gateway is None else self._gateway.auth.known_namespace(authorization)
+
+    def computing(self, namespace: Namespace | None) -> AbstractContextManager[None]:
+        """Runs in the worker: the block is a request of that namespace."""
+        return nullcontext() if self._gateway is None else self._gateway.processor.computing(namespace)
 
     def ends(self) -> None:
         """Runs in the worker when it takes no more connections."""

@@ -213,12 +213,16 @@ class Worker(ConnectionWorker):
                 self._hold(connection, n_read)
             return
         connection.state, connection.turns = State.QUEUED, turns
-        authorization = "" if request is None else request.authorization
-        turns.join(connection, connection.namespace or self.app.known_namespace(authorization))
+        turns.join(connection, connection.namespace or self._known_namespace(request))
         self._waiting.set(connection)
         self._deadlines.set(connection, time.monotonic() + self.bounds.line_s)
         if connection.reserved is None:
             self._hold(connection, n_read)
+
+    def _known_namespace(self, request: RequestReader | None) -> Namespace | None:
+        """The namespace of the request's key, if the gateway knows it."""
+        known: Namespace | None = self.app.known_namespace("" if request is None else request.authorization)
+        return known
 
     def _start(self, turns: Turns, connection: Connection) -> None:
         connection.state = State.CHECKING if connection.visit.head_only else State.RUNNING
@@ -233,6 +237,10 @@ class Worker(ConnectionWorker):
 
     def handle(self, conn: Connection, visit: Visit, out: Out) -> bool:
         """Runs on a thread.  Return whether the connection takes another request."""
+        with self.app.computing(conn.namespace or self._known_namespace(conn.request)):
+            return self._answer(conn, visit, out)
+
+    def _answer(self, conn: Connection, visit: Visit, out: Out) -> bool:
         try:
             if out.more is not None:
                 more, out.more = out.more, None

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from gateway.front.request import RequestReader
 from gateway.front.visit import Visit
+from gateway.processor import waiting
 from thaw.ids import Namespace
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -218,7 +219,9 @@ class Out:
         poll.register(self._sock, select.POLLOUT)
         deadline_s = time.monotonic() + self._answer_s
         while rest:
-            if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            with waiting():
+                takes_more = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+            if not takes_more:
                 reset_at_close(self._sock)
                 raise BrokenPipeError(errno.EPIPE, "the client does not read")
             sent = self._send(rest)

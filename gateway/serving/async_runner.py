@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.fair import FairQueue, may_have_more
+from gateway.processor import Processor
 from gateway.serving.actions.action_cache import Actions
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
@@ -83,12 +84,14 @@ class AsyncRunner:
         threads: int,
         log: Log,
         weight_of: Callable[[Namespace], float] = lambda _: 1.0,
+        processor: Processor | None = None,
     ) -> None:
         """``weight_of``: a namespace's weight in the turns of those that wait."""
         self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
         self._actions = actions
         self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder
         self._log, self._threads = log, threads
+        self._processor = processor or Processor()
         self._pool = ThreadPoolExecutor(threads, "async-run")
         self._reader = PendingReader(url, gateway, self._take, self._room, log)
         self._lock = threading.Condition()
@@ -206,6 +209,10 @@ class AsyncRunner:
         return True
 
     def _run(self, waiting: _Waiting) -> None:
+        with self._processor.computing(waiting.namespace):
+            self._run_to_end(waiting)
+
+    def _run_to_end(self, waiting: _Waiting) -> None:
         entry, ahead = waiting.entry, waiting.ahead
         try:
             while not self._stop.is_set():

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 
+from gateway.processor import another_thread, waiting
 from gateway.serving.call import Call
 from gateway.serving.execute import Steps, to_end
 from gateway.serving.recorder import Recorder
@@ -61,9 +62,10 @@ class BlockingRuns:
         outcome = self._run_here(run, until_s)
         if outcome is not None:
             return outcome
-        future = self._pool.submit(self._run_on, run, counted.pop_all())
+        future = self._pool.submit(self._run_on, run, counted.pop_all(), another_thread() or nullcontext())
         try:
-            return future.result(max(0.0, until_s - time.monotonic()))
+            with waiting():
+                return future.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
             try:
                 return self._hand_over(run)
@@ -85,9 +87,13 @@ class BlockingRuns:
             if not isinstance(step, Reply) or not step.comes_within(until_s - time.monotonic()):
                 return None
 
-    def _run_on(self, run: _Run, counted: ExitStack) -> Outcome:
-        with counted:
-            outcome = to_end(run.steps)
+    def _run_on(self, run: _Run, counted: ExitStack, computing: AbstractContextManager[None]) -> Outcome:
+        with computing:
+            with counted:
+                outcome = to_end(run.steps)
+            return self._end(run, outcome)
+
+    def _end(self, run: _Run, outcome: Outcome) -> Outcome:
         with run.lock:
             run.outcome = outcome
             mine = not run.handing_over or run.entry is not None

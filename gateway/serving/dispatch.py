@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Final
 
+from gateway.processor import waiting
 from gateway.serving.call import Call
 from gateway.serving.moving.migration import Migrations
 from gateway.serving.routing.demand import Demand
@@ -158,7 +159,9 @@ class Dispatcher:
                     raise time_limit(call, waiting=True)
                 asks = self.room.must_ask(ticket)
                 pause_s = _REFUSED_S[min(max(refusals, 1), len(_REFUSED_S)) - 1] if asks else remaining_s
-                if not ticket.event.wait(min(pause_s, remaining_s)):
+                with waiting():
+                    is_set = ticket.event.wait(min(pause_s, remaining_s))
+                if not is_set:
                     if asks:
                         self.room.retry(call.action.served_by)
                     continue

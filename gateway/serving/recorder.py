@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gateway.fair import FairQueue, may_have_more
+from gateway.processor import waiting
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone
 from gateway.serving.outcome import activation_of
@@ -112,7 +113,7 @@ class Recorder:
     def settle(self, timeout_s: float, namespace: Namespace | None = None) -> bool:
         """Wait until the records that the namespace has submitted so far are written, so that a client finds the record
         of the answer it has; without a namespace, until nothing waits.  False means that the time was too short."""
-        with self._settled:
+        with waiting(), self._settled:
             if namespace is None:
                 return self._settled.wait_for(lambda: not self._progress, timeout_s)
             progress = self._progress.get(namespace, _Progress())

@@ -20,6 +20,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.processor import computes_freely, waiting
 from gateway.serving.answers.kept import Bounds, Kept, Shelf, token_bytes
 from gateway.serving.answers.openai_format import aggregate, chunk_fields
 from gateway.serving.call import Call
@@ -94,6 +95,7 @@ class Reader:
 
     def _next(self) -> tuple[Sequence[str], Sequence[RunToken], RunFinished | ThawError | None]:
         stream, kept = self.stream, self.stream.kept
+        computes_freely()
         with stream.changed:
             left_s = max(0.0, stream.call.wait_deadline_s - time.monotonic()) + _LATE_S
             if not stream.changed.wait_for(self._has_news, left_s):
@@ -261,7 +263,7 @@ class Streams:
 
     def _see_off(self, stream: Stream, replaced: Reader | None) -> None:
         """A reader was replaced: it tells its client so and leaves, or is cut."""
-        with self._lock:
+        with waiting(), self._lock:
             stream.changed.notify_all()
             left = replaced is None or stream.changed.wait_for(lambda: replaced.left, _LEAVES_S)
             stream.replacing = False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, cast
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -22,10 +23,38 @@ CALL_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS: Final = 32
 """The most connections of one client.  A thousand threads that call at once wait for one of these, up to the call's
 timeout.  A connection for each thread would cost the server four calls of greeting before the call itself."""
+Waiting = Callable[[], AbstractContextManager[None]]
 
 
-def connect(url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3) -> redis.Redis:
-    """A client for ordinary calls: binary replies, bounded waits, quick retries over a server restart."""
+class _Pipeline(Pipeline):
+    waiting: Waiting = nullcontext
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        with self.waiting():
+            return super().execute(raise_on_error)
+
+
+class _Client(redis.Redis):
+    """``waiting()`` is the block in which a thread has a connection, or waits for one.  Whatever a thread waits for at
+    the end of that block, it has none any more."""
+
+    waiting: Waiting = nullcontext
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        with self.waiting():
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> _Pipeline:
+        made = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        made.waiting = self.waiting
+        return made
+
+
+def connect(
+    url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3, waiting: Waiting = nullcontext
+) -> redis.Redis:
+    """A client for ordinary calls: binary replies, bounded waits, quick retries over a server restart.  ``waiting``
+    gives the block in which a thread waits for the server."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), n_retries)
     pool = redis.BlockingConnectionPool.from_url(
         url,
@@ -37,7 +66,9 @@ def connect(url: str, *, timeout_s: float = CALL_TIMEOUT_S, n_retries: int = 3) 
         retry_on_error=[RedisConnectionError],
         health_check_interval=30,
     )
-    return redis.Redis.from_pool(pool)
+    client: Any = _Client.from_pool(pool)
+    client.waiting = waiting
+    return cast(redis.Redis, client)
 
 
 def connect_blocking(url: str) -> redis.Redis:

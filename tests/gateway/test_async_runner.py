@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from gateway.processor import Processor
 from gateway.serving import async_runner
 from gateway.serving.actions.action_cache import Actions
 from gateway.serving.async_runner import AsyncRunner
@@ -26,6 +28,7 @@ from relay.state import keys, redis_link
 from relay.state.pending import PendingClaims
 from relay.state.records import Pending, Records
 from relay.state.registry import Registry
+from tests.gateway.shared_processor import shared
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, KIND_SEQUENCE, Action, Exec, Limits
 from thaw.activation import ActivationStatus
@@ -58,7 +61,12 @@ class _Claims(PendingClaims):
 
 
 def runner_of(
-    client: redis.Redis, url: str, execute: Callable[[Call], Outcome], registry: Registry, claims: PendingClaims
+    client: redis.Redis,
+    url: str,
+    execute: Callable[[Call], Outcome],
+    registry: Registry,
+    claims: PendingClaims,
+    processor: Processor | None = None,
 ) -> AsyncRunner:
     """A runner of the gateway OURS.  All its parts are real except ``execute``, which the test supplies."""
     log, records = Log("gateway"), Records(client)
@@ -66,7 +74,21 @@ def runner_of(
     demand = Demand(room, registry, OURS, log)
     actions, recorder = Actions(client, records), Recorder(records, pool, log)
     dispatcher = Dispatcher(room, demand, pool, Versions(actions.get), log)
-    return AsyncRunner(url, OURS, execute, dispatcher, demand, actions, records, registry, claims, recorder, 2, log)
+    return AsyncRunner(
+        url,
+        OURS,
+        execute,
+        dispatcher,
+        demand,
+        actions,
+        records,
+        registry,
+        claims,
+        recorder,
+        2,
+        log,
+        processor=processor,
+    )
 
 
 def test_what_another_gateway_runs_is_left_to_it_though_the_first_look_at_it_failed(valkey_url: str) -> None:
@@ -128,6 +150,31 @@ def flood(client: redis.Redis, namespace: str, n: int) -> None:
         pending = Pending(name, Namespace(namespace), "x", ActionName(f"{namespace}/f"), "0.0.1", {"n": i}, 0, 0)
         pipe.xadd(keys.PENDING, {"p": wire.dumps(pending), "id": name, "o": ""})
     pipe.execute()
+
+
+def test_a_202_computes_when_it_has_its_turn(valkey_url: str) -> None:
+    processor, ran = shared(), threading.Event()
+
+    def execute(call: Call) -> Outcome:
+        ran.set()
+        return Outcome(ActivationStatus.SUCCESS, {})
+
+    with redis_link.connect(valkey_url) as client:
+        Actions(client, Records(client)).put(
+            Action(ActionName("flood/f"), Namespace("flood"), "0.0.1", Exec(KIND_PYTHON, "x"), Limits()), last=None
+        )
+        flood(client, "flood", 1)
+        runner = runner_of(client, valkey_url, execute, Registry(client), PendingClaims(client, OURS), processor)
+        with processor.computing(Namespace("honest")):
+            runner.start()
+            end_s = time.monotonic() + 60
+            while not processor.n_in_line and time.monotonic() < end_s:
+                time.sleep(0.01)  # who joins the line tells nobody
+            assert not ran.is_set()
+        try:
+            assert ran.wait(60)
+        finally:
+            runner.stop()
 
 
 def test_a_202_waits_for_few_of_the_ten_thousand_before_it(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,22 @@ class Noted:
     def abort(self) -> None: ...
 
 
+def instance(address: str = "127.0.0.1:1") -> InstanceRecord:
+    return InstanceRecord(
+        InstanceId("i"),
+        HostId("h"),
+        HELLO,
+        "0.0.1",
+        GroupId("g"),
+        InstanceState.READY,
+        address,
+        1,
+        0,
+        "cpu",
+        StartMode.COLD,
+    )
+
+
 def test_a_slot_does_not_wait_for_the_state_server() -> None:
     """The request is sent before its demand is withdrawn.  If the invoker refuses it, it becomes demand again."""
     noted, room = Noted(), WaitingRoom()
@@ -64,20 +80,7 @@ def test_a_slot_does_not_wait_for_the_state_server() -> None:
     action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
     reached = dispatcher.reach(Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup()))
     assert next(reached) == "queued"
-    record = InstanceRecord(
-        InstanceId("i"),
-        HostId("h"),
-        HELLO,
-        "0.0.1",
-        GroupId("g"),
-        InstanceState.READY,
-        "127.0.0.1:1",
-        1,
-        0,
-        "cpu",
-        StartMode.COLD,
-    )
-    room.instance_changed(record)
+    room.instance_changed(instance())
     assert next(reached) is cast(Any, noted)
     assert next(reached) == "queued"
     room.retry(HELLO)
@@ -95,20 +98,7 @@ def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
     with socket.socket() as invoker:
         invoker.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{invoker.getsockname()[1]}"
-        record = InstanceRecord(
-            InstanceId("i"),
-            HostId("h"),
-            HELLO,
-            "0.0.1",
-            GroupId("g"),
-            InstanceState.READY,
-            address,
-            1,
-            0,
-            "cpu",
-            StartMode.COLD,
-        )
-        room.instance_changed(record)
+        room.instance_changed(instance(address))
         call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
         call.received_s -= 110  # two minutes, so that the test ends soon if the call waits in vain
         reached = dispatcher.reach(call)

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Final
 
+from gateway.processor import waiting
 from gateway.serving.answers.openai_format import Chunks, Part, usage_event
 from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
@@ -70,7 +71,8 @@ class Merging:
     def _next(self, deadline_s: float) -> tuple[int, Step | ThawError]:
         """Raises TimeLimitExceeded.  Each part has its own limit, and says so itself."""
         try:
-            return self._steps.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            with waiting():
+                return self._steps.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             raise TimeLimitExceeded("The action exceeded its time limits: a choice has not ended.") from None
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Generic, TypeVar
 
+from gateway.processor import waiting
 from gateway.serving.hangup import Hangup
 from gateway.serving.routing.throttle import Throttle
 from thaw.errors import PlatformError
@@ -146,7 +147,8 @@ class Held:
         if self.is_over or time.monotonic() >= until_s:
             return False
         bell.listen(event, began_s)
-        is_set = event.wait(max(0.0, until_s - time.monotonic()))
+        with waiting():
+            is_set = event.wait(max(0.0, until_s - time.monotonic()))
         bell.forget(event)
         return is_set and not self.is_over
 
@@ -154,4 +156,5 @@ class Held:
         """Sleep until then.  Only a client that hangs up, and the worker's end, end the sleep earlier."""
         event.clear()
         if not self.is_over:
-            event.wait(max(0.0, until_s - time.monotonic()))
+            with waiting():
+                event.wait(max(0.0, until_s - time.monotonic()))

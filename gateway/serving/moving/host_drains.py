@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from gateway.processor import waiting
 from relay.state.registry import Registry
 from thaw.errors import NotFound
 from thaw.host import HostLeft
@@ -53,7 +54,7 @@ class HostDrains:
             found = self.left(host_id)
             if found != known:
                 return found
-            with self._changed:
+            with waiting(), self._changed:
                 left_s = until_s - time.monotonic()
                 if not self._changed.wait_for(lambda n=n_changes: self._n_changes != n, max(0.0, left_s)):  # type: ignore[misc]
                     return found

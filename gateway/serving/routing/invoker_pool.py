@@ -12,9 +12,10 @@ import socket
 import struct
 import threading
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from gateway.processor import computes_freely, waiting
 from gateway.serving.hangup import Hangup
 from gateway.serving.routing.run_keys import RunKeys
 from relay.clients.http11 import Connection
@@ -133,7 +134,7 @@ class Reply:
         self._pool, self._address, self._connection = pool, address, connection
         self._deadline_s, self._hangup = deadline_s, hangup
         self._waking: AbstractContextManager[None] | None = None
-        self._ended = False
+        self._ended = self._has_come = False
         self._timeout_set_s = float("-inf")
         self._plain: Any = None
         self.status = self.n_bytes = 0
@@ -148,12 +149,14 @@ class Reply:
     def comes_within(self, timeout_s: float) -> bool:
         """True when the answer begins by then, or never will: reading it does not have to wait."""
         left_s = self._deadline_s - time.monotonic()
-        return self._connection.is_readable(min(timeout_s, left_s)) or left_s <= timeout_s
+        with waiting():
+            self._has_come = self._connection.is_readable(min(timeout_s, left_s))
+        return self._has_come or left_s <= timeout_s
 
     def read_head(self) -> None:
         """Wait for the answer.  Raises InstanceGone, InstanceBusy, WorkerLost, ClientGone, TimeLimitExceeded, the error
         that the invoker or container names, or an error of reading that answer (read_json)."""
-        with self._guarded():
+        with nullcontext() if self._has_come else waiting(), self._guarded():
             self._connection.read_head()
             self.status = self._connection.status
         if self.status != 200:
@@ -161,6 +164,7 @@ class Reply:
 
     def read_message(self) -> Any:
         """The next frame of a stream (relay.protocol.messages)."""
+        computes_freely()
         with self._guarded():
             (n_bytes,) = struct.unpack("<I", self._exactly(4))
             if n_bytes > messages.MAX_RUN_MESSAGE_BYTES:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from gateway.processor import waiting
 from gateway.serving.call import Call
 from gateway.serving.held.until_news import Held
 from gateway.serving.routing.demand import Demand
@@ -79,7 +80,8 @@ class Warming:
             left = (until_s if starting else begins_s) - time.monotonic()
             if left <= 0 or self._held.is_over:
                 break
-            ticket.event.wait(left)
+            with waiting():
+                ticket.event.wait(left)
         if not starting:
             raise Unavailable(
                 f"No host has begun to start {call.action.name} within {time.monotonic() - call.received_s:.0f} s: "
