@@ -191,8 +191,8 @@ class Gateway:
             self.recorder,
             settings.async_threads,
             self.log,
-            self.quotas.weight_of,
             self.processor,
+            self.quotas.weight_of,
         )
         self._events = EventReader(settings.state_url, self._on_event, self._on_connected, self.log)
         self._stop = threading.Event()
@@ -234,6 +234,7 @@ class Gateway:
         self.storage.look()
         if not self.storage.is_limited:
             self.log.event("state_memory_unlimited", advice="set the state server's maxmemory, or tenants may fill it")
+        self.processor.start()
         self._events.start()
         self.hangups.start()
         self.endings.start()
@@ -261,6 +262,7 @@ class Gateway:
         self._events.stop()
         self.hangups.stop()
         self.pool.close()
+        self.processor.stop()
         try:
             self.registry.forget_gateway(self.gateway_id)
         except PlatformError as e:

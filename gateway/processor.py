@@ -24,6 +24,7 @@ from typing import Final
 
 from gateway.fair import FairQueue
 from thaw.ids import Namespace
+from thaw.process.lasting import LastingThread
 
 Owner = Namespace | None
 """None: a client whose key was not asked for lately."""
@@ -48,11 +49,23 @@ class Processor:
     ) -> None:
         self._longest_s, self._shared_s, self._now_s = longest_s, shared_s, now_s
         self._lock = threading.Lock()
+        self._joined = threading.Condition(self._lock)
+        self._stops = self._is_unwatched = False
+        self._watch_thread = LastingThread(self._watch, "processor")
         self.n_free = n_turns
         self._since_s: dict[Computing, float] = {}  # of those that have turns, the oldest turn first
         self._line = FairQueue[Owner, Computing]()
         self._latest: Owner | object = self  # who computed last; at first, nobody
         self._shared_until_s = float("-inf")
+
+    def start(self) -> None:
+        """From now on turns that take too long end."""
+        self._watch_thread.start()
+
+    def stop(self) -> None:
+        with self._joined:
+            self._stops = True
+            self._joined.notify()
 
     def computing(self, owner: Owner) -> Computing:
         """The block is a request of ``owner`` on this thread.  It begins when the request has a turn."""
@@ -72,16 +85,15 @@ class Processor:
                 self._since_s[request] = now_s
                 return
             self._line.put(request.owner, request)
-        while not request.turn.acquire(timeout=self._longest_s):
-            self._end_longest()
+            if self._is_unwatched:
+                self._joined.notify()
+        request.turn.acquire()
 
     def give(self, request: Computing) -> None:
         if request not in self._since_s:  # it took none, or its turn counts no more
             return
         with self._lock:
-            following = self._pass_on(request)
-        if following is not None:
-            following.turn.release()
+            self._pass_on(request)
 
     def _is_shared(self, owner: Owner, now_s: float) -> bool:
         """Whether several namespaces compute.  Threads need no lock here: a mistake is over with the next request."""
@@ -91,20 +103,27 @@ class Processor:
             self._latest = owner
         return now_s < self._shared_until_s
 
-    def _end_longest(self) -> None:
-        with self._lock:
-            longest, since_s = next(iter(self._since_s.items()), (None, 0.0))
-            if longest is None or self._now_s() - since_s < self._longest_s:
-                return
-            following = self._pass_on(longest)
-        if following is not None:
-            following.turn.release()
+    def _watch(self) -> None:
+        """End turns that take too long.  One thread does so, because hundreds may be in line."""
+        with self._joined:
+            while True:
+                self._is_unwatched = True
+                self._joined.wait_for(lambda: self._line or self._stops)
+                self._is_unwatched = False
+                if self._stops:
+                    return
+                longest, since_s = next(iter(self._since_s.items()))
+                left_s = since_s + self._longest_s - self._now_s()
+                if left_s > 0:
+                    self._joined.wait(left_s)
+                else:
+                    self._pass_on(longest)
 
-    def _pass_on(self, request: Computing) -> Computing | None:
-        """End the request's turn, if it has one.  Return the request that has it now."""
+    def _pass_on(self, request: Computing) -> None:
+        """End the request's turn, if it has one: the next in line has it now."""
         since_s = self._since_s.pop(request, None)
         if since_s is None:
-            return None
+            return
         now_s = self._now_s()
         if self._line:
             self._line.charge(request.owner, now_s - since_s)
@@ -113,7 +132,7 @@ class Processor:
             self.n_free += 1
         else:
             self._since_s[following] = now_s
-        return following
+            following.turn.release()
 
 
 class Computing:

@@ -83,15 +83,14 @@ class AsyncRunner:
         recorder: Recorder,
         threads: int,
         log: Log,
+        processor: Processor,
         weight_of: Callable[[Namespace], float] = lambda _: 1.0,
-        processor: Processor | None = None,
     ) -> None:
         """``weight_of``: a namespace's weight in the turns of those that wait."""
         self._gateway, self._execute, self._dispatcher, self._demand = gateway, execute, dispatcher, demand
         self._actions = actions
         self._records, self._registry, self._claims, self._recorder = records, registry, claims, recorder
-        self._log, self._threads = log, threads
-        self._processor = processor or Processor()
+        self._log, self._threads, self._processor = log, threads, processor
         self._pool = ThreadPoolExecutor(threads, "async-run")
         self._reader = PendingReader(url, gateway, self._take, self._room, log)
         self._lock = threading.Condition()

@@ -87,7 +87,7 @@ def runner_of(
         recorder,
         2,
         log,
-        processor=processor,
+        processor or Processor(),
     )
 
 

@@ -69,6 +69,7 @@ def requests(
 ) -> Iterator[Requests]:
     """At the end every turn must be free again."""
     made = Requests(shared(n_turns, longest_s, now_s))
+    made.processor.start()
     yield made
     for name in list(made._threads):
         made._ends[name].set()
@@ -76,6 +77,7 @@ def requests(
         thread.join(_S)
     assert made.processor.n_in_line == 0
     assert made.processor.n_free == n_turns
+    made.processor.stop()
 
 
 def test_a_request_waits_for_one_turn_of_a_namespace_that_has_many_in_line() -> None:
@@ -233,3 +235,21 @@ def test_a_request_that_began_without_a_turn_takes_one_when_it_goes_on() -> None
             other.join(_S)
         assert processor.n_free == 0
     assert processor.n_free == 1
+
+
+def test_while_hundreds_are_in_line_few_threads_wake() -> None:
+    """The thread that watches the turns looks at them when one may be over, and no request in line wakes before its
+    turn."""
+    looks = [0]
+
+    def now_s() -> float:
+        looks[0] += 1
+        return time.monotonic()
+
+    with requests(longest_s=0.1, now_s=now_s) as those:
+        for n in range(20):
+            those.come(str(n), FLOOD)
+        n_before, began_s = looks[0], time.monotonic()
+        those.has_begun("5")
+        n_turns = 1 + (time.monotonic() - began_s) / 0.1
+        assert looks[0] - n_before <= 4 * n_turns
