@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import queue
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.activation_logs import last_lines
-from invoker.drivers.base import Handle, Spec
+from invoker.drivers.base import Exit, Handle, Spec
 from invoker.drivers.docker.driver import DockerDriver
 from tests.docker.engine import DockerEngine
 from tests.docker.inside import PROBES, WAIT_S, ask, post
@@ -141,13 +142,15 @@ def test_an_image_that_is_an_http_server_gets_the_request_as_it_is(
 
 def test_an_image_whose_program_ends_at_once_says_how(docker_engine: DockerEngine, driver: DockerDriver) -> None:
     image = build(docker_engine, "thaw-test-own/ends:1", "import sys; print('cannot', file=sys.stderr); sys.exit(3)")
-    ends = []
-    driver.on_exit(ends.append)
+    ends = queue.Queue[Exit]()
+    driver.on_exit(ends.put)
     spec = Spec("ends", KIND_PYTHON, image=driver.pin(image, deadline_s=WAIT_S))
     handle = driver.create(spec)
     with pytest.raises(WorkerLost):
         driver.connect(driver.start(handle, spec), deadline_s=WAIT_S)
-    assert (ends[-1].container_id, ends[-1].status) == ("ends", 3)
+    while (ended := ends.get(timeout=WAIT_S)).container_id != "ends":
+        pass  # a container of an earlier test
+    assert ended.status == 3
     assert last_lines(handle) == "cannot"
     driver.remove(handle)
 

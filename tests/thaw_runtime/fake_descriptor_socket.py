@@ -88,11 +88,12 @@ class FakeDescriptorSocket:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for channel in self._channels:
-            channel.close()
         self._closed.set()
+        self.hang_up()
         for thread in self._threads:
             thread.join()
+        for channel in self._channels:  # one of them may have come during the end
+            channel.close()
         for fd in self._fds:
             os.close(fd)
 

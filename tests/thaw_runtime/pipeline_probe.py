@@ -201,12 +201,15 @@ def requests(work: str) -> list[EngineRequest]:
             logprobs=2,
         ),
         "long": Sampling(N_TOKENS, temperature=1.0),
+        "lasting": Sampling(300, temperature=1.0),
         "continued": Sampling(N_TOKENS, temperature=1.0, presence_penalty=1.0),
         "one": Sampling(N_TOKENS, temperature=0.7, logprobs=3),
         "three": Sampling(N_TOKENS, temperature=0.0, repetition_penalty=1.2),
         "many": Sampling(N_TOKENS, temperature=0.9, frequency_penalty=0.3),
     }[work]
-    n, length = {"long": (8, 260), "one": (1, 40), "three": (3, 40), "many": (16, 30)}.get(work, (8, 12))
+    n, length = {"long": (8, 260), "lasting": (8, 70), "one": (1, 40), "three": (3, 40), "many": (16, 30)}.get(
+        work, (8, 12)
+    )
     asked = prompts(n, length)
     return [EngineRequest(f"{work}-{i}", prompt, sampling, 100 + i) for i, prompt in enumerate(asked)]
 

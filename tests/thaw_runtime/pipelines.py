@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-WORKS = ("greedy", "seeded", "penalties", "long", "continued", "one", "three", "many")
+WORKS = ("greedy", "seeded", "penalties", "long", "lasting", "continued", "one", "three", "many")
 Case = dict[str, Any]
 Plain = dict[str, dict[str, list[list[int]]]]
 """The tokens of every answer, by family and work."""

@@ -43,7 +43,7 @@ LOST: dict[str, Case] = {
     "stopped in the last round": case("llama", 2, ["greedy"], faults={1: ["hang", "last"]}),
 }
 REFUSED: dict[str, tuple[Case, tuple[str, ...]]] = {
-    error: (case("llama", 2, ["long"], plant=error), said)
+    error: (case("llama", 2, ["lasting"], plant=error), said)  # requests that have ended cannot be checked
     for error, said in (
         # which check is the first to see it depends on whether the requests grow before the second round
         ("swapped blocks", ("is not the one that was copied before", "differ from the whole worker's")),
