@@ -20,8 +20,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from thaw.ids import Namespace
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
+Owner = Namespace | None
+"""None: all whose keys are not known."""
 
 
 _OF_THE_FREE = 7

@@ -22,12 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.fair import FairQueue
-from thaw.ids import Namespace
+from gateway.fair import FairQueue, Owner
 from thaw.process.lasting import LastingThread
-
-Owner = Namespace | None
-"""None: a client whose key was not asked for lately."""
 
 N_TURNS: Final = 2
 """While one of two is in a system call, the other one computes.  Of more, each would have less of the interpreter."""

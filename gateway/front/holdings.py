@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gateway.fair import Owner
 from gateway.front.connection import Connection
-from thaw.ids import Namespace
-
-Owner = Namespace | None
-"""None: all whose keys are not known."""
 
 
 class Holdings:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from gateway.fair import FairQueue
+from gateway.fair import FairQueue, Owner
 from gateway.front.connection import Connection
-from gateway.front.holdings import Owner
 
 
 class Turns:
