@@ -11,7 +11,7 @@ from invoker import metrics
 from invoker.containers.instance import Effect, Event, State
 from invoker.containers.killed_or_failed import hint, how, start_error
 from invoker.containers.last_output import LastOutput, printed_by
-from invoker.containers.live import Live
+from invoker.containers.live import Live, Run
 from invoker.containers.memory_ledger import Ledger
 from invoker.containers.pool_users import PoolUsers
 from invoker.containers.publish import Publisher
@@ -131,7 +131,7 @@ class Fleet:
 
     # runs ----------------------------------------------------------------------------------------------------------
 
-    def begin_run(self, instance_id: InstanceId) -> Live:
+    def begin_run(self, instance_id: InstanceId) -> Run:
         """Take a slot.  Raises InstanceGone, InstanceBusy; then nothing ran."""
         live = self.find(instance_id)
         if live is None:
@@ -143,21 +143,32 @@ class Fleet:
                 raise InstanceGone("another invoker is about to take this host over")
             if live.state not in (State.IDLE, State.BUSY):
                 raise InstanceGone(f"instance {instance_id} is {live.state}")
-            if live.inflight >= live.record.slots:
+            if live.slots_taken >= live.record.slots:
                 raise InstanceBusy(f"all {live.record.slots} slots of instance {instance_id} are taken")
+            live.slots_taken += 1
             live.inflight += 1
             live.idle.clear()
             effect = live.apply(Event.RUN_BEGAN)
         if effect is Effect.FLIP:
             self.announce(live, flip=True)
-        return live
+        return Run(live)
 
     def take_no_runs(self) -> None:
         """Refuse every run from now on, and announce no idle instance, which would invite runs."""
         self._takes_runs = False
 
-    def end_run(self, live: Live) -> None:
+    def free_slot(self, run: Run) -> None:
+        """The container has answered ``run`` in full.  Call this before the caller has the whole answer: a caller that
+        has it may send another run at once, which must find the slot free."""
+        with run.live.lock:
+            run.live.slots_taken -= run.has_slot
+            run.has_slot = False
+
+    def end_run(self, run: Run) -> None:
+        """The answer was sent, or there is none."""
+        live = run.live
         with live.lock:
+            self.free_slot(run)
             live.inflight -= 1
             effect = Effect.NONE
             if live.state is State.DRAINING and live.inflight:

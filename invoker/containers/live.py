@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from invoker.containers import instance
@@ -23,6 +23,12 @@ from thaw.ids import InstanceId
 from thaw.instance import InstanceRecord, InstanceState
 
 
+@dataclass(slots=True, eq=False)
+class Run:
+    live: Live
+    has_slot: bool = True
+
+
 class Live:
     def __init__(self, record: InstanceRecord, kind: str) -> None:
         self.lock = threading.RLock()
@@ -37,7 +43,8 @@ class Live:
         self.ungranted = False  # fetchd may hold a segment for it that no descriptor socket has yet
         self.served = False  # it was READY once
         self.error: ThawError | None = None  # the first reason to end; later ones follow from it
-        self.inflight = 0
+        self.inflight = 0  # runs whose answers have not been sent in full
+        self.slots_taken = 0  # runs that the container has not answered in full
         self.n_drains = 0  # the deadline of an earlier drain means nothing to a later one
         self.unwanted = 0  # runs in flight whose callers hung up
         self.exited = threading.Event()  # its process has ended by itself, and it is known how
@@ -132,7 +139,7 @@ class Live:
         """One of its runs lost its caller.  Yields True if another run has a caller: then the container must go on."""
         with self.lock:
             self.unwanted += 1
-            shared = self.unwanted < self.inflight
+            shared = self.unwanted < self.slots_taken
         try:
             yield shared
         finally:
@@ -146,7 +153,7 @@ class Live:
         self.record = replace(
             self.record,
             state=state,
-            inflight=self.inflight,
+            inflight=self.slots_taken,
             idle_since_wall_ms=idle_since if self.state is State.IDLE else None,
             error=self.error.info() if state is InstanceState.GONE and self.error is not None else None,
         )

@@ -109,8 +109,8 @@ class LogCollector:
                 self._splitters[name] = SentinelSplitter(self._limit)
 
     def run_began(self, activation_id: str) -> None:
-        """A reader of the run's lines waits from now until the run has ended: the answer may reach the caller before
-        this host notes the end."""
+        """A reader of the run's lines waits from now until the run has ended: a gateway that hung up may ask for them
+        before this host notes the end."""
         with self._lock:
             self._running.add(activation_id)
 

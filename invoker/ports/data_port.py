@@ -20,7 +20,7 @@ from typing import Final
 from invoker import metrics
 from invoker.containers.adapters import Adapters
 from invoker.containers.fleet import Fleet
-from invoker.containers.live import Live
+from invoker.containers.live import Live, Run
 from invoker.containers.preflight import Preflights
 from invoker.drivers.activation_logs import LATE_S
 from invoker.packages.layers import Layers
@@ -212,19 +212,19 @@ class Handler(http11.Handler):
 
     def _serve_run(self, body: bytes) -> None:
         fleet = self.server.fleet
-        live = fleet.begin_run(self._instance_id(self.path, "run"))
+        run = fleet.begin_run(self._instance_id(self.path, "run"))
         began = time.monotonic()
         try:
-            result = self._run_with_adapter(live, body)
+            result = self._run_with_adapter(run, body)
         finally:
-            fleet.end_run(live)
+            fleet.end_run(run)
         metrics.RUNS.labels(outcome=result.ending.value).inc()
         metrics.RUN_SECONDS.observe(time.monotonic() - began)
 
-    def _run_with_adapter(self, live: Live, body: bytes) -> Forwarded:
-        uri = decoded(self.headers.get(ADAPTER_HEADER) or "")
+    def _run_with_adapter(self, run: Run, body: bytes) -> Forwarded:
+        live, uri = run.live, decoded(self.headers.get(ADAPTER_HEADER) or "")
         if not uri:
-            return self._run(live, body)
+            return self._run(run, body)
         left_ms = self.headers.get(LEFT_HEADER) or ""
         deadline = time.monotonic() + (int(left_ms[:12]) / 1000 if left_ms.isdecimal() else live.timeout_s)
         with self.server.adapters.using(live, uri, deadline, self._watch_hangup) as held:
@@ -234,14 +234,15 @@ class Handler(http11.Handler):
                 if status == AdapterMissing.http_status:
                     self.server.adapters.lost(live, held)
 
-            return self._run(live, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n", on_status)
+            return self._run(run, body, f"{ADAPTER_HEADER}: {encoded(held.name)}\r\n", on_status)
 
     def _watch_hangup(self, on_hangup: Callable[[], None]) -> Callable[[], None]:
         return self.server.hangups.watch(self.connection, on_hangup)
 
     def _run(
-        self, live: Live, body: bytes, headers: str = "", on_status: Callable[[int], None] | None = None
+        self, run: Run, body: bytes, headers: str = "", on_status: Callable[[int], None] | None = None
     ) -> Forwarded:
+        live = run.live
         accept = self.headers.get("accept") or "*/*"
         head = (
             f"POST /run HTTP/1.1\r\nHost: container\r\nAccept: {accept}\r\nContent-Type: application/json\r\n"
@@ -254,11 +255,18 @@ class Handler(http11.Handler):
         if live.logs is not None:
             live.logs.run_began(activation_id)
         ending = Ending.CONTAINER_LOST
+
+        def on_answered() -> None:
+            self._note_end(live, activation_id, Ending.DONE)  # the next run's lines follow
+            self.server.fleet.free_slot(run)
+
+        path = live.handle.socket_path
         try:
-            result = forward(live, live.handle.socket_path, head, body, self.connection, deadline, on_status)
+            result = forward(live, path, head, body, self.connection, deadline, on_answered, on_status)
             ending = result.ending
         finally:
-            self._note_end(live, activation_id, ending)
+            if run.has_slot:
+                self._note_end(live, activation_id, ending)
         if result.ending is Ending.NOBODY and live.cell_kind == KIND_BLACKBOX:  # the image itself may still run
             threading.Thread(target=self.server.fleet.kill, args=(live, None), name="no-port", daemon=True).start()
         if result.ending is Ending.NOBODY:  # the host reports its end soon; the gateway may route again

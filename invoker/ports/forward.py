@@ -32,7 +32,7 @@ holds.
 class Ending(enum.StrEnum):
     DONE = "done"
     CALLER_GONE = "caller_gone"
-    UNREAD = "unread"  # the caller hung up, and the run went on to its own end
+    UNREAD = "unread"  # the caller hung up, and the container answered in full
     CONTAINER_LOST = "container_lost"
     NOBODY = "nobody"  # no process listens in the container any more, so nothing ran
     TIMEOUT = "timeout"
@@ -51,27 +51,34 @@ def forward(
     body: bytes,
     caller: socket.socket,
     deadline: float,
+    on_answered: Callable[[], None],
     on_status: Callable[[int], None] | None = None,
 ) -> Forwarded:
     """Send a request to ``live``'s container and its answer to ``caller``.  ``deadline`` is monotonic.  ``on_status``
-    gets the answer's status before the caller gets any of it."""
+    gets the answer's status before the caller gets any of it.  ``on_answered`` is called when the container has
+    answered in full, before the caller gets the last bytes: the caller may send the next run at once, over the same
+    connection to the container."""
     connection = _connection(live, path)
     if connection is None or connection.sock is None:
         return Forwarded(Ending.NOBODY, False)
     container = connection.sock
     parser = ResponseParser()
+
+    def answered() -> None:
+        if parser.keep_alive:
+            live.keep_connection(connection)
+        on_answered()
+
     try:
         container.settimeout(_WRITE_S)
         container.sendall(head + body)
-        result = _pass_on(container, caller, parser, deadline, on_status)
+        result = _pass_on(container, caller, parser, deadline, answered, on_status)
         if result.ending is Ending.CALLER_GONE and not live.aborts_runs:
             with live.unwanted_run() as shared:
-                result = _let_it_end(container, parser, deadline) if shared else result
+                result = _let_it_end(container, parser, deadline, answered) if shared else result
     except (OSError, ProtocolError):
         result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0)
-    if result.ending is Ending.DONE and parser.keep_alive:
-        live.keep_connection(connection)
-    else:
+    if not (parser.done and parser.keep_alive):
         connection.close()
     return result
 
@@ -81,6 +88,7 @@ def _pass_on(
     caller: socket.socket,
     parser: ResponseParser,
     deadline: float,
+    answered: Callable[[], None],
     on_status: Callable[[int], None] | None,
 ) -> Forwarded:
     poll = select.poll()
@@ -100,15 +108,19 @@ def _pass_on(
         if on_status is not None and parser.status:
             on_status(parser.status)
             on_status = None
+        if parser.done:
+            answered()
         try:
             caller.sendall(whole)
         except OSError:
-            return Forwarded(Ending.CALLER_GONE, started)
+            return Forwarded(Ending.UNREAD if parser.done else Ending.CALLER_GONE, started)
         started = started or bool(whole)
     return Forwarded(Ending.DONE, started)
 
 
-def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: float) -> Forwarded:
+def _let_it_end(
+    container: socket.socket, parser: ResponseParser, deadline: float, answered: Callable[[], None]
+) -> Forwarded:
     """Read the rest of the answer and discard it."""
     poll = select.poll()
     poll.register(container, select.POLLIN)
@@ -119,6 +131,7 @@ def _let_it_end(container: socket.socket, parser: ResponseParser, deadline: floa
         if not data:
             return Forwarded(Ending.CONTAINER_LOST, True)
         parser.feed(data)
+    answered()
     return Forwarded(Ending.UNREAD, True)
 
 

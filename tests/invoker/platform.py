@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import redis
 
@@ -45,6 +47,23 @@ def until(ready: Callable[[], bool]) -> None:
     while not ready():
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
+
+
+def opened(fifo: Path) -> TextIO:
+    """Open a named pipe for writing as soon as its reader has opened it."""
+    fds: list[int] = []
+
+    def has_reader() -> bool:
+        try:
+            fds.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as e:
+            if e.errno != errno.ENXIO:
+                raise
+        return bool(fds)
+
+    until(has_reader)
+    os.set_blocking(fds[0], True)
+    return os.fdopen(fds[0], "w")
 
 
 class Events:
@@ -219,18 +238,14 @@ class Host:
         return {"Authorization": f"Bearer {self.registry.host_token('x')}"}
 
     def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
-        """Run a function.  Return when the invoker has noted the end: the slot is free a moment after the answer."""
+        """Run a function.  Its slot is free when this returns."""
         connection = self.connection()
         try:
             headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
             body = json.dumps({"value": value, "activation_id": random_hex_id()})  # for the function alone
             connection.request("POST", f"/instances/{instance_id}/run", body, headers)
             response = connection.getresponse()
-            status, answer = response.status, json.loads(response.read())
-            if not response.will_close:  # the thread that served the run answers this request next
-                connection.request("GET", "/health")
-                connection.getresponse().read()
-            return status, answer
+            return response.status, json.loads(response.read())
         finally:
             connection.close()
 

@@ -19,7 +19,7 @@ import pytest
 from invoker.containers.adapter_slots import Held
 from invoker.containers.adapters import FETCHED_AHEAD, INSPECTIONS, Adapters
 from invoker.containers.fleet import Fleet
-from invoker.containers.live import Live
+from invoker.containers.live import Live, Run
 from invoker.containers.preflight import Preflights
 from invoker.drivers.base import Handle
 from invoker.packages.layers import Layers
@@ -94,7 +94,13 @@ class Instance:
             ActionName("guest/.pool"), GUEST, "0.0.1", Exec(KIND_LLM), Limits(60_000), config=config
         )
         self.live.handle = Handle("c", "process", Path(container.socket).parent, socket=container.socket)
-        fleet = SimpleNamespace(begin_run=lambda _: self.live, end_run=lambda _: None, epoch=1, log=Log("invoker"))
+        fleet = SimpleNamespace(
+            begin_run=lambda _: Run(self.live),
+            free_slot=lambda _: None,
+            end_run=lambda _: None,
+            epoch=1,
+            log=Log("invoker"),
+        )
         self.adapters = Adapters(cast(Fleet, fleet), fetch, Log("invoker"))
         self.port = DataPort(
             "127.0.0.1:0",

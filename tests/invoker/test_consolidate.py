@@ -13,7 +13,7 @@ from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import Consolidate, ConsolidationFailed, InstanceChanged
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import Host, until
+from tests.invoker.platform import Host, opened, until
 from tests.invoker.test_groups import GroupHost, abandon, two_stages
 from thaw import wire
 from thaw.action import KIND_LLM
@@ -31,7 +31,7 @@ class FoldingHost(GroupHost):
 
     def tell(self, record: InstanceRecord, *said: object) -> None:
         """Let the container go on with /consolidate.  Opening the FIFO waits until the container is in it."""
-        with (self.run_dir / f"door-{record.instance_id[-6:]}.consolidate").open("w") as fifo:
+        with opened(self.run_dir / f"door-{record.instance_id[-6:]}.consolidate") as fifo:
             fifo.writelines((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in said)
 
     def becomes_one_worker(self, record: InstanceRecord) -> InstanceRecord:
@@ -258,10 +258,9 @@ def test_a_later_stage_becomes_a_worker_of_a_group_of_its_own_and_takes_requests
     assert second.idle_since_wall_ms is not None
     assert one.idle_since_wall_ms > second.idle_since_wall_ms
     until(lambda: traced(host, second.group_id))
-    assert host.agent.fleet.begin_run(second.instance_id).record.takes_requests
-    live = host.agent.fleet.find(second.instance_id)
-    assert live is not None
-    host.agent.fleet.end_run(live)
+    run = host.agent.fleet.begin_run(second.instance_id)
+    assert run.live.record.takes_requests
+    host.agent.fleet.end_run(run)
     host.cancel(second.group_id)  # ends the other stage, and not this worker
     host.events.instance(first.instance_id, InstanceState.GONE)
     host.release(second.instance_id)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import Effect, Event
 from invoker.containers.last_output import LastOutput
-from invoker.containers.live import Live
+from invoker.containers.live import Live, Run
 from invoker.containers.memory_ledger import Ledger
 from relay.clients.fetch import FetchClient
 from tests.invoker.platform import WAIT_S
 from tests.invoker.test_cells import Containers, starting
+from thaw.errors import InstanceBusy
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
 
@@ -41,15 +44,13 @@ class Noted:
         self.heard.append((record.state, record.inflight))
 
 
-def busy(fleet: Fleet, n_runs: int) -> Live:
+def busy(fleet: Fleet, n_runs: int) -> tuple[Live, list[Run]]:
     live = starting("i", 1)
     assert fleet.add(live)
     live.apply(Event.UP)
     live.apply(Event.INIT_DONE)
     live.amend(slots=n_runs)
-    for _ in range(n_runs):
-        fleet.begin_run(live.record.instance_id)
-    return live
+    return live, [fleet.begin_run(live.record.instance_id) for _ in range(n_runs)]
 
 
 def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
@@ -57,15 +58,34 @@ def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
     fleet = Fleet(
         Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
     )  # type: ignore[arg-type]
-    live = busy(fleet, 3)
+    live, runs = busy(fleet, 3)
     fleet.release(live.record.instance_id, only_idle=False, drain_s=WAIT_S)
     publisher.heard.clear()
-    for _ in range(3):
-        fleet.end_run(live)
+    for run in runs:
+        fleet.end_run(run)
     assert live.gone.wait(WAIT_S)
     drains = InstanceState.DRAINING
     assert publisher.heard[:2] == [(drains, 2), (drains, 1)]
     assert publisher.heard[-1][0] is InstanceState.GONE
+
+
+def test_a_slot_is_free_before_its_run_has_ended_and_a_drain_waits_for_the_end() -> None:
+    fleet = Fleet(
+        Containers(), FetchClient("/none"), Noted(), Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
+    )  # type: ignore[arg-type]
+    live, (first,) = busy(fleet, 1)
+    with pytest.raises(InstanceBusy):
+        fleet.begin_run(live.record.instance_id)
+    fleet.free_slot(first)
+    second = fleet.begin_run(live.record.instance_id)
+    fleet.end_run(first)  # frees no slot of another
+    with pytest.raises(InstanceBusy):
+        fleet.begin_run(live.record.instance_id)
+    fleet.release(live.record.instance_id, only_idle=False, drain_s=WAIT_S)
+    fleet.free_slot(second)
+    assert not live.idle.is_set()
+    fleet.end_run(second)
+    assert live.gone.wait(WAIT_S)
 
 
 def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() -> None:
@@ -73,7 +93,7 @@ def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() 
     fleet = Fleet(
         Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
     )  # type: ignore[arg-type]
-    live = busy(fleet, 1)
+    live, _ = busy(fleet, 1)
     deadlines: list[threading.Thread] = []
     fleet._in_background = lambda run: deadlines.append(threading.Thread(target=run))  # type: ignore[method-assign]
     fleet.release(live.record.instance_id, only_idle=False, drain_s=0.0)
@@ -94,7 +114,7 @@ def test_an_instance_that_is_killed_is_not_taken_back_in_between() -> None:
     fleet = Fleet(
         Containers(), FetchClient("/none"), Noted(), Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
     )  # type: ignore[arg-type]
-    live = busy(fleet, 1)
+    live, _ = busy(fleet, 1)
     apply, undrains = live.apply, list[threading.Thread]()
 
     def interrupted(event: Event) -> Effect:
@@ -120,8 +140,8 @@ def test_an_instance_that_ends_while_it_is_announced_as_idle_is_announced_as_gon
     assert fleet.add(live)
     live.apply(Event.UP)
     live.apply(Event.INIT_DONE)
-    fleet.begin_run(live.record.instance_id)
+    run = fleet.begin_run(live.record.instance_id)
     publisher.end = threading.Thread(target=fleet.kill, args=(live, None), daemon=True)
-    fleet.end_run(live)
+    fleet.end_run(run)
     assert live.gone.wait(WAIT_S)
     assert publisher.heard == [InstanceState.READY, InstanceState.READY, InstanceState.GONE]

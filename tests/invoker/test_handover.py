@@ -14,7 +14,7 @@ from relay.protocol.messages import Start
 from relay.state import keys
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import HOST
+from tests.invoker.platform import HOST, opened
 from tests.invoker.test_groups import GroupHost, two_stages
 from thaw.action import KIND_LLM
 from thaw.errors import InstanceGone, Unavailable
@@ -45,7 +45,7 @@ def end_for_good(host: GroupHost) -> None:
 
 
 def feed(host: GroupHost, record: InstanceRecord, line: str) -> None:
-    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w") as fifo:
+    with opened(host.run_dir / f"door-{record.instance_id[-6:]}.feed") as fifo:
         fifo.write(line)
 
 

@@ -19,7 +19,7 @@ from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import HostChanged, InspectModel, ModelInspected
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import HOST, WAIT_S, Host, until
+from tests.invoker.platform import HOST, WAIT_S, Host, opened, until
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
 from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
@@ -52,7 +52,7 @@ class LlmHost(Host):
 
     def tell_init(self, instance_id: str, reply: object) -> None:
         """Send the container's reply to /init.  Opening the FIFO waits until the container is in its /init."""
-        with (self.run_dir / f"door-{instance_id[-6:]}.init").open("w") as fifo:
+        with opened(self.run_dir / f"door-{instance_id[-6:]}.init") as fifo:
             fifo.write(json.dumps(reply))
 
     def ready_llm(self) -> InstanceRecord:
@@ -150,7 +150,7 @@ def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host:
     instance_id = host.launch(host.llm_plan())
     host.in_init(instance_id)
     live = host.agent.fleet.all()[0]
-    with (host.run_dir / f"door-{instance_id[-6:]}.init").open("w"):  # the container is up and waits in /init
+    with opened(host.run_dir / f"door-{instance_id[-6:]}.init"):  # the container is up and waits in /init
         assert live.handle is not None
         os.kill(live.handle.pid, signal.SIGKILL)
     gone = host.events.instance(instance_id, InstanceState.GONE)

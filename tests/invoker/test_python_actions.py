@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from invoker.containers.fleet import Fleet
+from invoker.containers.live import Run
 from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Handle, Spec
 from invoker.drivers.programs import PROGRAMS
@@ -275,6 +277,30 @@ def test_a_caller_that_hangs_up_keeps_its_slot_and_fails_no_other(two_runs: TwoR
     response = second.getresponse()
     assert (response.status, json.loads(response.read())) == (200, {"read": "text"})
     assert live.unwanted == 0
+
+
+def test_who_has_an_answer_may_send_the_next_run_before_the_host_notes_the_end(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the caller is faster than the invoker's own thread."""
+    end_run, answered = Fleet.end_run, threading.Event()
+
+    def late(self: Fleet, run: Run) -> None:
+        answered.wait(WAIT_S)
+        end_run(self, run)
+
+    monkeypatch.setattr(Fleet, "end_run", late)
+    host.deploy("def main(args):\n    print(args['n'])\n    return args\n")
+    instance_id, ids = host.ready().instance_id, [random_hex_id() for _ in range(3)]
+    for n, activation_id in enumerate(ids):
+        assert host.run(instance_id, {"n": n}, activation_id=activation_id) == (200, {"n": n})
+    live = host.agent.fleet.find(InstanceId(instance_id))
+    assert live is not None
+    assert (live.inflight, live.slots_taken) == (3, 0)
+    answered.set()
+    assert live.idle.wait(WAIT_S)
+    for n, activation_id in enumerate(ids):
+        assert [line.partition("Z ")[2] for line in host.logs(instance_id, activation_id) or ()] == [f"stdout: {n}"]
 
 
 def test_a_container_whose_callers_have_all_hung_up_is_ended(two_runs: TwoRuns) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from invoker.drivers.socket_wait import listens
 from relay.protocol.messages import DemandAdded, InstanceChanged, SetStemCells
-from tests.invoker.platform import HOST, until
+from tests.invoker.platform import HOST, opened, until
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.invokers import Invoker, Invokers
 from thaw.action import KIND_LLM, KIND_PYTHON
@@ -150,7 +150,7 @@ def test_a_run_in_progress_may_finish_before_the_host_is_handed_over(host: Invok
     record, fifo = warm(host), host.run_dir / "fifo"
     os.mkfifo(fifo)
     run = host.calling(record, {"waits_for": str(fifo)})
-    with fifo.open("w"):
+    with opened(fifo):
         first.ask_to_end()
         until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
         refused = host.call(record, {})
@@ -169,7 +169,7 @@ def test_a_function_that_does_not_finish_is_ended_and_the_others_stay(host: Invo
     quick = warm(host)
     os.mkfifo(fifo)
     run = host.calling(slow, {"waits_for": str(fifo)})
-    with fifo.open("w"):
+    with opened(fifo):
         first.end()
     run.close()
     host.events.instance(slow.instance_id, InstanceState.GONE)
@@ -187,7 +187,7 @@ def killed_meanwhile(host: Invokers, first: Invoker, fifo: Path) -> None:
     busy = warm(host)
     one_cell(host)  # it took the one that waited
     run = host.calling(busy, {"waits_for": str(fifo)})
-    with fifo.open("w"):
+    with opened(fifo):
         first.ask_to_end()
         until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
         first.kill()
@@ -316,7 +316,7 @@ def test_a_scheduler_starts_nothing_in_place_of_what_is_handed_over(scheduler: N
     (pod,), cell, fifo = host.pods("instance"), one_cell(host), host.run_dir / "fifo"
     os.mkfifo(fifo)
     run = host.calling(record, {"waits_for": str(fifo)})
-    with fifo.open("w"):
+    with opened(fifo):
         first.ask_to_end()
         until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
         waiting = waits(host)

@@ -20,7 +20,7 @@ from invoker.drivers.programs import PROGRAMS
 from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import Host, until
+from tests.invoker.platform import Host, opened, until
 from tests.kubernetes.api_server import NAMESPACE, Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.helpers import by_hand
@@ -176,7 +176,7 @@ def test_a_preflight_asks_a_stem_cell_that_no_other_invoker_can_take_meanwhile(
     (question,) = run_dir.glob("door-*.init")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(preflight, engine)
-        with question.open("w") as asked:  # opens when the container has the question
+        with opened(question) as asked:  # opens when the container has the question
             pod = cluster.api.pods()[f"thaw-{cell.cell_id}"]
             asked.write('{"engine": "toy 1.0", "max_model_len": 512, "notes": []}')
         assert answer.result().engine == "toy 1.0"
