@@ -22,7 +22,7 @@ from gateway.scheduler.events import (
     Timer,
 )
 from gateway.scheduler.policy import consolidation, draining, groups, instances, models, pools, scale_up, stem_cells
-from gateway.scheduler.policy.starts import ensure_model, release, rescale
+from gateway.scheduler.policy.starts import LOOKS_AT_ONCE, begins_a_look, ensure_model, release, rescale
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import DemandView
 from relay.protocol.messages import (
@@ -79,8 +79,33 @@ def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list
         found = _meet_demand(view, name, activation_ids, now_s)
         stem_cells.note_starts(view, found, now_s)
         decided += found
+    if any(_ends_a_look(event) for event in events):
+        view.shares.resume()
+        view.shares.is_eased |= view.line_is_cut
+    return [*decided, *_serve_lines(view, now_s)]
+
+
+def _ends_a_look(event: Event) -> bool:
+    """True for an answer to a look at a model, and for the end of the time that it may take."""
+    is_timer = isinstance(event, Timer) and event.kind is TimerKind.INSPECT
+    return is_timer or isinstance(event, (ModelInspected, CommandRefused))
+
+
+def _serve_lines(view: ClusterView, now_s: float) -> list[Decision]:
+    """Serve the actions that wait for an end of one of their namespace's starts.  Then, if a namespace may start again,
+    serve those that wait for room."""
+    decided: list[Decision] = []
+    n_looks = 0
     for name in view.shares.woken():
         found = rescale(view, name, now_s)
+        stem_cells.note_starts(view, found, now_s)
+        decided += found
+        n_looks += begins_a_look(found)
+        if n_looks == LOOKS_AT_ONCE:
+            view.shares.put_off(name)
+            break
+    if view.shares.is_eased:
+        found = instances.retry_blocked(view, now_s)
         stem_cells.note_starts(view, found, now_s)
         decided += found
     return decided

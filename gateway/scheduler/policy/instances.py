@@ -20,7 +20,16 @@ from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.placement.predict import f_general, low_share
 from gateway.scheduler.policy import consolidation, groups, scale_up, successors
 from gateway.scheduler.policy.failing import fail
-from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, ensure_model, release, rescale, wake
+from gateway.scheduler.policy.starts import (
+    LOOKS_AT_ONCE,
+    RETRY_BASE_S,
+    RETRY_CAP_S,
+    begins_a_look,
+    ensure_model,
+    release,
+    rescale,
+    wake,
+)
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
 from gateway.scheduler.view.hosts import HostView
@@ -393,13 +402,21 @@ def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
     """Memory or a link was freed: serve the actions that wait for it, the one that is due first before the others.  An
     action that needs as much as a refused one, or more, is not tried, because it would be refused too.  If some device
     has enough memory, the action was refused for lack of room in a pool, which may have room for another model: a few
-    more actions are tried then."""
+    more actions are tried then.  After LOOKS_AT_ONCE looks at models the rest of the line waits for an answer."""
+    view.shares.is_eased = view.line_is_cut = False
+    if view.keeper is not None and not view.shares.may_start(view.keeper[0]):
+        view.keep_nothing()
     decided: list[Decision] = []
-    refused, n_without_pool = math.inf, 0
+    refused, n_without_pool, n_looks = math.inf, 0, 0
     for turn in view.blocked:
-        if turn.need_bytes >= refused:
+        if turn.need_bytes >= refused or not view.shares.may_start(turn.name):
             continue
-        decided += rescale(view, turn.name, now_s)
+        if n_looks == LOOKS_AT_ONCE:
+            view.line_is_cut = True
+            break
+        found = rescale(view, turn.name, now_s)
+        n_looks += begins_a_look(found)
+        decided += found
         if turn.name not in view.blocked or _is_looked_at(view, turn.name):
             continue
         if _lacks_a_pool(view, turn) and n_without_pool < POOL_LOOKS:

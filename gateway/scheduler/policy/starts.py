@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from gateway.scheduler.decisions import (
@@ -45,6 +46,10 @@ INSPECT_DEADLINE_S, LOOK_DEADLINE_S = 30.0, 5.0
 """An inspection reads a model's index in a few small requests.  A host that has not answered by then will not answer.
 A look whether known facts still hold is one request, and a start can go on without its answer."""
 
+LOOKS_AT_ONCE: Final = 16
+"""The most models that one event has looked at for actions that wait in a line.  A thousand may wait for the place or
+the memory that one start has left, and few of them can have it; the others' looks would be too old for their turns."""
+
 _TO_SAY_IT_S: Final = 2.0
 """An error must reach the gateway this long before the request's time limit."""
 
@@ -63,14 +68,19 @@ many actions wait that more than RECHECKS_PER_S would be examined in a second.""
 def rescale(view: ClusterView, name: ActionName, now_s: float) -> list[Decision]:
     """Bring the number of an action's workers up to the need of its queue and its minimum."""
     was_blocked = view.blocked.lift(name)  # blocked again below if there is no room
+    waited_for_an_end = view.shares.lift(name)
     try:
-        return _rescale(view, name, was_blocked, now_s)
+        return _rescale(view, name, was_blocked, waited_for_an_end, now_s)
     finally:
+        if waited_for_an_end:
+            view.shares.settle()
         if was_blocked:
             view.blocked.settle(name)
 
 
-def _rescale(view: ClusterView, name: ActionName, was_blocked: bool, now_s: float) -> list[Decision]:
+def _rescale(
+    view: ClusterView, name: ActionName, was_blocked: bool, waited_for_an_end: bool, now_s: float
+) -> list[Decision]:
     action = view.action(name)
     facts = action.facts
     if facts is None:
@@ -99,6 +109,8 @@ def _rescale(view: ClusterView, name: ActionName, was_blocked: bool, now_s: floa
         if stages is None or not model.is_current(now_s):
             if was_blocked and model.fresh:
                 _stay_in_line(view, name)
+            if waited_for_an_end:
+                view.shares.wait(name)
             return ensure_model(view, facts.model_uri, now_s)
         error = _indivisible(view, facts, stages) or pools.refusal(
             view, facts, stages, most_stages(view, facts, stages)
@@ -236,6 +248,10 @@ def ensure_model(view: ClusterView, uri: str, now_s: float) -> list[Decision]:
         InspectModelOn(host.host_id, uri, command_id, *known, namespaces),
         Wake(model.due_s, TimerKind.INSPECT, uri),
     ]
+
+
+def begins_a_look(decided: Iterable[Decision]) -> bool:
+    return any(isinstance(d, InspectModelOn) for d in decided)
 
 
 def _is_refused(view: ClusterView, name: ActionName) -> bool:

@@ -66,7 +66,8 @@ class ClusterView:
         self.kept: dict[InstanceId, KeptStage] = {}
         self.models: dict[str, ModelView] = {}
         self.shares = Shares(settings.quota_starts)
-        self.blocked = Turns(self.shares.weight_of)  # the actions that wait for memory
+        self.blocked = Turns(self.shares.weight_of, self.shares.may_start)  # the actions that wait for memory
+        self.line_is_cut = False  # the rest of them is to be tried when a model has been looked at
         self.keeper: tuple[ActionName, Where] | None = None  # the first action in turn, and the device that it keeps
         self.largest = Largest(self.hosts)
         self.cells = StemCells()

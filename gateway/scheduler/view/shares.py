@@ -17,10 +17,14 @@ class Shares:
         self._starting: Counter[Namespace] = Counter()
         self._waiting: dict[Namespace, dict[ActionName, None]] = {}
         self._freed: dict[Namespace, None] = {}  # waiting namespaces that may have a place now
+        self._lifted: ActionName | None = None
+        self._put_off: dict[Namespace, None] = {}
+        self.is_eased = False  # a namespace that might not start anything may do so now
 
     def take(self, namespace: Namespace, own: OwnQuotas) -> None:
         self._own[namespace] = own
         self._free(namespace)
+        self.is_eased = True
 
     def weight_of(self, namespace: Namespace) -> float:
         own = self._own.get(namespace)
@@ -38,18 +42,42 @@ class Shares:
     def wait(self, action: ActionName) -> None:
         """The action is to be among woken() when it may start; it keeps its place if it waits already."""
         self._waiting.setdefault(_owner(action), {})[action] = None
+        if action == self._lifted:
+            self._lifted = None
+
+    def lift(self, action: ActionName) -> bool:
+        """Examine an action: if it does not wait() again before settle(), it leaves the line.  Return False when it
+        does not stand there."""
+        waits = action in self._waiting.get(_owner(action), ())
+        self._lifted = action if waits else None
+        return waits
+
+    def settle(self) -> None:
+        if self._lifted is not None:
+            namespace = _owner(self._lifted)
+            del self._waiting[namespace][self._lifted]
+            if not self._waiting[namespace]:
+                del self._waiting[namespace]
+            self._lifted = None
 
     def woken(self) -> Iterator[ActionName]:
         """Yield the actions that may start now, until their namespaces have as many starts as they may have.  The
-        caller decides about a start before the next one."""
+        caller examines each one before the next."""
         while self._freed:
             namespace, _ = self._freed.popitem()
-            line = self._waiting.get(namespace, {})
-            while line and self.may_start(name := next(iter(line))):
-                del line[name]
+            for name in list(self._waiting.get(namespace, ())):
+                if not self.may_start(name):
+                    break
                 yield name
-            if not line:
-                self._waiting.pop(namespace, None)
+
+    def put_off(self, action: ActionName) -> None:
+        """Wake no further actions of this one's namespace until resume()."""
+        self._put_off[_owner(action)] = None
+
+    def resume(self) -> None:
+        for namespace in self._put_off:
+            self._free(namespace)
+        self._put_off.clear()
 
     def _free(self, namespace: Namespace) -> None:
         if namespace in self._waiting:
@@ -59,6 +87,7 @@ class Shares:
         """A group is new, or is about to be no start in progress any more."""
         if group.is_starting:
             namespace = _owner(group.plan.action)
+            self.is_eased |= by < 0 and self._starting[namespace] >= self.most_starts(namespace)
             self._starting[namespace] += by
             if not self._starting[namespace]:
                 del self._starting[namespace]

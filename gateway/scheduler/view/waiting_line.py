@@ -43,8 +43,13 @@ class Turns:
     """Actions that wait for room, in order.  An action that only lacks instances of its minimum is never due and comes
     last in its namespace."""
 
-    def __init__(self, weight_of: Callable[[Namespace], float] = lambda _: 1.0) -> None:
-        self._weight_of = weight_of
+    def __init__(
+        self,
+        weight_of: Callable[[Namespace], float] = lambda _: 1.0,
+        may_start: Callable[[ActionName], bool] = lambda _: True,
+    ) -> None:
+        """``may_start``: False for the actions of a namespace that may start nothing now.  They keep their places."""
+        self._weight_of, self._may_start = weight_of, may_start
         self._time = VirtualTime[Namespace](weight_of)
         self._order: dict[Namespace, list[Turn]] = {}
         self._heads: list[_Head] = []  # in order
@@ -78,7 +83,8 @@ class Turns:
 
     @property
     def first(self) -> ActionName | None:
-        return self._heads[0].turn.name if self._heads else None
+        """The first action that may start."""
+        return next((head.turn.name for head in self._heads if self._may_start(head.turn.name)), None)
 
     @property
     def least_need(self) -> int:

@@ -1,0 +1,106 @@
+"""Actions that wait for an end of one of their namespace's starts, and beside them those that wait for memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.scheduler.decisions import InspectModelOn, StartGroup
+from gateway.scheduler.events import ActionSeen, QuotasSeen
+from gateway.scheduler.policy.starts import LOOKS_AT_ONCE
+from relay.protocol.messages import ModelInspected
+from tests.scheduler.world import FACTS, HELLO, MIB, World, chat, hello, of, report
+from thaw.errors import ErrorInfo
+from thaw.ids import ActionName, Namespace
+from thaw.instance import InstanceState
+from thaw.quotas import OwnQuotas
+
+GUEST, SMALL, OTHER = Namespace("guest"), ActionName("guest/small"), ActionName("other/f")
+N_ACTIONS = 2 * LOOKS_AT_ONCE + 8
+
+
+def test_a_namespace_at_its_quota_of_starts_keeps_its_turn_for_memory_and_no_memory() -> None:
+    w = World(report("h0", 256), report("h1", 128))
+    w.do(QuotasSeen(GUEST, OwnQuotas(starts=1)), ActionSeen(hello(keep_alive_s=0.0)))
+    w.do(ActionSeen(replace(hello(), name=SMALL, need_bytes=128 * MIB)), ActionSeen(replace(hello(), name=OTHER)))
+    (first,) = of(w.ask(), StartGroup)
+    w.ready(first, idle=False)
+    waiting = ActionName("guest/waiting")
+    w.do(ActionSeen(replace(hello(), name=waiting)))
+    assert of(w.ask(waiting), StartGroup) == []
+    assert w.view.keeper == (waiting, ("h0", "cpu"))
+    (small,) = of(w.ask(SMALL), StartGroup)  # this is the one start that the namespace may have
+    assert of(w.ask(OTHER), StartGroup) == []
+    (after,) = of(w.said(first, InstanceState.GONE), StartGroup)
+    assert after.plan.action == OTHER
+    assert [turn.name for turn in w.view.blocked] == [waiting]
+    w.ready(after, idle=False)
+    assert of(w.said(after, InstanceState.GONE), StartGroup) == [], "its namespace still starts something"
+    assert w.view.keeper is None
+    assert [s.plan.action for s in of(w.ready(small), StartGroup)] == [waiting]
+
+
+def test_memory_that_came_free_at_the_quota_is_used_when_the_quota_is_raised() -> None:
+    w = World(report("h0", 256), report("h1", 128))
+    w.do(QuotasSeen(GUEST, OwnQuotas(starts=1)), ActionSeen(hello(keep_alive_s=0.0)))
+    w.do(ActionSeen(replace(hello(), name=SMALL, need_bytes=128 * MIB)))
+    (first,) = of(w.ask(), StartGroup)
+    w.ready(first, idle=False)
+    w.ask()
+    assert len(of(w.ask(SMALL), StartGroup)) == 1
+    assert of(w.said(first, InstanceState.GONE), StartGroup) == []
+    assert [s.plan.action for s in of(w.do(QuotasSeen(GUEST, OwnQuotas(starts=2))), StartGroup)] == [HELLO]
+
+
+def many_models(w: World) -> list[ActionName]:
+    """Actions with a model each, which was looked at some time ago."""
+    names = [ActionName(f"guest/{i:02}") for i in range(N_ACTIONS)]
+    for i, name in enumerate(names):
+        w.do(ActionSeen(replace(chat(slots=1, keep_alive_s=0.0), name=name, model_uri=f"s3://{i:02}")))
+        w.view.model(f"s3://{i:02}").take(replace(FACTS, uri=f"s3://{i:02}"), w.now)
+    w.now += 10.0
+    return names
+
+
+def one_start_of_the_quota() -> tuple[World, StartGroup]:
+    w = World(report("h0", 1 << 20))
+    w.do(QuotasSeen(GUEST, OwnQuotas(starts=1)), ActionSeen(hello()))
+    (start,) = of(w.ask(), StartGroup)
+    return w, start
+
+
+def the_only_device() -> tuple[World, StartGroup]:
+    w = World(report("h0", 1024))
+    w.do(ActionSeen(hello(need_bytes=1024 * MIB, keep_alive_s=0.0)))
+    (start,) = of(w.ask(), StartGroup)
+    w.ready(start, idle=False)
+    return w, start
+
+
+@pytest.mark.parametrize("taken", [one_start_of_the_quota, the_only_device])
+def test_a_place_that_comes_free_costs_a_few_looks_however_many_wait_and_goes_to_the_first(taken: object) -> None:
+    w, start = taken()  # type: ignore[operator]
+    names = many_models(w)
+    for name in names:
+        w.ask(name)
+    w.answers_looks, w.now = False, w.now + 10.0  # what was known of the models is too old for a start
+    looks = of(w.ready(start) if taken is one_start_of_the_quota else w.said(start, InstanceState.GONE), InspectModelOn)
+    assert [look.uri for look in looks] == [f"s3://{i:02}" for i in range(LOOKS_AT_ONCE)]
+    for look in looks[:-1]:  # these models are not there any more
+        error = ErrorInfo("ModelNotFound", "it was deleted")
+        found = w.do(ModelInspected(look.uri, look.host_id, None, error, "", look.command_id))
+        looks += of(found, InspectModelOn)
+        again = [d for d in of(found, InspectModelOn) if d.uri == look.uri]
+        assert again == []
+    assert len(looks) == N_ACTIONS, "each answer lets the next ones look"
+    answers = looks[LOOKS_AT_ONCE - 1 :]
+    started = []
+    for look in answers:
+        found = w.do(ModelInspected(look.uri, look.host_id, None, None, "aa", look.command_id))
+        started += [s.plan.action for s in of(found, StartGroup)]
+        assert of(found, InspectModelOn) == []
+    assert started == [names[LOOKS_AT_ONCE - 1]]
+    if taken is one_start_of_the_quota:
+        (running,) = [g for g in w.view.groups.values() if g.is_starting]
+        assert running.plan.action == names[LOOKS_AT_ONCE - 1]
