@@ -13,9 +13,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
+from operator import attrgetter
+from typing import Final
 
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelParts
+
+_PLACE: Final = attrgetter("file", "offset")
 
 
 def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
@@ -36,7 +40,16 @@ def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
 
 def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
     """Bytes of weights that each stage of ``split`` has.  The caller makes sure that there are enough layers."""
-    layers, first, last = _layer_bytes(parts, n_stages)
+    return _stage_bytes(*_layer_bytes(parts, n_stages), n_stages)
+
+
+def largest_stages(parts: ModelParts, sizes: range) -> list[int]:
+    """Bytes of weights of the largest stage, for each number of stages in ``sizes``, all of them above 1."""
+    layers, first, last = _layer_bytes(parts, 2)
+    return [max(_stage_bytes(layers, first, last, n_stages)) for n_stages in sizes]
+
+
+def _stage_bytes(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> tuple[int, ...]:
     bounds = _bounds(layers, first, last, n_stages)
     return tuple(sum(layers[a:b]) + (first if a == 0 else 0) + (last if b == len(layers) else 0) for a, b in bounds)
 
@@ -44,7 +57,7 @@ def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
 def _layer_bytes(parts: ModelParts, n_stages: int) -> tuple[tuple[int, ...], int, int]:
     """Bytes of each layer, of the parts before the first layer, and of the other parts that the last stage has."""
     last = size(parts.exit) + (size(parts.tied) if n_stages > 1 else 0)
-    return tuple(size(layer) for layer in parts.layers), size(parts.entry), last
+    return tuple([size(layer) for layer in parts.layers]), size(parts.entry), last
 
 
 @lru_cache(maxsize=4096)
@@ -103,12 +116,20 @@ def ranges(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
 
 def rest(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
     """The weights that a stage with layers ``[a, b)`` does not have: it fetches them to become a whole model."""
-    whole = ranges(parts, (0, len(parts.layers)))
-    return tuple(left for r in whole for left in _without(r, ranges(parts, layers)))
+    return without(ranges(parts, (0, len(parts.layers))), ranges(parts, layers))
+
+
+def without(whole: Sequence[FileRange], taken: Sequence[FileRange]) -> tuple[FileRange, ...]:
+    """The parts of ``whole`` that are not in ``taken``, which must be joined and in order."""
+    return tuple(left for r in whole for left in _without(r, taken))
+
+
+def files(parts: ModelParts) -> set[str]:
+    """The names of the files with weights."""
+    return {r.file for part in (parts.entry, *parts.layers, parts.exit, parts.tied) for r in part}
 
 
 def _without(whole: FileRange, taken: Sequence[FileRange]) -> Iterator[FileRange]:
-    """The parts of ``whole`` that are not in ``taken``, which must be joined and in order."""
     at, end = whole.offset, whole.offset + whole.n_bytes
     for r in taken:
         if r.file != whole.file or r.offset + r.n_bytes <= at or r.offset >= end:
@@ -123,13 +144,16 @@ def _without(whole: FileRange, taken: Sequence[FileRange]) -> Iterator[FileRange
 def join(ranges_: Sequence[FileRange]) -> tuple[FileRange, ...]:
     """The ranges in order of file and offset, with adjacent ranges joined."""
     joined: list[FileRange] = []
-    for r in sorted(ranges_, key=lambda r: (r.file, r.offset)):
-        last = joined[-1] if joined else None
-        if last is not None and last.file == r.file and last.offset + last.n_bytes == r.offset:
-            joined[-1] = FileRange(r.file, last.offset, last.n_bytes + r.n_bytes)
-        else:
-            joined.append(r)
-    return tuple(joined)
+    file: str | None = None
+    begin = end = 0
+    for r in sorted(ranges_, key=_PLACE):
+        if r.file == file and r.offset == end:
+            end += r.n_bytes
+            continue
+        if file is not None:
+            joined.append(FileRange(file, begin, end - begin))
+        file, begin, end = r.file, r.offset, r.offset + r.n_bytes
+    return (*joined, FileRange(file, begin, end - begin)) if file is not None else ()
 
 
 def size(ranges_: Sequence[FileRange]) -> int:

@@ -51,7 +51,7 @@ class Stages:
         if parts is not None and len(self._largest) < wanted:
             beside = partition.size(self._sidecars(parts))
             further = range(len(self._largest) + 1, wanted + 1)
-            self._largest += [float(beside + max(partition.stage_bytes(parts, n))) for n in further]
+            self._largest += [float(beside + n_bytes) for n_bytes in partition.largest_stages(parts, further)]
         return tuple(self._largest[:up_to])
 
     def slabs(self, n_stages: int, slab_bytes: int) -> int:
@@ -71,7 +71,7 @@ class Stages:
         return self._whole
 
     def _sidecars(self, parts: ModelParts) -> tuple[FileRange, ...]:
-        weights = {r.file for r in partition.ranges(parts, (0, len(parts.layers)))}
+        weights = partition.files(parts)
         return tuple(
             FileRange(name, 0, n_bytes)
             for name, n_bytes in self.facts.files.items()
@@ -89,7 +89,9 @@ class Stages:
                 hint="remove scaling.stages from the function's config",
             )
         sidecars, found = self._sidecars(parts), list[StageBytes]()
+        whole = partition.ranges(parts, (0, len(parts.layers)))
         for layers in partition.split(parts, n_stages):
-            first = sidecars + partition.ranges(parts, layers)
-            found.append(StageBytes(layers, first, partition.rest(parts, layers), partition.size(first)))
+            weights = partition.ranges(parts, layers)
+            first = sidecars + weights
+            found.append(StageBytes(layers, first, partition.without(whole, weights), partition.size(first)))
         return tuple(found)
