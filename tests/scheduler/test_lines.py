@@ -8,7 +8,7 @@ import pytest
 
 from gateway.scheduler.decisions import InspectModelOn, StartGroup
 from gateway.scheduler.events import ActionSeen, QuotasSeen
-from gateway.scheduler.policy.starts import LOOKS_AT_ONCE
+from gateway.scheduler.policy.looks import LOOKS_AT_ONCE
 from relay.protocol.messages import ModelInspected
 from tests.scheduler.world import FACTS, HELLO, MIB, World, chat, hello, of, report
 from thaw.errors import ErrorInfo

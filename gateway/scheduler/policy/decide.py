@@ -22,7 +22,8 @@ from gateway.scheduler.events import (
     Timer,
 )
 from gateway.scheduler.policy import consolidation, draining, groups, instances, models, pools, scale_up, stem_cells
-from gateway.scheduler.policy.starts import LOOKS_AT_ONCE, begins_a_look, ensure_model, release, rescale
+from gateway.scheduler.policy.looks import LOOKS_AT_ONCE, begins_a_look, ensure_model
+from gateway.scheduler.policy.starts import release, rescale
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import DemandView
 from relay.protocol.messages import (

@@ -20,16 +20,8 @@ from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.placement.predict import f_general, low_share
 from gateway.scheduler.policy import consolidation, groups, scale_up, successors
 from gateway.scheduler.policy.failing import fail
-from gateway.scheduler.policy.starts import (
-    LOOKS_AT_ONCE,
-    RETRY_BASE_S,
-    RETRY_CAP_S,
-    begins_a_look,
-    ensure_model,
-    release,
-    rescale,
-    wake,
-)
+from gateway.scheduler.policy.looks import LOOKS_AT_ONCE, begins_a_look, ensure_model
+from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, release, rescale, wake
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
 from gateway.scheduler.view.hosts import HostView

@@ -1,6 +1,6 @@
 """Models: the consequences of a host's inspection of one, and how long an inspection is repeated.
 
-Each start of a plain name is preceded by an inspection (starts.py), because the name may mean another version by now.
+Each start of a plain name is preceded by an inspection (looks.py), because the name may mean another version by now.
 
 A store that restarts is away for some time.  An inspection that fails without the developer's fault is therefore
 repeated for as long as a start may make no progress, with pauses that grow to LOOK_AGAIN_S.  A request whose time limit
@@ -18,15 +18,8 @@ from typing import Final
 
 from gateway.scheduler.decisions import Decision, Flag, TimerKind, Wake
 from gateway.scheduler.policy.failing import fail
-from gateway.scheduler.policy.starts import (
-    RETRY_BASE_S,
-    RETRY_CAP_S,
-    due_s,
-    ensure_model,
-    first_due_s,
-    rescale,
-    wake,
-)
+from gateway.scheduler.policy.looks import due_s, ensure_model, first_due_s
+from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, rescale, wake
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.model import ModelView
 from relay.protocol.messages import CommandRefused, ModelInspected

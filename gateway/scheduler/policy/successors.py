@@ -24,8 +24,9 @@ from typing import Final
 from gateway.scheduler.decisions import Decision
 from gateway.scheduler.policy import consolidation
 from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
+from gateway.scheduler.policy.looks import ensure_model
 from gateway.scheduler.policy.place import place
-from gateway.scheduler.policy.starts import ensure_model, start_group
+from gateway.scheduler.policy.starts import start_group
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
 from thaw.ids import HostId
