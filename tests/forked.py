@@ -7,6 +7,7 @@ processor's time.  A fork has a session, an environment, a log and random number
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -78,7 +79,8 @@ class Forked:
 
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, sig)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
