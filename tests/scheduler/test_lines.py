@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.scheduler.decisions import InspectModelOn, StartGroup
+from gateway.scheduler.decisions import InspectModelOn, ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionSeen, QuotasSeen
+from gateway.scheduler.policy import starts
 from gateway.scheduler.policy.looks import LOOKS_AT_ONCE
+from gateway.scheduler.policy.place import place
+from gateway.scheduler.policy.starts import LATE_REST_S
 from relay.protocol.messages import ModelInspected
-from tests.scheduler.world import FACTS, HELLO, MIB, World, chat, hello, of, report
+from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, report
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, Namespace
 from thaw.instance import InstanceState
@@ -51,6 +54,48 @@ def test_memory_that_came_free_at_the_quota_is_used_when_the_quota_is_raised() -
     assert len(of(w.ask(SMALL), StartGroup)) == 1
     assert of(w.said(first, InstanceState.GONE), StartGroup) == []
     assert [s.plan.action for s in of(w.do(QuotasSeen(GUEST, OwnQuotas(starts=2))), StartGroup)] == [HELLO]
+
+
+def test_an_action_that_waits_for_a_release_is_not_weighed_at_every_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = llm_world(report("h0", 2048, network_bytes_per_s=1e9), report("h1", 1400, network_bytes_per_s=1e6))
+    idle, small = hello(need_bytes=2048 * MIB), replace(hello(), name=SMALL, need_bytes=64 * MIB, slots=1)
+    w.do(ActionSeen(idle), ActionSeen(small))
+    (first,) = of(w.ask(), StartGroup)
+    w.ready(first)
+    others = [start for _ in range(5) for start in of(w.ask(SMALL), StartGroup)]
+    for other in others:
+        w.ready(other, idle=False)
+    w.later(1.5)
+    (release,) = of(w.ask(CHAT), ReleaseInstance)
+    assert release.instance_id == first.stages[0].instance_id
+    weighed: list[ActionName] = []
+    monkeypatch.setattr(
+        starts, "place", lambda view, facts, *rest: weighed.append(facts.name) or place(view, facts, *rest)
+    )
+    for other in others:
+        w.said(other, InstanceState.GONE)
+    assert CHAT not in weighed
+    (start,) = of(w.said(first, InstanceState.GONE), StartGroup)
+    assert (start.plan.action, start.plan.stages[0].host) == (CHAT, "h0"), "the release that it waited for"
+
+
+def test_an_action_that_waits_for_a_release_is_weighed_again_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = llm_world(report("h0", 2048, network_bytes_per_s=1e9), report("h1", 1400, network_bytes_per_s=1e6))
+    small = replace(hello(), name=SMALL, need_bytes=64 * MIB, slots=1)
+    w.do(ActionSeen(hello(need_bytes=2048 * MIB)), ActionSeen(small))
+    (first,), (other,) = of(w.ask(), StartGroup), of(w.ask(SMALL), StartGroup)
+    for start in (first, other):
+        w.ready(start)
+    w.later(1.5)
+    assert len(of(w.ask(CHAT), ReleaseInstance)) == 1
+    weighed: list[ActionName] = []
+    monkeypatch.setattr(
+        starts, "place", lambda view, facts, *rest: weighed.append(facts.name) or place(view, facts, *rest)
+    )
+    w.said(other, InstanceState.GONE)
+    assert weighed == []
+    w.later(LATE_REST_S)
+    assert weighed == [CHAT]
 
 
 def many_models(w: World) -> list[ActionName]:

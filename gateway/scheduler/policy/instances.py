@@ -21,7 +21,7 @@ from gateway.scheduler.placement.predict import f_general, low_share
 from gateway.scheduler.policy import consolidation, groups, scale_up, successors
 from gateway.scheduler.policy.failing import fail
 from gateway.scheduler.policy.looks import LOOKS_AT_ONCE, begins_a_look, ensure_model
-from gateway.scheduler.policy.starts import RETRY_BASE_S, RETRY_CAP_S, release, rescale, wake
+from gateway.scheduler.policy.starts import LATE_REST_S, RETRY_BASE_S, RETRY_CAP_S, release, rescale, wake
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import GroupView, InstanceView
 from gateway.scheduler.view.hosts import HostView
@@ -96,7 +96,7 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
         host.ledger.remove(fetch_key(record.group_id, record.stage), now_s)
         _book_later(group, host, record, now_s)
     if group is not None and not all(_is_ready(view, i) for i in group.instance_ids):
-        return retry_blocked(view, now_s)  # the stage's link is free
+        return retry_blocked(view, now_s, record.host_id)  # the stage's link is free
     action = view.action(record.action)
     action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
     if group is None or not group.is_starting:
@@ -107,7 +107,11 @@ def _ready(view: ClusterView, record: InstanceRecord, group: GroupView | None, n
         decided += idle_check(view, view.instances[group.instance_ids[0]], now_s)
     decided += consolidation.pursue(view, group, now_s)
     # requests that still wait after MIN_IDLE_S were not served by this group
-    return [*decided, *wake(action, record.action, now_s + MIN_IDLE_S, now_s), *retry_blocked(view, now_s)]
+    return [
+        *decided,
+        *wake(action, record.action, now_s + MIN_IDLE_S, now_s),
+        *retry_blocked(view, now_s, record.host_id),
+    ]
 
 
 def _is_ready(view: ClusterView, instance_id: InstanceId) -> bool:
@@ -237,7 +241,12 @@ def release_overdue(view: ClusterView, instance: InstanceView, now_s: float) -> 
     record = replace(instance.record, state=InstanceState.GONE)  # its host no longer has it
     view.put_instance(record, now_s)
     left = [] if group is None else groups.last_left(view, group)
-    return [ForgetInstance(record), *left, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+    return [
+        ForgetInstance(record),
+        *left,
+        *rescale(view, record.action, now_s),
+        *retry_blocked(view, now_s, record.host_id),
+    ]
 
 
 def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None, now_s: float) -> list[Decision]:
@@ -255,7 +264,7 @@ def _gone(view: ClusterView, record: InstanceRecord, before: InstanceView | None
         decided += successors.succeed(view, group, now_s)
     elif before is not None:
         decided.append(DropPlan(record.group_id))
-    return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s)]
+    return [*decided, *rescale(view, record.action, now_s), *retry_blocked(view, now_s, record.host_id)]
 
 
 def never_began(view: ClusterView, host_id: HostId, command_id: CommandId, now_s: float) -> bool:
@@ -390,11 +399,12 @@ def _is_looked_at(view: ClusterView, name: ActionName) -> bool:
     return facts is not None and facts.is_llm and view.model(facts.model_uri).asked is not None
 
 
-def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
+def retry_blocked(view: ClusterView, now_s: float, freed_on: HostId | None = None) -> list[Decision]:
     """Memory or a link was freed: serve the actions that wait for it, the one that is due first before the others.  An
     action that needs as much as a refused one, or more, is not tried, because it would be refused too.  If some device
     has enough memory, the action was refused for lack of room in a pool, which may have room for another model: a few
-    more actions are tried then.  After LOOKS_AT_ONCE looks at models the rest of the line waits for an answer."""
+    more actions are tried then.  After LOOKS_AT_ONCE looks at models the rest of the line waits for an answer.
+    An action that waits for a release rests, unless memory or a link was ``freed_on`` a host that it waits for."""
     view.shares.is_eased = view.line_is_cut = False
     if view.keeper is not None and not view.shares.may_start(view.keeper[0]):
         view.keep_nothing()
@@ -402,6 +412,10 @@ def retry_blocked(view: ClusterView, now_s: float) -> list[Decision]:
     refused, n_without_pool, n_looks = math.inf, 0, 0
     for turn in view.blocked:
         if turn.need_bytes >= refused or not view.shares.may_start(turn.name):
+            continue
+        action = view.action(turn.name)
+        if now_s < action.late_s + LATE_REST_S and freed_on not in action.late_on:
+            decided += wake(action, turn.name, action.late_s + LATE_REST_S, now_s)
             continue
         if n_looks == LOOKS_AT_ONCE:
             view.line_is_cut = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.placement.plans import Choice, Seat, low_reserve
@@ -18,7 +18,7 @@ from gateway.scheduler.policy import pools
 from gateway.scheduler.policy.offers import EXPLAINED_HOSTS, Offers, variant
 from gateway.scheduler.policy.transports import has_transport
 from gateway.scheduler.view.cluster import ClusterView
-from thaw.ids import InstanceId
+from thaw.ids import HostId, InstanceId
 from thaw.plan import StageRole
 
 RELEASE_WAIT_S = 60.0
@@ -26,6 +26,14 @@ RELEASE_WAIT_S = 60.0
 room now."""
 SMALL_SIZES = 2
 """Among many hosts this many sizes, the smallest first, are tried one by one before all others together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a start waits for that would be late now."""
+
+    heads: tuple[InstanceId, ...]  # idle groups that must be released; empty when the releases in progress are enough
+    hosts: frozenset[HostId]  # where it would start then
 
 
 def place(
@@ -60,10 +68,9 @@ def place(
 
 def in_time_without_idle(
     view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float, now_s: float, n_workers: int
-) -> list[InstanceId] | None:
-    """Where a start would miss its objective for lack of memory on the right hosts, return the heads of the idle groups
-    that must be released for one that meets it.  Return [] when the releases in progress are enough, None when no
-    release helps."""
+) -> Awaited | None:
+    """Where a start would miss its objective for lack of memory on the right hosts, return what must be released for
+    one that meets it, or None when no release helps."""
     if view.idle.is_empty or t_w >= facts.slo_ttft_s:
         return None
     request, most = _request(view, facts, stages, t_w), most_stages(view, facts, stages)
@@ -77,7 +84,7 @@ def in_time_without_idle(
         full = seat.role is StageRole.FULL
         need = facts.need_bytes if full else low_reserve(facts.need_bytes, choice.n_stages)
         found.update(dict.fromkeys(view.idle.lacking((seat.host_id, seat.device), need)))
-    return list(found)
+    return Awaited(tuple(found), frozenset(seat.host_id for seat in choice.seats))
 
 
 def _request(view: ClusterView, facts: ActionFacts, stages: Stages, t_w: float) -> Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.scheduler.decisions import (
     Decision,
     ReleaseInstance,
@@ -19,7 +21,7 @@ from gateway.scheduler.policy.evictions import evictions
 from gateway.scheduler.policy.failing import fail, fail_all, too_many_starts
 from gateway.scheduler.policy.groups import RELEASE_DEADLINE_S
 from gateway.scheduler.policy.looks import due_s, ensure_model
-from gateway.scheduler.policy.place import in_time_without_idle, most_stages, place
+from gateway.scheduler.policy.place import Awaited, in_time_without_idle, most_stages, place
 from gateway.scheduler.policy.transports import transport_of
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, GroupView, InstanceView
@@ -43,6 +45,10 @@ GATHER_S = 0.05
 burst reach the scheduler a millisecond or so apart, thirty of them within 50 ms.  If they were decided one by one, they
 would start single workers and no groups.  The first start never waits for this (docs/lab-log.md has the
 measurement)."""
+
+LATE_REST_S: Final = 0.1
+"""An action that waits for a release, because its start would be late before, is examined once in this time if memory
+comes free elsewhere: that may happen a hundred times a second, and an examination weighs all hosts twice."""
 
 RECHECK_S, RECHECKS_PER_S = 1.0, 50
 """A request that waits for memory or for the link is examined again after RECHECK_S at the latest, or later where so
@@ -222,9 +228,12 @@ def _start_many(
         choice = place(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
         if choice is None:
             return [*decided, *_wait_for_room(view, action, facts, lacks, now_s)]
-        if choice.fallback and (victims := _too_slow(view, facts, stages, now_s, n_workers)) is not None:
+        if choice.fallback and (awaited := _awaited(view, facts, stages, now_s, n_workers)) is not None:
             view.block(facts.name)
-            return [*decided, *victims, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
+            action.late_s, action.late_on = now_s, awaited.hosts
+            heads = (view.instances[head] for head in awaited.heads)
+            releases = [d for head in heads for d in release(view, head, now_s, only_idle=True, reason="memory")]
+            return [*decided, *releases, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
         started = start_group(view, facts, stages, choice, now_s)
         decided += started
         held = sum(stage.reserve_bytes for d in started if isinstance(d, StartGroup) for stage in d.plan.stages)
@@ -262,17 +271,14 @@ def _wait_for_room(
     return [*room, *wake(action, facts.name, now_s + _recheck_s(view), now_s)]
 
 
-def _too_slow(
+def _awaited(
     view: ClusterView, facts: ActionFacts, stages: Stages | None, now_s: float, n_workers: int
-) -> list[Decision] | None:
-    """A start is possible, but not in time.  If the release of idle groups allows one that is in time, return the
-    releases, and the start waits for them; else return None."""
+) -> Awaited | None:
+    """A start is possible, but not in time.  If the release of idle groups allows one that is in time, the start waits
+    for that; else return None."""
     if stages is None or facts.forced_stages is not None or not view.action(facts.name).waiting:
         return None
-    heads = in_time_without_idle(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
-    if heads is None:
-        return None
-    return [d for head in heads for d in release(view, view.instances[head], now_s, only_idle=True, reason="memory")]
+    return in_time_without_idle(view, facts, stages, _waited_s(view, facts.name, now_s), now_s, n_workers)
 
 
 def _recheck_s(view: ClusterView) -> float:

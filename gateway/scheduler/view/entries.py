@@ -92,6 +92,8 @@ class ActionView:
     retry_at_s: float = 0.0
     gathers_until_s: float = 0.0  # requests that come before then are met together
     wake_s: float | None = None  # when it is examined again
+    late_s: float = -math.inf  # when a start was last found to be in time only after a release
+    late_on: frozenset[HostId] = frozenset()  # the hosts of that start
     broken_version: str = ""  # a DeveloperError: min_instances stops trying until the action changes
 
     @property
