@@ -58,7 +58,7 @@ def decide(view: ClusterView, event: Event, now_s: float) -> list[Decision]:
     return decide_all(view, (event,), now_s)
 
 
-def decide_all(view: ClusterView, events: Iterable[Event], now_s: float) -> list[Decision]:
+def decide_all(view: ClusterView, events: Sequence[Event], now_s: float) -> list[Decision]:
     """Take in events that have arrived together, in their order, and return the decisions.  All requests are counted
     before any start is decided for them, so a burst is met as a whole, by groups of workers (ParaServe 6.1)."""
     decided: list[Decision] = []

@@ -71,7 +71,7 @@ class Shares:
                 yield name
 
     def put_off(self, action: ActionName) -> None:
-        """Wake no further actions of this one's namespace until resume()."""
+        """The rest of this one's namespace is woken at the next end of one of its starts, or by resume()."""
         self._put_off[_owner(action)] = None
 
     def resume(self) -> None:
