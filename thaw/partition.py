@@ -38,13 +38,9 @@ def split(parts: ModelParts, n_stages: int) -> tuple[tuple[int, int], ...]:
     return _bounds(*_layer_bytes(parts, n_stages), n_stages)
 
 
-def stage_bytes(parts: ModelParts, n_stages: int) -> tuple[int, ...]:
-    """Bytes of weights that each stage of ``split`` has.  The caller makes sure that there are enough layers."""
-    return _stage_bytes(*_layer_bytes(parts, n_stages), n_stages)
-
-
 def largest_stages(parts: ModelParts, sizes: range) -> list[int]:
-    """Bytes of weights of the largest stage, for each number of stages in ``sizes``, all of them above 1."""
+    """Bytes of weights of the largest stage, for each number of stages in ``sizes``, all of them above 1.
+    The caller makes sure that there are enough layers."""
     layers, first, last = _layer_bytes(parts, 2)
     return [max(_stage_bytes(layers, first, last, n_stages)) for n_stages in sizes]
 
@@ -114,14 +110,10 @@ def ranges(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
     return join(wanted)
 
 
-def rest(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
-    """The weights that a stage with layers ``[a, b)`` does not have: it fetches them to become a whole model."""
-    return without(ranges(parts, (0, len(parts.layers))), ranges(parts, layers))
-
-
-def without(whole: Sequence[FileRange], taken: Sequence[FileRange]) -> tuple[FileRange, ...]:
-    """The parts of ``whole`` that are not in ``taken``, which must be joined and in order."""
-    return tuple(left for r in whole for left in _without(r, taken))
+def rest(whole: Sequence[FileRange], weights: Sequence[FileRange]) -> tuple[FileRange, ...]:
+    """The weights that a stage with ``weights`` does not have: it fetches them to become the ``whole`` model.  Both are
+    results of ``ranges``."""
+    return tuple(left for r in whole for left in _without(r, weights))
 
 
 def files(parts: ModelParts) -> set[str]:
@@ -130,6 +122,7 @@ def files(parts: ModelParts) -> set[str]:
 
 
 def _without(whole: FileRange, taken: Sequence[FileRange]) -> Iterator[FileRange]:
+    """The parts of ``whole`` that are not in ``taken``, which must be joined and in order."""
     at, end = whole.offset, whole.offset + whole.n_bytes
     for r in taken:
         if r.file != whole.file or r.offset + r.n_bytes <= at or r.offset >= end:

@@ -49,9 +49,10 @@ def test_every_stage_of_several_has_the_sidecars_its_layers_and_then_the_rest_of
     found = Stages(facts).of(2)
     assert [s.layers for s in found] == list(partition.split(facts.parts, 2))
     sidecar = FileRange("config.json", 0, facts.files["config.json"])
+    whole = partition.ranges(facts.parts, (0, facts.n_layers))
     for stage in found:
         assert stage.first == (sidecar, *partition.ranges(facts.parts, stage.layers))
-        assert stage.rest == partition.rest(facts.parts, stage.layers)
+        assert stage.rest == partition.rest(whole, partition.ranges(facts.parts, stage.layers))
         assert stage.n_bytes == sum(r.n_bytes for r in stage.first)
 
 

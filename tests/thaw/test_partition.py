@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelParts
-from thaw.partition import join, ranges, rest, size, split, stage_bytes
+from thaw.partition import join, largest_stages, ranges, rest, size, split
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
@@ -68,6 +68,10 @@ def test_more_stages_than_layers_are_refused_with_the_number_of_layers() -> None
         split(model([1, 1]), 3)
 
 
+def lacking(parts: ModelParts, layers: tuple[int, int]) -> tuple[FileRange, ...]:
+    return rest(ranges(parts, (0, len(parts.layers))), ranges(parts, layers))
+
+
 @given(SIZES, st.booleans(), st.integers(1, 8))
 def test_what_a_stage_has_and_the_rest_are_the_whole_model_and_nothing_twice(
     layers: list[int], tied: bool, n_stages: int
@@ -75,7 +79,7 @@ def test_what_a_stage_has_and_the_rest_are_the_whole_model_and_nothing_twice(
     parts = model(layers, 7, 3, tied=tied)
     whole = ranges(parts, (0, len(layers)))
     for bounds in split(parts, min(n_stages, len(layers))):
-        mine, others = ranges(parts, bounds), rest(parts, bounds)
+        mine, others = ranges(parts, bounds), lacking(parts, bounds)
         assert join([*mine, *others]) == whole
         assert size(mine) + size(others) == size(whole)
 
@@ -83,13 +87,14 @@ def test_what_a_stage_has_and_the_rest_are_the_whole_model_and_nothing_twice(
 def test_the_rest_is_cut_out_of_every_file_that_a_stage_has_a_part_of() -> None:
     layers = ((FileRange("a", 10, 5), FileRange("b", 0, 4)), (FileRange("a", 15, 5), FileRange("c", 0, 2)))
     parts = ModelParts((FileRange("a", 0, 10),), layers, (FileRange("b", 8, 1),))
-    assert rest(parts, (1, 2)) == (FileRange("a", 0, 15), FileRange("b", 0, 4))
-    assert rest(parts, (0, 1)) == (FileRange("a", 15, 5), FileRange("b", 8, 1), FileRange("c", 0, 2))
-    assert rest(parts, (0, 2)) == ()
+    assert lacking(parts, (1, 2)) == (FileRange("a", 0, 15), FileRange("b", 0, 4))
+    assert lacking(parts, (0, 1)) == (FileRange("a", 15, 5), FileRange("b", 8, 1), FileRange("c", 0, 2))
+    assert lacking(parts, (0, 2)) == ()
 
 
 @given(SIZES, st.booleans(), st.integers(1, 8))
-def test_the_bytes_of_every_stage_are_those_of_its_ranges(layers: list[int], tied: bool, n_stages: int) -> None:
-    n_stages = min(n_stages, len(layers))
-    parts = model(layers, 7, 3, tied=tied)
-    assert stage_bytes(parts, n_stages) == tuple(size(ranges(parts, bounds)) for bounds in split(parts, n_stages))
+def test_the_bytes_of_the_largest_stage_are_those_of_its_ranges(layers: list[int], tied: bool, most: int) -> None:
+    parts, sizes = model(layers, 7, 3, tied=tied), range(2, min(most, len(layers)) + 1)
+    assert largest_stages(parts, sizes) == [
+        max(size(ranges(parts, bounds)) for bounds in split(parts, n_stages)) for n_stages in sizes
+    ]

@@ -108,8 +108,10 @@ class FakeDescriptorSocket:
         parts = [FileRange(WEIGHTS, data, len(weights) - data)]
         first = parts
         if layers is not None:
-            first = list(partition.ranges(model_parts(model), layers))
-            parts = [*first, *(partition.rest(model_parts(model), layers) if full else ())]
+            found = model_parts(model)
+            first = list(partition.ranges(found, layers))
+            whole = partition.ranges(found, (0, len(found.layers)))
+            parts = [*first, *(partition.rest(whole, first) if full else ())]
             tensors = tuple(t for p in parts for t in tensors if p.offset <= t.offset < p.offset + p.n_bytes)
         layout = lay_out([*ranges, *parts])
         blobs[WEIGHTS] = weights

@@ -93,5 +93,5 @@ class Stages:
         for layers in partition.split(parts, n_stages):
             weights = partition.ranges(parts, layers)
             first = sidecars + weights
-            found.append(StageBytes(layers, first, partition.without(whole, weights), partition.size(first)))
+            found.append(StageBytes(layers, first, partition.rest(whole, weights), partition.size(first)))
         return tuple(found)
