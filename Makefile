@@ -82,7 +82,8 @@ docs: setup ## Write the generated pages anew
 	@$(VENV)/python -m thaw.dev.pages
 	@$(VENV)/python -m tests.reference_pages
 
-# The locks: the source of each lock is in the same folder.  torch must be the CPU build, so its wheel must be reachable.
+# The locks: the source of each lock is in the same folder.  For a CPU host torch must be the CPU build, so its wheel
+# must be reachable.  For a GPU host it must not be: a folder in PIP_FIND_LINKS may hold the CPU build, and it would win.
 UV_COMPILE := $(VENV)/uv pip compile --python-version 3.11 --generate-hashes $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 locks: setup-dev ## Resolve deps/*.in anew
 	@$(UV_COMPILE) deps/tools.in -o deps/tools.lock
@@ -90,4 +91,4 @@ locks: setup-dev ## Resolve deps/*.in anew
 	@cd deps && ../$(UV_COMPILE) dev.in --override cpu-overrides.txt -o dev.lock
 	@cd deps && ../$(UV_COMPILE) bench.in -o bench.lock
 	@cd deps && ../$(UV_COMPILE) clients.in -o clients.lock
-	@$(UV_COMPILE) deps/gpu.in -o deps/gpu.lock
+	@$(VENV)/uv pip compile --python-version 3.11 --generate-hashes deps/gpu.in -o deps/gpu.lock

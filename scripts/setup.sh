@@ -81,7 +81,7 @@ use_pip_settings() {
 
 install_locked() {
     local links=() lock requirements=()
-    for lock in ${PIP_FIND_LINKS:-}; do links+=(--find-links "$lock"); done
+    if [ "$engine" = cpu ]; then for lock in ${PIP_FIND_LINKS:-}; do links+=(--find-links "$lock"); done; fi
     for lock in "${locks[@]}"; do requirements+=(-r "$lock"); done
     "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --compile-bytecode \
         "${requirements[@]}" "${links[@]}" "$@"

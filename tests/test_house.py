@@ -84,6 +84,14 @@ def test_what_runs_needs_nothing_that_its_lock_lacks(lock: str) -> None:
     assert {n for n in needed if not n.startswith("thaw[")} - locked == set()
 
 
+@pytest.mark.parametrize(("lock", "build", "cuda"), [("cpu.lock", "+cpu", False), ("gpu.lock", "", True)])
+def test_a_lock_has_the_torch_of_its_device(lock: str, build: str, cuda: bool) -> None:
+    """A folder of wheels on the machine that resolved the locks must not bring its CPU build into the GPU's lock."""
+    text = (ROOT / "deps" / lock).read_text()
+    assert re.findall(r"^torch==[0-9.]+(\+\w+)?", text, re.M) == [build]
+    assert ("\nnvidia-cublas==" in text) == cuda
+
+
 @pytest.mark.parametrize("component", ["gateway", "invoker", "fetchd"])
 def test_an_extra_brings_what_its_component_imports(component: str) -> None:
     """A host of a fleet is installed with `pip install thaw[invoker,fetchd]`, without a lock."""

@@ -29,6 +29,7 @@ def main() -> None:
             dtype="float32",
             enforce_eager=True,
             kv_cache_memory_bytes=64 << 20,
+            gpu_memory_utilization=0.05,  # only this much of a GPU must be free: others may use it too
             distributed_executor_backend="uni",
         )
         asked = PoolingParams(dimensions=dimensions or None) if "qwen3" in model else PoolingParams()

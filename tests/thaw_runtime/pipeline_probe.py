@@ -302,7 +302,7 @@ class Stage:
             "memory": dict(self.started.memory),
             "loaded": load.n_bytes,
             "packed_early": self.packed_early,
-            "rehearsal_s": load.attrs["rehearsal_s"],
+            "rehearsal_s": load.attrs.get("rehearsal_s", 0.0),  # a GPU rehearses nothing
         }
 
     def rest_arrives(self) -> None:
@@ -477,6 +477,7 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
             enforce_eager=True,
             block_size=32,
             kv_cache_memory_bytes=64 << 20,
+            gpu_memory_utilization=0.05,  # only this much of a GPU must be free: others may use it too
             max_num_seqs=8,
             max_num_batched_tokens=4096,  # no chunks: seeded ones crash vLLM on a CPU
             skip_tokenizer_init=True,

@@ -298,7 +298,7 @@ def digest(engine: Any) -> dict[str, str]:
 def _sha(tensor: Any) -> str:
     import torch
 
-    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def drop_residual() -> None:

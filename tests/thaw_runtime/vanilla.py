@@ -17,6 +17,7 @@ def main() -> None:
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -30,6 +31,7 @@ def main() -> None:
         max_model_len=512,
         enforce_eager=True,
         kv_cache_memory_bytes=256 << 20,
+        gpu_memory_utilization=0.05,  # only this much of a GPU must be free: others may use it too
         max_num_seqs=8,
         max_num_batched_tokens=2048,
         skip_tokenizer_init=True,

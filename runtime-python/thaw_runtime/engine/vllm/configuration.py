@@ -24,7 +24,7 @@ from thaw_runtime.engine.vllm.executors import StageExecutor
 from thaw_runtime.engine.vllm.loader import LOAD_FORMAT
 from thaw_runtime.engine.vllm.scheduler import StageScheduler
 from thaw_runtime.engine.vllm.window import PARTITION
-from thaw_runtime.engine.vllm.worker import CPU_WORKER, GPU_WORKER
+from thaw_runtime.engine.vllm.worker import WORKER
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config
@@ -111,10 +111,11 @@ def _arguments(directory: str, args: Mapping[str, Any]) -> dict[str, Any]:
         "load_format": LOAD_FORMAT,
         "skip_tokenizer_init": True,
         "enforce_eager": True,
+        "async_scheduling": False,  # the next batch would be scheduled before the tokens of this one are known
         "trust_remote_code": False,
         "kv_cache_memory_bytes": 1,
         "disable_log_stats": True,
-        "worker_cls": CPU_WORKER if current_platform.is_cpu() else GPU_WORKER,
+        "worker_cls": WORKER,
     }
     return {**fixed, "distributed_executor_backend": "uni", **args}
 
@@ -122,18 +123,16 @@ def _arguments(directory: str, args: Mapping[str, Any]) -> dict[str, Any]:
 def _stage_args(part: StagePart, batch: int) -> dict[str, Any]:
     """A group has one batch in flight for each stage, and each batch has up to ``batch`` requests."""
     os.environ[PARTITION] = ",".join(map(str, part.layer_counts))
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner sends tokens between stages by NCCL
     return {
         "pipeline_parallel_size": part.n_stages,
         "distributed_executor_backend": StageExecutor,
         "scheduler_cls": StageScheduler,
-        "async_scheduling": False,
         "max_num_seqs": part.n_stages * batch,
     }
 
 
-def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
-    """Return how this stage's reserve is divided.  Raises MemoryTooSmall."""
+def plan_memory(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
+    """Return how this stage's reserve is divided, and tell ``config``.  Raises MemoryTooSmall."""
     limits = batch_limits(init, config)
     quantised = config.model_config.quantization is not None
     on_cpu = current_platform.is_cpu()
@@ -146,7 +145,20 @@ def memory_plan(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
         samples=not is_embedding(config),
         keeps_kv=keeps_kv(config),
     )
-    return plan_stage(init.stage, stages, limits)
+    plan = plan_stage(init.stage, stages, limits)
+    set_memory(config, plan, whole=init.n_stages == 1)
+    return plan
+
+
+def set_memory(config: Any, plan: MemoryPlan, *, whole: bool) -> None:
+    """Fix the memory of the engine that is built from ``config``, a VllmConfig."""
+    cache = config.cache_config
+    cache.kv_cache_memory_bytes = plan.kv
+    if not whole:  # exactly as many blocks as in the other stages
+        cache.num_gpu_blocks_override = plan.kv_blocks
+    if not current_platform.is_cpu():
+        # vLLM starts only if this share of the device is free.  Other workers may have the rest.
+        cache.gpu_memory_utilization = min(1.0, plan.reserve / current_platform.get_device_total_memory())
 
 
 def is_embedding(config: Any) -> bool:

@@ -51,7 +51,7 @@ from thaw_runtime.engine.protocol import (
 from thaw_runtime.engine.vllm.adapters import Adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.check import check
-from thaw_runtime.engine.vllm.configuration import engine_config, forget_surroundings, memory_plan
+from thaw_runtime.engine.vllm.configuration import engine_config, forget_surroundings, plan_memory
 from thaw_runtime.engine.vllm.current_start import load_postponed, starting_from
 from thaw_runtime.engine.vllm.embeddings import Embeddings
 from thaw_runtime.engine.vllm.errors import translated
@@ -428,10 +428,7 @@ class VllmEngine:
             with ExitStack() as stack:
                 directory = stack.enter_context(materialised(segment))  # the built engine does not read it any more
                 config = engine_config(init, segment, part, str(directory))
-                self._memory = memory_plan(init, segment, config)
-                config.cache_config.kv_cache_memory_bytes = self._memory.kv
-                if not part.whole:  # exactly as many blocks as in the other stages
-                    config.cache_config.num_gpu_blocks_override = self._memory.kv_blocks
+                self._memory = plan_memory(init, segment, config)
                 core = EngineCore if part.first else FollowerCore
                 self._core = core(config, executor_for(part), log_stats=False)
             self._embeddings = Embeddings.of(self._core)

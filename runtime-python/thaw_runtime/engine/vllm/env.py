@@ -10,6 +10,8 @@ FIXED = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
     "TORCHDYNAMO_DISABLE": "1",  # the first request with logprobs would start a C++ compiler and stall for 14 s
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner, a GPU's default, sends tokens between stages by NCCL
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # on a GPU it would compile its kernels in the first start on a host
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -25,6 +25,7 @@ _LINEAR: Final = "vllm.model_executor.layers.linear"
 _EMBEDDING: Final = "vllm.model_executor.layers.vocab_parallel_embedding"
 _RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _ROWS: Final = "vllm.v1.worker.gpu_input_batch:InputBatch"
+_CACHE: Final = "vllm.config.cache:CacheConfig"
 _WORKER: Final = "vllm.v1.worker.gpu_worker:Worker"
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor:UniProcExecutor"
 _CORE: Final = "vllm.v1.engine.core:EngineCore"
@@ -63,7 +64,7 @@ NAMES: Final = (
     _names("vllm.v1.request:Request", "lora_request", "name the adapter of a request", Kind.FIELD),
     _names(f"{_LINEAR}:LinearBase", "input_size", "try a quantised layer on this device", Kind.FIELD),
     _names(f"{_LINEAR}:UnquantizedLinearMethod", "apply", "try a quantised layer on this device"),
-    _names("vllm.platforms:current_platform", "device_name", "name the device"),
+    _names("vllm.platforms:current_platform", "device_name device_type get_device_total_memory", "know the device"),
     # ── env.py, configuration.py ──
     _names(
         "vllm.envs",
@@ -71,7 +72,7 @@ NAMES: Final = (
         "set up the environment of an engine process",
     ),
     _names("vllm.envs", "VLLM_PP_LAYER_PARTITION", "give a stage the layers of its plan"),
-    _names("vllm.envs", "VLLM_USE_V2_MODEL_RUNNER", "choose the model runner that it knows"),
+    _names("vllm.envs", "VLLM_USE_V2_MODEL_RUNNER VLLM_USE_FLASHINFER_SAMPLER", "choose a runner and a sampler"),
     _names("vllm.engine.arg_utils", "EngineArgs", "configure the engine"),
     _names(
         "vllm.engine.arg_utils:EngineArgs",
@@ -110,11 +111,11 @@ NAMES: Final = (
         "plan the memory of a stage",
         Kind.FIELD,
     ),
-    _names("vllm.config.cache:CacheConfig", "num_gpu_blocks_override", "fix the number of KV blocks", Kind.FIELD),
-    _names("vllm.config.cache:CacheConfig", "kv_cache_memory_bytes", "fix the size of the KV cache", Kind.FIELD),
-    _names("vllm.config.cache:CacheConfig", "block_size num_gpu_blocks", "check a batch of another stage", Kind.FIELD),
-    _names("vllm.config.model:ModelConfig", "dtype quantization", "plan the memory of a stage", Kind.FIELD),
-    _names("vllm.config.model:ModelConfig", "max_model_len", "check a batch of another stage", Kind.FIELD),
+    _names(
+        _CACHE, "kv_cache_memory_bytes num_gpu_blocks_override gpu_memory_utilization", "size the cache", Kind.FIELD
+    ),
+    _names(_CACHE, "block_size num_gpu_blocks", "check a batch of another stage", Kind.FIELD),
+    _names("vllm.config.model:ModelConfig", "dtype quantization max_model_len", "plan a stage's memory", Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "get_vocab_size", "check a batch of another stage"),
     _names("vllm.config.scheduler:SchedulerConfig", "max_num_batched_tokens", "plan a stage's memory", Kind.FIELD),
     _names("vllm.config.scheduler:SchedulerConfig", "max_num_seqs", "plan the memory of a stage", Kind.FIELD),
@@ -170,14 +171,14 @@ NAMES: Final = (
     _names(
         _GROUP, "rank_in_group world_size ranks", "put its own group in the place of the pipeline group", Kind.FIELD
     ),
-    _names("vllm.v1.worker.cpu_worker", "CPUWorker", "run a worker on a CPU"),
+    _names("vllm.v1.worker.cpu_worker", "CPUWorker", "run a worker on a CPU", cpu_only=True),
     _names("vllm.v1.worker.gpu_worker", "Worker", "run a worker on a GPU"),
-    _names(_WORKER, "init_device get_kv_cache_spec", "prepare a stage's worker"),
+    _names(_WORKER, "init_device get_kv_cache_spec determine_available_memory", "prepare a stage's worker"),
     _names(_WORKER, "_maybe_get_memory_pool_context", "allocate the KV cache without touching it"),
     _names(_WORKER, "model_runner", "reach the model runner", Kind.FIELD),
     _names(
         "vllm.v1.worker.worker_base:WorkerBase",
-        "distributed_init_method local_rank",
+        "distributed_init_method local_rank cache_config",
         "set up a process's world of one",
         Kind.FIELD,
     ),

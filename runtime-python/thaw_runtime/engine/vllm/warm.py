@@ -18,10 +18,14 @@ MODULES = (
     "vllm.distributed.ec_transfer.ec_connector.metrics",
     "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
-    "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.core.sched.scheduler",
     "vllm.v1.pool.flash_maxsim",
 )
+ATTENTION = {
+    "cpu": ("vllm.v1.attention.backends.cpu_attn",),
+    "cuda": ("vllm.v1.attention.backends.flash_attn", "vllm.v1.attention.backends.triton_attn"),
+}
+"""Modules by device.  vLLM imports the one that it chooses for a model."""
 ARCHITECTURES = (
     "LlamaForCausalLM",
     "Qwen2ForCausalLM",
@@ -49,7 +53,12 @@ NO_MODEL = {
 def warm_up() -> None:
     for module in MODULES:
         importlib.import_module(module)
+    from vllm.platforms import current_platform
+
     from thaw_runtime.engine.vllm.configuration import preload
+
+    for module in ATTENTION.get(current_platform.device_type, ()):
+        importlib.import_module(module)
 
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,0 +1,31 @@
+"""vLLM's CPU worker with a KV cache that is allocated lazily.
+
+Importing vLLM's CPU worker replaces torch's CUDA streams, events and memory calls by stand-ins that do nothing, so no
+process that computes on a GPU may import this module.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from vllm.utils.cpu_resource_utils import get_visible_memory_node
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from thaw_runtime.engine.vllm.kv_allocation import ZeroOnDemand
+from thaw_runtime.engine.vllm.replaced import replaced
+from thaw_runtime.engine.vllm.stage_worker import StageWorker
+
+
+class LazyKvCpuWorker(StageWorker, CPUWorker):
+    """vLLM's CPU worker.  It allocates its KV cache without touching it, and binds no memory to a lone NUMA node."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        # To bind memory, the kernel examines all pages and waits for the other cores, which takes 4 ms to 200 ms.
+        unbound = replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None)
+        with unbound if len(get_visible_memory_node()) == 1 else nullcontext():
+            super().__init__(*args, **more)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        return ZeroOnDemand() if tag == "kv_cache" else nullcontext()
