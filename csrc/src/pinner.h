@@ -1,7 +1,7 @@
 // Pins a segment piece by piece, one piece ahead of the copy, and only pieces that have arrived.
 //
-// Pinning 64 MiB costs about as much time as copying it through the bounce ring, but on another thread.  So pinning
-// pays off when the bytes are already there (a resident model), and not when the copy waits for them.  Therefore the
+// Pinning 64 MiB takes about half as long as copying it into the bounce ring (docs/gpu.md), on another thread.  So
+// pinning pays off when the bytes are already there (a resident model), and not when the copy waits for them.  Therefore the
 // copy never waits for bytes only to pin them.
 #pragma once
 
