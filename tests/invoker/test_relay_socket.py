@@ -80,10 +80,14 @@ class TlsServer:
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inside, out = await asyncio.open_connection("127.0.0.1", self._relay_port)
         there, back = asyncio.create_task(_copy(reader, out)), asyncio.create_task(_copy(inside, writer))
-        await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
-        out.close()
-        writer.close()
-        await asyncio.gather(there, back, return_exceptions=True)
+        try:
+            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+            out.close()
+            writer.close()
+            await asyncio.gather(there, back, return_exceptions=True)
+        finally:  # close() may end this server while a client is connected
+            out.transport.abort()
+            writer.transport.abort()
 
     def close(self) -> None:
         async def end() -> None:
