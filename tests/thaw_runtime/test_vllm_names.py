@@ -91,6 +91,28 @@ def test_a_module_or_class_that_is_gone_takes_its_names_along(stand_in: str, whe
         check([entry], "9.9", on_cpu=True)
 
 
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("needy_stand_in", Kind.ATTRIBUTE),
+        ("needy_stand_in", Kind.PARAMETER),
+        ("needy_stand_in.below", Kind.FIELD),  # its source is read, but the package above it is imported
+    ],
+)
+def test_a_package_that_vllm_needs_is_not_taken_for_a_part_of_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, kind: Kind
+) -> None:
+    (tmp_path / "needy_stand_in").mkdir()
+    (tmp_path / "needy_stand_in" / "__init__.py").write_text("import package_that_is_not_installed.part")
+    (tmp_path / "needy_stand_in" / "below.py").write_text("field: int")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PlatformError) as caught:
+        check([Names(where, ("field",), "test", kind)], "9.9", on_cpu=True)
+    assert caught.value.message == (
+        f"the engine's installation lacks the Python package package_that_is_not_installed, which {where} imports"
+    )
+
+
 def test_a_name_of_the_cpu_is_not_looked_for_on_a_gpu(stand_in: str) -> None:
     entry = Names(stand_in, ("gone",), "test", cpu_only=True)
     check([entry], "9.9", on_cpu=False)

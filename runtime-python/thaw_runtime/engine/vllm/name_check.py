@@ -18,7 +18,9 @@ from thaw_runtime.engine.vllm.vllm_names import WRITTEN_FOR
 
 
 def check(names: Iterable[Names], installed: str, *, on_cpu: bool) -> None:
-    """Raises PlatformError for the first name that the installed vLLM lacks."""
+    """Raises PlatformError for the first name that the installed vLLM lacks, or the first package that it imports and
+    that is not installed.
+    """
     for entry in names:
         if on_cpu or not entry.cpu_only:
             has = _LOOK[entry.kind](entry.where)
@@ -68,7 +70,8 @@ def _object(where: str) -> Any:
     module, _, path = where.partition(":")
     try:
         found: Any = sys.modules.get(module) or importlib.import_module(module)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as e:
+        _check_that_it_is_the_module(module, e)
         return None
     for name in filter(None, path.split(".")):
         found = getattr(found, name, None)
@@ -91,6 +94,17 @@ def _source(module: str) -> str:
     """The text of a module; "" if there is none."""
     try:
         spec = sys.modules[module].__spec__ if module in sys.modules else importlib.util.find_spec(module)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as e:
+        _check_that_it_is_the_module(module, e)
         return ""
     return Path(spec.origin).read_text() if spec is not None and spec.origin is not None else ""
+
+
+def _check_that_it_is_the_module(module: str, error: ModuleNotFoundError) -> None:
+    """Raises PlatformError if the import found the module, but not another one that the module imports."""
+    missing = str(error.name)
+    if not f"{module}.".startswith(f"{missing}."):
+        raise PlatformError(
+            f"the engine's installation lacks the Python package {missing}, which {module} imports",
+            hint="install every package of the engine's lock file, as scripts/setup.sh does",
+        ) from error
