@@ -42,12 +42,13 @@ def largest_stages(parts: ModelParts, sizes: range) -> list[int]:
     """Bytes of weights of the largest stage, for each number of stages in ``sizes``, all of them above 1.
     The caller makes sure that there are enough layers."""
     layers, first, last = _layer_bytes(parts, 2)
-    return [max(_stage_bytes(layers, first, last, n_stages)) for n_stages in sizes]
+    return [_largest_stage(layers, first, last, n_stages) for n_stages in sizes]
 
 
-def _stage_bytes(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def _largest_stage(layers: tuple[int, ...], first: int, last: int, n_stages: int) -> int:
     bounds = _bounds(layers, first, last, n_stages)
-    return tuple(sum(layers[a:b]) + (first if a == 0 else 0) + (last if b == len(layers) else 0) for a, b in bounds)
+    return max(sum(layers[a:b]) + (first if a == 0 else 0) + (last if b == len(layers) else 0) for a, b in bounds)
 
 
 def _layer_bytes(parts: ModelParts, n_stages: int) -> tuple[tuple[int, ...], int, int]:
@@ -150,4 +151,4 @@ def join(ranges_: Sequence[FileRange]) -> tuple[FileRange, ...]:
 
 
 def size(ranges_: Sequence[FileRange]) -> int:
-    return sum(r.n_bytes for r in ranges_)
+    return sum([r.n_bytes for r in ranges_])

@@ -28,7 +28,8 @@ class StartGroup:
     plan: Plan
     stages: tuple[StageStart, ...]
     activation_ids: tuple[ActivationId, ...]
-    attrs: Mapping[str, object] = field(default_factory=dict)  # the reasons, for the trace
+    attrs: Mapping[str, object] = field(default_factory=dict)
+    """The reasons, for the trace.  The plan has the prediction and the bound in terms."""
 
 
 @dataclass(frozen=True, slots=True)

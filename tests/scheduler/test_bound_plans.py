@@ -11,7 +11,6 @@ from gateway.scheduler.events import ActionDeleted
 from gateway.scheduler.view.history import Measured
 from tests.scheduler.test_bound import PHASES, took
 from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
-from thaw import wire
 from thaw.host import Resident
 from thaw.instance import StartMode
 from thaw.tracing.bound import Part, Source, Term, least_s
@@ -110,12 +109,6 @@ def test_a_part_of_a_model_in_memory_is_copied_and_crosses_no_link() -> None:
     start = started(w)
     assert terms(start, Part.BYTES) == []
     assert [t.seconds for t in terms(start, Part.MEMORY)] == [None, None]
-
-
-def test_the_terms_stay_beside_the_planned_phase_when_the_plan_goes_with_its_group() -> None:
-    start = started(one_host())
-    assert start.attrs["bound_terms"] == wire.to_plain(start.plan.bound_terms)
-    assert start.attrs["predicted_terms"] == wire.to_plain(start.plan.predicted_terms)
 
 
 def test_the_best_of_a_deleted_function_is_forgotten() -> None:

@@ -36,7 +36,7 @@ from thaw import wire
 from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import StartMode
 from thaw.logs import Log
-from thaw.tracing.bound import Part
+from thaw.tracing.bound import Part, Source, Term
 from thaw.tracing.trace import Phase, TraceEvent
 
 CHAT = ActionName("guest/chat")
@@ -151,6 +151,18 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
     effects.seen(ActivationId("a"), now)
     effects.apply(StartGroup(PLAN, (), (ActivationId("a"),), {}), now)
     assert "wait_s" not in Records(client).trace(PLAN.group_id)[1].attrs
+
+
+def test_the_terms_stay_beside_the_planned_phase_when_the_plan_goes_with_its_group(client: redis.Redis) -> None:
+    predicted, bound = (
+        (Term(Part.CONTAINER, 0.2, Source.DEFAULT),),
+        (Term(Part.BYTES, 0.1, Source.MEASURED, n_bytes=9),),
+    )
+    plan = replace(PLAN, predicted_terms=predicted, bound_terms=bound)
+    effects_on(client).apply(StartGroup(plan, (), (), {}), Arrival.now())
+    attrs = Records(client).trace(PLAN.group_id)[1].attrs
+    assert attrs["predicted_terms"] == wire.to_plain(predicted)
+    assert attrs["bound_terms"] == wire.to_plain(bound)
 
 
 def test_a_host_is_told_once_which_adapters_the_requests_want_that_wait_for_a_start(client: redis.Redis) -> None:

@@ -230,9 +230,10 @@ class Effects:
             trace.event(Phase.PLANNED_BEGIN, group_id=plan.group_id), mono_ns=first.mono_ns, wall_ns=first.wall_ns
         )
         waited = {} if first is arrival else self._waited(plan, (arrival.mono_ns - first.mono_ns) / 1e9)
-        end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**decision.attrs, **waited})
+        attrs = {**decision.attrs, **_terms(plan)}
+        end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**attrs, **waited})
         self._records.add_trace(plan.group_id, [begin, end])
-        self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **decision.attrs)
+        self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **attrs)
 
     def _waited(self, plan: Plan, wait_s: float) -> dict[str, object]:
         """Return the wait of a demand that was not planned when it came: its model was being inspected, or no host had
@@ -328,6 +329,14 @@ class Effects:
                 token_s=seen.token_s,
             )
         return best
+
+
+def _terms(plan: Plan) -> dict[str, object]:
+    """The prediction and the bound in terms, which the trace keeps when the plan goes with its group."""
+    return {
+        "predicted_terms": wire.to_plain(plan.predicted_terms),
+        "bound_terms": wire.to_plain(plan.bound_terms),
+    }
 
 
 def load_history(client: redis.Redis, log: Log) -> History:

@@ -88,6 +88,8 @@ class Possible:
         """Return the mixes of ``Size.mixes`` without those in which even a worker that fetches nothing would be
         late."""
         known = self._known(size)
+        if not known.fits:
+            return []
         return [mixed for mixed in size.mixes(list(known.fits.items())) if mixed.meets(known.runtime_s)]
 
     def candidates(self, mixed: Size) -> list[Candidate]:

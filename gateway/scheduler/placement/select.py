@@ -73,10 +73,11 @@ def weigh(
     min_full: int,
     bandwidth: Bandwidth,
     thorough: bool = True,
+    may_be_late: bool = True,
 ) -> Weighing:
     """Do what :func:`select` does, and return every size that was examined.  If not ``thorough``, sizes are left out
     that can no longer win, that no servers could have in time, or whose time per token is beyond the objective.  The
-    choice is the same."""
+    choice is the same.  If nothing ``may_be_late``, there is no fallback."""
     best: Scheme | None = None
     tried: list[tuple[Size, Scheme | None]] = []
     possible = Possible(servers, variant, bandwidth)
@@ -93,7 +94,9 @@ def weigh(
             best = scheme
         if best is not None and variant == "paper":
             break
-    return Weighing(best or fallback(servers, request, variant, bandwidth), tuple(tried))
+    if best is None and may_be_late:
+        best = fallback(servers, request, variant, bandwidth)
+    return Weighing(best, tuple(tried))
 
 
 def best_of(size: Size, servers: Sequence[Server], variant: Variant, bandwidth: Bandwidth) -> Scheme | None:

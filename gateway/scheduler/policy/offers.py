@@ -48,6 +48,37 @@ def variant(view: ClusterView) -> Variant:
     return next((v for v in VARIANTS if v == view.settings.variant), "min_sharing")
 
 
+def could_be_in_time(view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int) -> bool:
+    """False when no group of up to ``most`` stages meets the objectives, wherever it is placed: not even idle links as
+    fast as the fastest would bring its bytes in time, and no host has the model in its memory."""
+    if view.index.with_model(stages.facts.uri, stages.facts.version):
+        return True
+    times, fastest = list(_times(view, facts, stages).values()), _fastest(view, facts)
+    if not times or fastest <= 0:
+        return False
+    best = _extreme(times, min)
+    return any(_latest_s(request, s, fastest, best) is not None for s in range(1, most + 1))
+
+
+def _fastest(view: ClusterView, facts: ActionFacts) -> float:
+    """Bytes/s of the fastest fetch."""
+    return min(view.index.fastest, facts.fetch_bytes_per_s or math.inf)
+
+
+def _times(view: ClusterView, facts: ActionFacts, stages: Stages) -> dict[tuple[str, StartMode], Times]:
+    """The times by kind of device, without a stem cell and with one."""
+    modes, n_bytes = (StartMode.COLD, StartMode.PREWARMED), stages.facts.weight_bytes
+    return {(k, m): view.history.times(facts.name, k, m, n_bytes) for k in view.index.kinds() for m in modes}
+
+
+def _latest_s(request: Request, s: int, fastest: float, best: Times) -> float | None:
+    """Return the latest deadline, from now, that ``s`` stages on devices of the ``best`` times leave to their fetches.
+    None when a fetch at ``fastest`` would not keep it, or when a token takes longer than the objective."""
+    within_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, 1.0, best)
+    is_possible = request.part(s) / fastest <= within_s and predict.tpot(s, 1.0, best) <= request.slo_tpot
+    return within_s if is_possible else None
+
+
 def _due_s(fastest: float, request: Request, most: int, times: Iterable[Times]) -> tuple[float, float]:
     """Return the earliest and the latest deadline, from now, that a fetch at ``fastest`` could keep, over all sizes,
     over these times of the workers' devices and over the shares that low workers may get."""
@@ -57,11 +88,9 @@ def _due_s(fastest: float, request: Request, most: int, times: Iterable[Times]) 
     best, worst = _extreme(known, min), _extreme(known, max)
     earliest, latest = list[float](), list[float]()
     for s in range(1, most + 1):
-        within_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, 1.0, best)
-        fetch_s = request.part(s) / fastest
-        if fetch_s <= within_s and predict.tpot(s, 1.0, best) <= request.slo_tpot:
+        if (within_s := _latest_s(request, s, fastest, best)) is not None:
             late_s = predict.fetch_time_left(request.slo_ttft, request.t_w, s, predict.f_factor(s, 0), worst)
-            earliest.append(max(late_s, fetch_s))  # no deadline may come before the fetch could end
+            earliest.append(max(late_s, request.part(s) / fastest))  # no deadline comes before the fetch could end
             latest.append(within_s)
     return min(earliest, default=0.0), max(latest, default=0.0)
 
@@ -84,6 +113,11 @@ def _extreme(times: Sequence[Times], of: Callable[[Iterable[float]], float]) -> 
     pass."""
     t_p, t_d, t_n, t_tail = (of(each) for each in zip(*((t.t_p, t.t_d, t.t_n, t.t_tail) for t in times), strict=True))
     return Times(t_p=t_p, t_d=t_d, t_n=t_n, t_tail=t_tail)
+
+
+def _mode(cell_s: float) -> StartMode:
+    """``cell_s``: when the host has a stem cell."""
+    return StartMode.COLD if cell_s == math.inf else StartMode.PREWARMED
 
 
 def _wanted_for(facts: ActionFacts, stages: Stages, size: Size, due_s: tuple[float, float]) -> Wanted:
@@ -114,12 +148,12 @@ class Offers:
         self._view, self._name, self._model, self._now_s = view, facts.name, stages.facts, now_s
         self._most_bytes_per_s = facts.fetch_bytes_per_s or math.inf
         uri, version = stages.facts.uri, stages.facts.version
-        times = {(k, m): self.times(k, m) for k in view.index.kinds() for m in (StartMode.COLD, StartMode.PREWARMED)}
+        times = _times(view, facts, stages)
         self._rates = {k: view.history.rates(facts.name, k) for k in view.index.kinds()}
         if size is None:
             # the bytes that a worker may need, least first: a low worker of ``most`` stages, …, a full worker
             needs = tuple(low_reserve(facts.need_bytes, s) for s in range(most, 0, -1))
-            due_s = _due_s(min(view.index.fastest, self._most_bytes_per_s), request, most, times.values())
+            due_s = _due_s(_fastest(view, facts), request, most, times.values())
             wanted = Wanted(needs, most, *due_s, request.part(most), stages, only_promises, request.part(1))
         else:
             wanted = _wanted_for(facts, stages, size, _due_of(view, size, times.values()))
@@ -133,13 +167,10 @@ class Offers:
         self._stages, self._most, self._whole = stages, most, request.part(1)
         self.servers = [self._server(i, times) for i in range(len(self._hosts))]
 
-    def times(self, kind: str, mode: StartMode) -> Times:
-        return self._view.history.times(self._name, kind, mode, self._model.weight_bytes)
-
     def _server(self, i: int, times: Mapping[tuple[str, StartMode], Times]) -> Server:
         host = self._hosts[i]
-        room, mode = host.room(for_model=True), self._mode(host)
-        wait_s = 0.0 if mode is StartMode.COLD else max(0.0, host.cell_s(KIND_LLM) - self._now_s)
+        room, cell_s = host.room(for_model=True), host.cell_s(KIND_LLM)
+        mode, wait_s = _mode(cell_s), 0.0 if cell_s == math.inf else max(0.0, cell_s - self._now_s)
         at: Room | Emptied = self._view.idle.emptied(host) if self._without_idle else room
         return Server(
             i,
@@ -152,10 +183,6 @@ class Offers:
             wait_s,
             host.enforces_shares,
         )
-
-    @staticmethod
-    def _mode(host: HostView) -> StartMode:
-        return StartMode.COLD if host.cell_s(KIND_LLM) == math.inf else StartMode.PREWARMED
 
     def _parts(self, host: HostView) -> tuple[int, ...] | None:
         """Return how many parts the host's pool takes, by the number of stages; None where the pool sets no limit.  A
@@ -233,7 +260,7 @@ class Offers:
     def _known(self, i: int) -> frozenset[str]:
         """Return which of the times on this server some start has already shown."""
         kind = self._hosts[i].room(for_model=True).kind
-        return self._view.history.shown(self._name, kind, self._mode(self._hosts[i]))
+        return self._view.history.shown(self._name, kind, _mode(self._hosts[i].cell_s(KIND_LLM)))
 
     def _seat(self, at: Placement, role: StageRole) -> Seat:
         host = self._hosts[at.server]
@@ -255,7 +282,7 @@ class Offers:
             stage,
             host.host_id,
             kind,
-            self._mode(host),
+            _mode(host.cell_s(KIND_LLM)),
             n_bytes,
             lacking,
             tier is Tier.MEMORY,

@@ -12,10 +12,10 @@ from gateway.scheduler.placement.schemes import (
     Scheme,
     sizes,
 )
-from gateway.scheduler.placement.select import Weighing, best_of, in_order, select, spread, weigh
+from gateway.scheduler.placement.select import Weighing, best_of, fallback, in_order, select, spread, weigh
 from gateway.scheduler.placement.stage_bytes import Stages
 from gateway.scheduler.policy import pools
-from gateway.scheduler.policy.offers import EXPLAINED_HOSTS, Offers, variant
+from gateway.scheduler.policy.offers import EXPLAINED_HOSTS, Offers, could_be_in_time, variant
 from gateway.scheduler.policy.transports import has_transport
 from gateway.scheduler.view.cluster import ClusterView
 from thaw.ids import HostId, InstanceId
@@ -53,7 +53,11 @@ def place(
             return None
         return offers.explained(scheme, request, facts, {})
     many = len(view.hosts) > EXPLAINED_HOSTS
-    found = _small(view, facts, stages, request, most, now_s, n_workers) if many else None
+    found: tuple[Offers, Weighing] | None = None
+    if many and could_be_in_time(view, facts, stages, request, most):
+        found = _small(view, facts, stages, request, most, now_s, n_workers)
+    elif many:
+        found = _late(view, facts, stages, request, most, now_s)
     if found is None:
         offers = Offers(view, facts, stages, request, most, now_s, only_promises=many)
         found = offers, _chosen(view, facts, offers, request, most, n_workers)
@@ -74,9 +78,11 @@ def in_time_without_idle(
     if view.idle.is_empty or t_w >= facts.slo_ttft_s:
         return None
     request, most = _request(view, facts, stages, t_w), most_stages(view, facts, stages)
+    if not could_be_in_time(view, facts, stages, request, most):
+        return None
     offers = Offers(view, facts, stages, request, most, now_s, without_idle=True, only_promises=True)
-    scheme = _chosen(view, facts, offers, request, most, n_workers).chosen
-    if scheme is None or scheme.fallback:
+    scheme = _chosen(view, facts, offers, request, most, n_workers, may_be_late=False).chosen
+    if scheme is None:
         return None
     choice = offers.choice(scheme, request, facts, {})
     found: dict[InstanceId, None] = {}
@@ -125,12 +131,27 @@ def _small(
     return None
 
 
+def _late(
+    view: ClusterView, facts: ActionFacts, stages: Stages, request: Request, most: int, now_s: float
+) -> tuple[Offers, Weighing]:
+    """The fallback alone, because no size can be in time."""
+    offers = Offers(view, facts, stages, request, most, now_s, only_promises=True)
+    return offers, Weighing(fallback(offers.servers, request, variant(view), offers.bandwidth), ())
+
+
 def _min_full(facts: ActionFacts, most: int, n_workers: int) -> int:
     return min(most, max(n_workers, facts.keep or 1))
 
 
 def _chosen(
-    view: ClusterView, facts: ActionFacts, offers: Offers, request: Request, most: int, n_workers: int
+    view: ClusterView,
+    facts: ActionFacts,
+    offers: Offers,
+    request: Request,
+    most: int,
+    n_workers: int,
+    *,
+    may_be_late: bool = True,
 ) -> Weighing:
     """Run Algorithm 1.  Where no group can leave so many workers behind in time, take one that leaves fewer."""
     for wanted in range(n_workers, 0, -1):
@@ -143,6 +164,7 @@ def _chosen(
             min_full=_min_full(facts, most, wanted),
             bandwidth=offers.bandwidth,
             thorough=len(view.hosts) <= EXPLAINED_HOSTS,
+            may_be_late=may_be_late,
         )
         if weighing.chosen is not None and not weighing.chosen.fallback:
             break

@@ -52,13 +52,13 @@ def reserve(view: ClusterView, plan: Plan, starts: Sequence[StageStart]) -> Plan
     if plan.model is None:
         return plan
     for stage, start in zip(plan.stages, starts, strict=True):
-        first = claim_of(plan.model, replace(stage, later_ranges=()))
+        first = claim_of(plan.model, _without_rest(stage))
         view.hosts[stage.host].pool.claim(start.instance_id, first)
-    stages = [
+    stages = tuple(
         _with_rest(view.hosts[stage.host].pool, plan.model, stage, start)
         for stage, start in zip(plan.stages, starts, strict=True)
-    ]
-    return replace(plan, stages=tuple(stages))
+    )
+    return plan if stages == plan.stages else replace(plan, stages=stages)
 
 
 def claim_again(view: ClusterView, host: HostView) -> None:
@@ -78,7 +78,11 @@ def _with_rest(pool: PoolAccount, model: PlanModel, stage: PlanStage, start: Sta
     already."""
     if not stage.later_ranges or pool.enlarge(start.instance_id, claim_of(model, stage)):
         return stage
-    return replace(stage, later_ranges=())
+    return _without_rest(stage)
+
+
+def _without_rest(stage: PlanStage) -> PlanStage:
+    return replace(stage, later_ranges=()) if stage.later_ranges else stage
 
 
 def evictions(view: ClusterView, facts: ActionFacts) -> list[InstanceView]:

@@ -25,7 +25,7 @@ from gateway.scheduler.policy.place import Awaited, in_time_without_idle, most_s
 from gateway.scheduler.policy.transports import transport_of
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.entries import ActionView, GroupView, InstanceView
-from thaw import partition, wire
+from thaw import partition
 from thaw.errors import MemoryTooSmall, NotFound, ThawError, from_info
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, InstanceId
 from thaw.instance import InstanceState
@@ -336,8 +336,6 @@ def _attrs(facts: ActionFacts, wished: Plan, plan: Plan, choice: Choice) -> dict
         "predicted_ttft_s": choice.predicted_ttft_s,
         "bound_ttft_s": choice.bound_ttft_s,
         "fallback": choice.fallback,
-        "predicted_terms": wire.to_plain(choice.predicted_terms),
-        "bound_terms": wire.to_plain(choice.bound_terms),
     }
     if choice.n_stages > 1:
         found["hosts"] = [seat.host_id for seat in choice.seats]

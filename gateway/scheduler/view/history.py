@@ -117,30 +117,38 @@ class History:
     def __init__(self, learned: Mapping[str, Learned] | None = None, best: Best | None = None) -> None:
         self.best = best or Best()
         self._learned: dict[str, Learned] = dict(learned or {})
-        self._times: dict[tuple[str, int], Times] = {}  # answers since something was learned last
+        self._seen = {_action_and_kind(key) for key in self._learned}
+        # answers since something was learned last
+        self._times: dict[tuple[str, str, StartMode, int], Times] = {}
         self._rates: dict[tuple[str, str], Rates] = {}
 
     @staticmethod
     def key(action: str, device_kind: str, mode: StartMode) -> str:
-        return f"{action}|{device_kind}|{mode.value}"
+        return f"{action}|{device_kind}|{mode}"
 
     def times(self, action: str, device_kind: str, mode: StartMode, weight_bytes: int) -> Times:
         """Return the times known of the action; else of its other mode (prefill, token, hop and tail hardly depend on
         it); else of any action; else the paper's times, with prefill and token scaled by the bytes they read."""
-        asked = self.key(action, device_kind, mode), weight_bytes
+        known_as = self._known_as(action, device_kind)
+        asked = known_as, device_kind, mode, weight_bytes
         if asked not in self._times:
-            self._times[asked] = self._mixed(action, device_kind, mode, weight_bytes)
+            self._times[asked] = self._mixed(known_as, device_kind, mode, weight_bytes)
         return self._times[asked]
 
     def rates(self, action: str, device_kind: str) -> Rates:
         """The rates measured for this action, else for any action; they hardly depend on how a start began."""
-        if (asked := (action, device_kind)) not in self._rates:
+        if (asked := (self._known_as(action, device_kind), device_kind)) not in self._rates:
             known = {"copy": _COPY.get(device_kind, _COPY_DEFAULT), "memory": _MEMORY_DEFAULT}
-            for of, mode in itertools.product((EVERY_ACTION, action), StartMode):  # the better known come last
+            for of, mode in itertools.product((EVERY_ACTION, asked[0]), StartMode):  # the better known come last
                 seen = self.learned(of, device_kind, mode)
                 known |= {n: getattr(seen, n) for n in _RATES if n in seen.known}
             self._rates[asked] = Rates(**known)
         return self._rates[asked]
+
+    def _known_as(self, action: str, device_kind: str) -> str:
+        """Return the action, or "" if nothing was learned of it on this kind of device.  The answers for all such
+        actions are the same, and thousands of functions are fine-tunes of a few models."""
+        return action if (action, device_kind) in self._seen else ""
 
     def shown(self, action: str, device_kind: str, mode: StartMode) -> frozenset[str]:
         """Names of the times and rates that some start has shown, so that no default stands for them."""
@@ -186,13 +194,14 @@ class History:
 
     def actions(self) -> set[str]:
         """Return the actions of which something was learned."""
-        return ({key.rsplit("|", 2)[0] for key in self._learned} | self.best.actions()) - {EVERY_ACTION}
+        return ({action for action, _ in self._seen} | self.best.actions()) - {EVERY_ACTION}
 
     def forget(self, action: str) -> tuple[str, ...]:
         """Forget a deleted action; return the keys that must be deleted."""
-        gone = tuple(key for key in self._learned if key.rsplit("|", 2)[0] == action)
+        gone = tuple(key for key in self._learned if _action_and_kind(key)[0] == action)
         for key in gone:
             del self._learned[key]
+            self._seen.discard(_action_and_kind(key))
         self._forget_answers()
         return gone
 
@@ -228,11 +237,18 @@ class History:
 
     def _keep(self, action: str, device_kind: str, mode: StartMode, learned: Learned) -> None:
         self._learned[self.key(action, device_kind, mode)] = learned
+        self._seen.add((action, device_kind))
         self._forget_answers()
 
     def _forget_answers(self) -> None:
         self._times.clear()
         self._rates.clear()
+
+
+def _action_and_kind(key: str) -> tuple[str, str]:
+    """Read a key of History: the action, and the kind of device.  A key of another version may have no kind."""
+    action, *rest = key.rsplit("|", 2)
+    return action, rest[0] if len(rest) > 1 else ""
 
 
 def _recent(old: Learned, name: str, value: float) -> tuple[float, ...]:

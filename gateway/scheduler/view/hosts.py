@@ -92,21 +92,18 @@ class HostView:
 
     def room(self, *, for_model: bool) -> Room:
         """Models go to accelerators where a host has one, ordinary functions to its CPU slice where it has one."""
-        if (kept := self._rooms.get(for_model)) is None:
-            kept = self._rooms[for_model] = self._look(for_model)
-        return kept
+        if not self._rooms:
+            self._look()
+        return self._rooms[for_model]
 
-    def _look(self, for_model: bool) -> Room:
-        cpu = [d for d in self.devices.values() if d.device.kind == "cpu"]
-        other = [d for d in self.devices.values() if d.device.kind != "cpu"]
-        devices = tuple((other or cpu) if for_model else (cpu or other))
-        gpus = tuple(Gpu(d.free, d.n_workers) for d in devices)
-        kind = devices[0].device.kind if devices else ""
-        most_idle = max((g.free for g in gpus if g.n_workers == 0), default=-1)
-        return Room(devices, gpus, max((g.free for g in gpus), default=-1), most_idle, kind)
+    def _look(self) -> None:
+        cpu = tuple([d for d in self.devices.values() if d.device.kind == "cpu"])
+        other = tuple([d for d in self.devices.values() if d.device.kind != "cpu"])
+        for_models = _room(other or cpu)
+        self._rooms = {True: for_models, False: _room(cpu) if cpu and other else for_models}
 
     def _changed(self) -> None:
-        self._rooms.clear()
+        self._look()
         self.n_workers = sum(d.n_workers for d in self.devices.values())
         room = self.room(for_model=True)
         self.most_free, self.most_idle = room.most_free, room.most_idle
@@ -277,6 +274,13 @@ class HostView:
             self.least_lag_s = lag_s
         self.least_lag_s = min(self.least_lag_s, lag_s)
         return lag_s - self.least_lag_s
+
+
+def _room(devices: tuple[DeviceView, ...]) -> Room:
+    gpus = tuple([Gpu(d.free, d.n_workers) for d in devices])
+    most_free = max([g.free for g in gpus], default=-1)
+    most_idle = max([g.free for g in gpus if g.n_workers == 0], default=-1)
+    return Room(devices, gpus, most_free, most_idle, devices[0].device.kind if devices else "")
 
 
 def _sane_fetch(fetch: FetchReport, link: float, odd: list[str]) -> tuple[float, float]:
