@@ -135,6 +135,8 @@ from thaw_runtime.engine.vllm import env as engine_env
 engine_env.prepare()
 from thaw.errors import PlatformError
 from thaw_runtime.engine.vllm import compat, name_check
+if "torch._inductor.lowering" in sys.modules:
+    raise SystemExit("vLLM was imported with torch's compiler")
 from vllm.distributed import parallel_state
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
