@@ -20,7 +20,7 @@ NOISE = 0.02
 """The part of the slice by which the highest of a few profiles still differs from run to run.  A grant may therefore be
 larger than what one measured profile leaves; the worst batch, which is measured too, must fit in any case."""
 TOKENS, MANY_TOKENS = 256, 2048
-"""Prompt tokens of the largest batch.  Many of them take minutes on a processor that computes bfloat16 by float32."""
+"""Prompt tokens of the largest batch.  Many of them take a minute and a half."""
 SAMPLE = ("smollm2", "qwen3", "gemma", "gpt2")
 OTHERS = ("qwen2", "mistral", "opt")
 CASES = [

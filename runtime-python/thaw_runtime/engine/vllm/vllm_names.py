@@ -146,12 +146,12 @@ NAMES: Final = (
         "choose the layers that compute in a model of the Transformers backend",
         Kind.FIELD,
     ),
-    _names(_LINEAR, "UnquantizedLinearMethod", "pack a layer while the next one arrives"),
-    _names(f"{_LINEAR}:LinearBase", "quant_method", "pack a layer while the next one arrives", Kind.FIELD),
-    _names(
-        f"{_LINEAR}:UnquantizedLinearMethod", "process_weights_after_loading", "pack a layer while the next one arrives"
-    ),
+    _names(_LINEAR, "UnquantizedLinearMethod", "pack a layer that has arrived"),
+    _names(f"{_LINEAR}:LinearBase", "quant_method", "pack a layer that has arrived", Kind.FIELD),
+    _names(f"{_LINEAR}:UnquantizedLinearMethod", "process_weights_after_loading", "pack a layer that has arrived"),
     _names("vllm.model_executor.layers.utils", "cpu_linear", "multiply by weights that are not packed", Kind.FIELD),
+    _names("vllm.model_executor.layers", "utils", "multiply prompts on a CPU"),
+    _names("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm ops", "multiply prompts on a CPU"),
     _names(_EMBEDDING, "ParallelLMHead UnquantizedEmbeddingMethod", "leave the input embedding unpacked"),
     _names(f"{_EMBEDDING}:VocabParallelEmbedding", "quant_method", "leave the input embedding unpacked", Kind.FIELD),
     _names(f"{_EMBEDDING}:UnquantizedEmbeddingMethod", "process_weights_after_loading", "pack the output head"),

@@ -1,0 +1,51 @@
+"""Products with bfloat16 weights on a processor that has no instructions for them, compared with exact ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from thaw_runtime.engine.vllm import linear_on_cpu
+
+WIDTH = 96
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (3,), (4,), (300,), (2, 5)])
+@pytest.mark.parametrize("n_columns", [1, 64, 2730, 5461])
+def test_a_product_is_the_exact_one_rounded_once(shape: tuple[int, ...], n_columns: int, with_bias: bool) -> None:
+    """A block holds 2,730 columns of this width: fewer, one whole block, and two with a column more."""
+    draw = torch.Generator().manual_seed(n_columns)
+    x = torch.randn(*shape, WIDTH, generator=draw).bfloat16()
+    weight = torch.randn(n_columns, WIDTH, generator=draw).bfloat16()
+    bias = torch.randn(n_columns, generator=draw).bfloat16() if with_bias else None
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    found = linear_on_cpu.linear(x, weight, bias)
+    assert (found.dtype, found.shape) == (torch.bfloat16, (*shape, n_columns))
+    torch.testing.assert_close(found.double(), exact, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError("could not create a primitive"), AttributeError("create_onednn_mm")]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_only_layers_for_which_vllm_has_no_kernel_are_changed(dtype: torch.dtype, error: Exception | None) -> None:
+    operators = SimpleNamespace(create_onednn_mm=Mock(side_effect=error))
+    layers = SimpleNamespace(dispatch_cpu_unquantized_gemm=prepare, ops=operators)
+    linear_on_cpu.install(layers)
+    matrix, filters, missing = (
+        SimpleNamespace(weight=torch.zeros(*shape, dtype=dtype, device=device))
+        for shape, device in (((8, 4), "cpu"), ((8, 1, 4), "cpu"), ((8, 4), "meta"))
+    )
+    for layer in (matrix, filters, missing):
+        layers.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    is_ours = error is not None and dtype is torch.bfloat16
+    assert matrix.cpu_linear == (linear_on_cpu.linear if is_ours else "vLLM's, True")
+    assert (filters.cpu_linear, missing.cpu_linear) == ("vLLM's, True", "vLLM's, True")
+
+
+def prepare(layer: SimpleNamespace, remove_weight: bool) -> None:
+    layer.cpu_linear = f"vLLM's, {remove_weight}"
