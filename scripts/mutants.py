@@ -75,6 +75,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/view/host_index.py": (
         f"{SCHEDULER}/test_ambiguities.py",
         f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_group_lives.py",
         f"{SCHEDULER}/test_index.py",
     ),
     "gateway/scheduler/placement/link_ledger.py": (f"{SCHEDULER}/test_ledger.py",),
@@ -84,6 +85,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
         f"{SCHEDULER}/test_ambiguities.py",
         f"{SCHEDULER}/test_bound_plans.py",
         f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_group_lives.py",
         f"{SCHEDULER}/test_kinds.py",
         f"{SCHEDULER}/test_resident.py",
         f"{SCHEDULER}/test_pools.py",
@@ -103,6 +105,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/placement/stage_bytes.py": (
         f"{SCHEDULER}/test_stages.py",
         f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_group_lives.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_index.py",
         f"{SCHEDULER}/test_resident.py",
@@ -110,6 +113,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/policy/starts.py": (
         *POLICY,
         f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_group_lives.py",
         f"{SCHEDULER}/test_pools.py",
         f"{SCHEDULER}/test_reasons.py",
         f"{SCHEDULER}/test_kinds.py",
@@ -117,6 +121,7 @@ PURE: Final[dict[str, tuple[str, ...]]] = {
     "gateway/scheduler/policy/successors.py": (
         f"{SCHEDULER}/test_successors.py",
         f"{SCHEDULER}/test_groups.py",
+        f"{SCHEDULER}/test_group_lives.py",
         f"{SCHEDULER}/test_pools.py",
     ),
     "gateway/scheduler/view/waiting_line.py": (f"{SCHEDULER}/test_turns.py", *POLICY),

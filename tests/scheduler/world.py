@@ -69,6 +69,11 @@ def chat(**fields: Any) -> ActionFacts:
     return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m"), **fields)
 
 
+def forced(n: int, **fields: Any) -> ActionFacts:
+    """The function of a model that always starts as a group of ``n`` stages."""
+    return chat(forced_stages=n, max_stages=8, **fields)
+
+
 def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
     """A host's report.  The host declares the rate of its link."""
     devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
@@ -192,6 +197,12 @@ def record_of(start: StartGroup, state: InstanceState, stage: int = 0, **fields:
 
 def of(decided: Iterable[Decision], kind: type[D]) -> list[D]:
     return [d for d in decided if isinstance(d, kind)]
+
+
+def started(w: World) -> StartGroup:
+    """The one start that a request for the function of a model leads to."""
+    (start,) = of(w.ask(CHAT), StartGroup)
+    return start
 
 
 def world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
