@@ -47,7 +47,7 @@ def failed(host: Host) -> ErrorInfo:
 def goes_on(host: Host) -> None:
     record = host.ready()
     assert host.run(record.instance_id, {})[0] == 200
-    host.release(record.instance_id)
+    host.release_after_runs(record.instance_id)
     host.events.instance(record.instance_id, InstanceState.GONE)
 
 

@@ -222,6 +222,13 @@ class Host:
     def release(self, instance_id: str, *, only_idle: bool = True, drained: bool = False) -> str:
         return self.send(Release(InstanceId(instance_id), only_idle, drained))
 
+    def release_after_runs(self, instance_id: str) -> str:
+        """Release an instance once its runs have ended: an answer comes a moment before its slot is free."""
+        live = self.agent.fleet.find(InstanceId(instance_id))
+        assert live is not None
+        assert live.idle.wait(WAIT_S)
+        return self.release(instance_id)
+
     def undrain(self, instance_id: str) -> str:
         return self.send(Undrain(InstanceId(instance_id)))
 

@@ -245,7 +245,7 @@ def test_a_stem_cell_is_taken_and_replaced(valkey_url: str, run_dir: Path) -> No
         record = host.ready()
         assert record.start_mode is StartMode.PREWARMED
         assert host.run(record.instance_id, {}) == (200, {"ok": True})
-        host.release(record.instance_id)
+        host.release_after_runs(record.instance_id)
         host.events.instance(record.instance_id, InstanceState.GONE)
         until(lambda: bool(cells.view()))
         assert cells.view()[0].cell_id != first

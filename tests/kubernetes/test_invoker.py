@@ -63,7 +63,7 @@ def test_a_function_runs_in_a_pod_and_its_lines_are_found(cluster: FakeCluster, 
         lines = host.logs(record.instance_id, activation)
         assert lines is not None
         assert [line.partition(": ")[2] for line in lines] == ["hello"]
-        host.release(record.instance_id)
+        host.release_after_runs(record.instance_id)
         host.events.instance(record.instance_id, InstanceState.GONE)
     assert cluster.api.left() == set()
 
