@@ -84,12 +84,7 @@ def test_a_held_request_survives_a_kill_during_its_cold_start(
 
 
 def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(besieged: Machine, tmp_path: Path) -> None:
-    """The test uses float32.  In bfloat16, a prompt that ends with generated tokens may decide a tie between two tokens
-    differently from the steps that generated them."""
-    config = json.loads(Path("examples/chat/chat.json").read_text())
-    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
-    (tmp_path / "exact.json").write_text(json.dumps(config))
-    besieged.thaw("action", "create", "exact", "--config", str(tmp_path / "exact.json"))
+    deploy_exact(besieged, tmp_path)
     uninterrupted = "".join(texts(besieged.chat("exact", "Count from one to fifty.", **LONG)))
     response = besieged.chat("exact", "Count from one to fifty.", **LONG)
     received: list[str] = []
@@ -161,11 +156,13 @@ def test_a_killed_state_server_loses_no_202(besieged: Machine) -> None:
     assert "Hello, Ada!" in besieged.thaw("activation", "get", accepted.json()["activationId"], "--wait", "60").stdout
 
 
-def test_each_token_comes_once_though_worker_and_gateway_are_killed(besieged: Machine) -> None:
+def test_each_token_comes_once_though_worker_and_gateway_are_killed(besieged: Machine, tmp_path: Path) -> None:
     """A client that reconnects reads each token once."""
     answered(besieged)
+    deploy_exact(besieged, tmp_path)
     gateway, key = Gateway(besieged.api), ":".join(besieged.auth())
     body = {
+        "model": "exact",
         "messages": [{"role": "user", "content": "Count from one to fifty."}],
         "max_tokens": 120,
         "temperature": 0,
@@ -194,6 +191,7 @@ def test_each_token_comes_once_though_worker_and_gateway_are_killed(besieged: Ma
     activation_id = client.reply.headers["X-Openwhisk-Activation-Id"]
     listed = besieged.request("GET", "/api/v1/namespaces/_/activations?limit=0").json()
     assert [a["activationId"] for a in listed].count(activation_id) == 1
+    besieged.thaw("action", "delete", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +217,16 @@ def texts(response: requests.Response, after_each: Callable[[int], None] = lambd
 
 def once(action: Callable[[], None], *, at: int) -> Callable[[int], None]:
     return lambda n: action() if n == at else None
+
+
+def deploy_exact(machine: Machine, directory: Path) -> None:
+    """Create the function ``exact``, which computes in float32.  In bfloat16, a prompt that ends with generated tokens may
+    decide a tie between two tokens differently from the steps that generated them."""
+    config = json.loads(Path("examples/chat/chat.json").read_text())
+    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
+    path = directory / "exact.json"
+    path.write_text(json.dumps(config))
+    machine.thaw("action", "create", "exact", "--config", str(path))
 
 
 def busiest_process(view: Pipelines, action: str) -> tuple[int, float]:

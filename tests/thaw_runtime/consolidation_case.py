@@ -3,7 +3,8 @@
 A case has ``"consolidate": true``, and may have:
 
 ``transport``   "redis" (default), "tcp" or "object"
-``before``      these works are answered before the consolidation begins, and asked again after it
+``before``      these works are answered before the consolidation begins
+``then``        these works are answered after the consolidation (default: those of before, and all works again)
 ``at_once``     all works are submitted together; otherwise one after the other
 ``resumes``     each request continues an answer of which it knows the first tokens
 ``leaves``      another request is aborted after that number of tokens
@@ -128,7 +129,7 @@ class FirstStage:
             raise SystemExit("the consolidation never ended")
         if self._case.get("release"):
             release_others()
-        again = self._ask("again-", [*before, *works])
+        again = self._ask("again-", self._case.get("then", [*before, *works]))
         report = {
             "answers": {w: [e.tokens for e in first[w]] for w in first}
             | {f"{w}, then": [e.tokens for e in again[w]] for w in again},

@@ -74,7 +74,8 @@ class Pipelines:
         wanted: list[Case] = []
         for family in dict.fromkeys(c["family"] for c in cases):
             known = self._plain.get(family, {})
-            asked = {work for c in cases if c["family"] == family for work in (*c["works"], *c.get("before", ()))}
+            mine = [c for c in cases if c["family"] == family]
+            asked = {work for c in mine for key in ("works", "before", "then") for work in c.get(key, ())}
             if works := [w for w in WORKS if w in asked and w not in known]:
                 wanted.append({"family": family, "n_stages": 0, "works": works})
         for answer in self.answers(wanted) if wanted else ():

@@ -43,7 +43,7 @@ LOST: dict[str, Case] = {
     "stopped in the last round": case("llama", 2, ["greedy"], faults={1: ["hang", "last"]}),
 }
 REFUSED: dict[str, tuple[Case, tuple[str, ...]]] = {
-    error: (case("llama", 2, ["lasting"], plant=error), said)  # requests that have ended cannot be checked
+    error: (case("llama", 2, ["lasting"], plant=error, then=["one"]), said)  # what has ended cannot be checked
     for error, said in (
         # which check is the first to see it depends on whether the requests grow before the second round
         ("swapped blocks", ("is not the one that was copied before", "differ from the whole worker's")),
@@ -54,11 +54,11 @@ REFUSED: dict[str, tuple[Case, tuple[str, ...]]] = {
     )
 }
 SEEN: dict[str, Case] = {
-    error: case("llama", 2, works, before=before, plant=f"{error}, unchecked")
-    for error, works, before in (
-        ("swapped blocks", ["long"], []),
-        ("stale block", ["long"], []),
-        ("kept prefixes", ["greedy"], ["long"]),
+    error: case("llama", 2, works, before=before, plant=f"{error}, unchecked", then=then)
+    for error, works, before, then in (
+        ("swapped blocks", ["lasting"], [], ["one"]),  # what has ended would show nothing
+        ("stale block", ["lasting"], [], ["one"]),
+        ("kept prefixes", ["greedy"], ["long"], ["long"]),
     )
 }
 """With the checks switched off, the tokens must show the error; otherwise comparing them would prove nothing."""
