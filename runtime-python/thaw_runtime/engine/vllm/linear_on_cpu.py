@@ -1,4 +1,4 @@
-"""Products of a prompt with bfloat16 weights, for processors that lack its instructions (all without AVX-512).
+"""Products of a prompt with bfloat16 weights, for processors that lack its instructions (most without AVX-512).
 
 vLLM has no kernel for them and leaves the product to torch, which computes it element by element.  For a prompt it is
 faster to turn the weights into float32, block by block so that each fits the processor's cache, and to use torch's
@@ -16,7 +16,7 @@ _FEW_ROWS: Final = 4
 _BLOCK: Final = 1 << 18
 """Elements of a block of weights: 1 MiB of float32."""
 _ROWS_AT_ONCE: Final = 256
-"""This bounds the float32 copies of a long prompt's rows, for which the plan of the memory has no place."""
+"""This keeps the float32 copies of a long prompt's rows within the plan's part for workspaces (docs/kv-memory.md)."""
 
 
 def install(layers: Any) -> None:
@@ -57,7 +57,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def _has_kernel(operators: Any) -> bool:
     try:
-        operators.create_onednn_mm(torch.zeros(16, 16, dtype=torch.bfloat16), 1)
+        operators.create_onednn_mm(torch.zeros(16, 16, dtype=torch.bfloat16).t(), 1)  # as vLLM calls it
     except (RuntimeError, AttributeError):  # the processor has no such instructions, or this build no such kernels
         return False
     return True
