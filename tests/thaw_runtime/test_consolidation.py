@@ -463,6 +463,21 @@ def test_nothing_is_written_after_the_switch() -> None:
     assert len(a.stage.written) == n
 
 
+@pytest.mark.parametrize("state", [State.WHOLE, State.GIVEN_UP])
+def test_nothing_is_begun_after_the_end(state: State, clock: list[float]) -> None:
+    a = Attempt()
+    a.up_to_the_stop()
+    if state is State.GIVEN_UP:
+        a.stage.on_drain = lambda: a.group.fail(WorkerLost("stage 1 has ended").info())
+    a.advance()
+    asked = list(a.stage.asked)
+    clock[0] += ROUND_S
+    a.group.fail(WorkerLost("stage 2 has ended").info())
+    assert not a.group.is_due()
+    a.advance()
+    assert (a.group.state, len(a.ended), a.stage.asked) == (state, 1, asked)
+
+
 EVENTS = st.sampled_from(["load", "advance", "idle", "a", "b", "c", "ab", "old", "fail", "late", "grow", "refuse"])
 
 

@@ -162,6 +162,8 @@ class Consolidation:
 
     def is_due(self) -> bool:
         """True when ``advance`` has something to do.  The caller holds ``changed``."""
+        if self.state in (State.WHOLE, State.GIVEN_UP):
+            return False
         if self._failure is not None or self._check is not None or monotonic() >= self._deadline_s:
             return True
         if self.state is State.LOADING:
