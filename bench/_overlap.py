@@ -24,11 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import _common
-from bench._common import PYTHON, python_env
 from bench._far_store import FarStore
 from bench._sse import Caller
-from bench._vllm import VllmServer
+from bench._vllm import VllmServer, importing_vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class PlainVllm:
         Everything runs in one process, unlike vLLM's API server: this is the faster way to run vLLM.
         """
         copied: list[float] = []
-        with self._target() as target, _importing(self.work) as process:
+        with self._target() as target, importing_vllm(self._log_file()) as process:
             began = time.monotonic()
             copying = threading.Thread(target=lambda: copied.append(self.store.copy(self.model, self.names, target)))
             copying.start()
@@ -84,8 +82,11 @@ class PlainVllm:
         process.stdin.flush()
         line = _line(process)
         if not line.startswith("{"):
-            raise SystemExit(f"forked vLLM failed: {(self.work / 'prefetched-vllm.log').read_text()[-1500:]}")
+            raise SystemExit(f"forked vLLM failed: {self._log_file().read_text()[-1500:]}")
         return dict(json.loads(line))
+
+    def _log_file(self) -> Path:
+        return self.work / "prefetched-vllm.log"
 
     @contextlib.contextmanager
     def _target(self) -> Iterator[Path]:
@@ -94,26 +95,6 @@ class PlainVllm:
             yield target
         finally:
             shutil.rmtree(target, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _importing(work: Path) -> Iterator[subprocess.Popen[str]]:
-    with (work / "prefetched-vllm.log").open("w") as log:
-        process = subprocess.Popen(
-            [PYTHON, "-m", "bench._prewarmed_vllm"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=_common.ROOT,
-            env=python_env(HF_HUB_OFFLINE="1"),
-        )
-    assert process.stdin is not None
-    try:
-        yield process
-    finally:
-        process.stdin.close()
-        process.wait(30)
 
 
 def _line(process: subprocess.Popen[str]) -> str:

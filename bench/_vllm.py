@@ -1,14 +1,16 @@
-"""Plain vLLM: its own API server."""
+"""Plain vLLM: its own API server, and a process that imports it for starts to come."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench._common import PYTHON, Program, python_env, start
+from bench._common import PYTHON, ROOT, Program, python_env, start
 from thaw.dev.ports import free_ports
 
 _STARTED = "Application startup complete"
@@ -87,3 +89,24 @@ class VllmServer:
 
     def __exit__(self, *_: Any) -> None:
         self._program.stop(signal.SIGTERM, grace_s=30)
+
+
+@contextlib.contextmanager
+def importing_vllm(log_file: Path) -> Iterator[subprocess.Popen[str]]:
+    """``bench._prewarmed_vllm``, which prints a line when its imports are done."""
+    with log_file.open("w") as log:
+        process = subprocess.Popen(
+            [PYTHON, "-m", "bench._prewarmed_vllm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            env=python_env(HF_HUB_OFFLINE="1"),
+        )
+    assert process.stdin is not None
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(30)

@@ -26,14 +26,14 @@ from pathlib import Path
 
 from bench import _common, _model
 from bench._calibrate import Constants, calibrate
-from bench._common import PYTHON, Goal, interleave, judge, median, python_env, say
+from bench._common import Goal, interleave, judge, median, say
 from bench._explained import Start, read_start
 from bench._links import Link, shaped, unlimited
 from bench._origin import Origin
 from bench._platform import BenchPlatform, llm_config
 from bench._prewarmed_vllm import copy
 from bench._sse import Caller
-from bench._vllm import VllmServer
+from bench._vllm import VllmServer, importing_vllm
 from thaw.cli.model_stores.demo_model import cache_dir
 from thaw.dev.smollm2 import obtain
 
@@ -262,24 +262,10 @@ def _unexplained(run: ColdRun) -> str:
 
 @contextlib.contextmanager
 def _imported_vllm(work: Path) -> Iterator[subprocess.Popen[str]]:
-    with (work / "prewarmed-vllm.log").open("w") as log:
-        process = subprocess.Popen(
-            [PYTHON, "-m", "bench._prewarmed_vllm"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            cwd=_common.ROOT,
-            env=python_env(HF_HUB_OFFLINE="1"),
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+    with importing_vllm(work / "prewarmed-vllm.log") as process:
+        assert process.stdout is not None
         process.stdout.readline()
         yield process
-    finally:
-        process.stdin.close()
-        process.wait(30)
 
 
 def _rows(found: dict[str, list[ColdRun | VllmRun]]) -> dict[str, list[str]]:
