@@ -84,6 +84,8 @@ class ToyEngine:
             os._exit(int(str(stage_plan.config.engine.args["exit"])))
         if "raise" in stage_plan.config.engine.args:
             raise KeyError("a defect")
+        if refusal := stage_plan.config.engine.args.get("refuse"):
+            raise ModelUnsupported(str(refusal), hint="take another model")
         self._refuses = str(stage_plan.config.engine.args.get("consolidate", ""))
         trace = StartTrace(group_id=stage_plan.group_id, stage=stage_plan.stage, host=stage_plan.host)
         with trace.phase(Phase.LOAD_BEGIN) as notes:

@@ -33,6 +33,9 @@ from thaw.logs import Log
 STOP_S: Final = 3.0
 """From SIGTERM to SIGKILL: a container has no state that is worth a longer wait."""
 
+INIT_ENDS_S: Final = 5.0
+"""From the end of a container to the end of its /init.  A child of its process may keep the connection open."""
+
 BURY_S: Final = 60.0  # calls to fetchd are bounded by half of it
 
 MIB: Final = 1024 * 1024
@@ -261,6 +264,7 @@ class Fleet:
         self._in_background(lambda: self._after_exit(live, end))
 
     def _after_exit(self, live: Live, end: Exit) -> None:
+        live.init_over.wait(INIT_ENDS_S)  # a container that refuses to start ends at once, and its answer says why
         with live.lock:
             state = live.state
             if state in (State.STARTING, State.INITIALISING):

@@ -47,6 +47,8 @@ class Live:
         self.slots_taken = 0  # runs that the container has not answered in full
         self.n_drains = 0  # the deadline of an earlier drain means nothing to a later one
         self.unwanted = 0  # runs in flight whose callers hung up
+        self.init_over = threading.Event()  # not set while its container may still answer /init
+        self.init_over.set()
         self.exited = threading.Event()  # its process has ended by itself, and it is known how
         self.out_of_memory = False
         self.adapters: AdapterSlots | None = None  # once a run has wanted one

@@ -33,11 +33,11 @@ from invoker.containers.init import (
     slots_in,
 )
 from invoker.containers.instance import Effect, Event, State
+from invoker.containers.killed_or_failed import add_output, hint_of_start
 from invoker.containers.live import Live
 from invoker.containers.placing import Placement, Placing
 from invoker.containers.start_evidence import ContainerEvidence
 from invoker.containers.stem_cells import StemCells
-from invoker.drivers.activation_logs import A_TRACEBACK, last_lines
 from invoker.drivers.base import Handle, Spec
 from invoker.packages.layers import Layers
 from invoker.settings import MIB, InvokerSettings
@@ -57,7 +57,6 @@ CONTAINER_ANSWERS_S: Final = 60.0
 EXIT_SEEN_S: Final = 5.0
 FETCH_END_S: Final = 10.0
 """The longest wait for fetchd's report once the engine has taken every byte: the report is then on its way."""
-_HINT_LINES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,27 +366,22 @@ class Starting:
         self._live.amend(init_ms=init_ms)
 
     def _post_init(self, path: str, body: bytes) -> Any:
-        call = InitCall(path, self._deps.settings.start_timeout_s)
-        self._init_call = call
+        call = self._init_call = InitCall(path, self._deps.settings.start_timeout_s)
+        live = self._live
+        live.init_over.clear()
         try:
             return call.post(body)
-        except WorkerLost as e:
-            if call.answered:
-                raise
-            raise self._why_it_ended(e) from e
         except ThawError as e:
-            e.hint = self._hint(e)
+            if isinstance(e, WorkerLost) and not call.answered:
+                live.init_over.set()
+                raise self._why_it_ended(e) from e
+            e.hint = hint_of_start(live, e)
+            add_output(live, e)
+            live.blame(e)
             raise
         finally:
             self._init_call = None
-
-    def _hint(self, error: ThawError) -> str:
-        """A function's stderr says why it did not load.  An engine prints more than a hint can hold."""
-        live = self._live
-        if live.kind == KIND_PYTHON and isinstance(error, InitFailed):
-            said = error.printed.strip().splitlines()[-_HINT_LINES:]
-            return "\n".join(said) or (live.handle and last_lines(live.handle)) or error.hint
-        return error.hint or ("thaw activation logs has what the engine printed" if live.kind == KIND_LLM else "")
+            live.init_over.set()
 
     # the end -------------------------------------------------------------------------------------------------------
 
@@ -410,7 +404,7 @@ class Starting:
     def _fail(self, error: ThawError) -> None:
         """End the instance for this reason; also called by the fetch's thread, which must wake the start's."""
         live = self._live
-        error.printed = error.printed or (last_lines(live.handle, *A_TRACEBACK) if live.handle is not None else "")
+        add_output(live, error)
         live.blame(error)
         if live.apply(Event.START_FAILED) is Effect.STOP:
             metrics.STARTS.labels(mode=live.record.start_mode.value, outcome=error.code).inc()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,10 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"content": "Count from one to five hundred.", "temperature": 0, "logprobs": True},
     {"content": "Write a story about a fox.", "temperature": 0.8, "seed": 7, "presence_penalty": 0.6, "top_p": 0.9},
 )
+
+
+TOO_SLOW = "the destination (sent nothing within|needs .* for a round)"
+"""The reasons for which a stream may stay on a busy machine: its client would have waited too long."""
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +104,18 @@ def test_a_busy_host_is_emptied_and_every_stream_ends_with_the_text_it_would_hav
     (dest,) = serving(hosts)
     assert dest != source
     listed = hosts.thaw("host", "list").stdout
+    n_moved = 0
     for _, activation_id in answers:
         trace = wait_for(lambda a=activation_id: moved(hosts, a), "no trace of a move")
-        assert (trace["begin"]["from"], trace["end"].get("to")) == (source, dest), trace
+        assert trace["begin"]["from"] == source, trace
         assert trace["end"]["rounds"] >= 1
+        if "stayed" in trace["end"]:
+            assert re.match(TOO_SLOW, trace["end"]["stayed"]), trace
+            continue
+        n_moved += 1
+        assert trace["end"]["to"] == dest, trace
         assert "the answer went on on" in hosts.thaw("activation", "explain", activation_id).stdout, listed
+    assert n_moved, "no stream has moved"
     hosts.thaw("host", "undrain", source)
 
 

@@ -127,13 +127,17 @@ def test_when_the_destination_fails_the_source_goes_on_and_another_one_is_tried(
 
 
 @pytest.mark.parametrize(
-    ("limits", "in_a_round"),
-    [(Limits(round_s=0.2), True), (Limits(first_message_s=0.2), False)],
+    ("limits", "said"),
+    [
+        (Limits(round_s=0.2), "the destination computed no round within 0.2 s"),
+        (Limits(first_message_s=0.2), "the destination sent nothing within 0.2 s of the switch"),
+    ],
     ids=["in a round", "at the switch"],
 )
 def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token_is_missing(
-    gateway: Gateway, run: Run, in_a_round: bool
+    gateway: Gateway, run: Run, limits: Limits, said: str
 ) -> None:
+    in_a_round = limits.round_s < 1
     gateway.dest.pace = threading.Semaphore(0)
     gateway.dest.prefill_pace = threading.Semaphore(0) if in_a_round else None
     gateway.ready(gateway.dest)
@@ -149,6 +153,7 @@ def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token
     gateway.dest.prefill_pace = None
     run.read_all()
     assert run.is_whole()
+    assert run.ends[0]["stayed"] == said
     until(lambda: nothing_is_held(gateway))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from invoker.containers.call import ContainerCall
 from invoker.drivers.base import Handle, Spec
 from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import HostChanged, InspectModel, ModelInspected
@@ -143,6 +144,34 @@ def test_an_engine_that_refuses_ends_the_start_with_its_error_and_says_where_its
     assert '"POST /init' in gone.error.printed
     logged = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"start_failed"' in line]
     assert '"POST /init' in logged[0]["printed"]
+
+
+def test_a_refusal_counts_though_the_end_of_its_container_is_seen_first(
+    host: LlmHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has refused a model ends, and its container with it."""
+    seen, ask = threading.Event(), ContainerCall.ask
+    driver = host.agent.driver
+    monkeypatch.setattr(driver, "_callbacks", [*driver._callbacks, lambda _: seen.set()])  # type: ignore[attr-defined]
+
+    def ask_late(call: ContainerCall, *args: str) -> tuple[int, dict[str, object]]:
+        answer = ask(call, *args)
+        (live,) = host.agent.fleet.all()
+        assert live.handle is not None
+        os.kill(live.handle.pid, signal.SIGKILL)
+        assert seen.wait(WAIT_S)
+        live.exited.wait(0.5)  # the time in which the invoker could draw conclusions from the end
+        return answer
+
+    monkeypatch.setattr(ContainerCall, "ask", ask_late)
+    host.deploy_llm()
+    instance_id = host.launch(host.llm_plan())
+    host.in_init(instance_id)
+    info = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another"}
+    host.tell_init(instance_id, {"status": 502, "error": "x", "info": info})
+    gone = host.events.instance(instance_id, InstanceState.GONE)
+    assert gone.error is not None
+    assert replace(gone.error, printed="") == ErrorInfo(**info)
 
 
 def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host: LlmHost) -> None:

@@ -70,6 +70,12 @@ def test_a_failed_fetch_fails_the_init_with_its_own_error(container: Container) 
     assert (status, reply["info"]["code"], reply["error"]) == (502, "ModelCorrupt", "chunk 3 failed its checksum")
 
 
+def test_a_model_that_the_engine_refuses_is_refused_before_its_tokenizer_is_there(container: Container) -> None:
+    """The engine ends once it has refused, and its container soon afterwards."""
+    status, reply = container.init(args={"refuse": "no such layers"})
+    assert (status, reply["info"]["code"], reply["error"]) == (502, "ModelUnsupported", "no such layers")
+
+
 def test_a_container_killed_in_the_middle_of_a_start_takes_its_engine_along(container: Container) -> None:
     engine = os.pidfd_open(int(container.out.read_text().split()[1]))
     container.http.request("POST", "/init", wire.dumps({"value": llm_init()}))
@@ -196,7 +202,8 @@ def test_a_failure_nobody_foresaw_is_a_whole_answer(ready: Container) -> None:
 def test_a_checkpoint_whose_text_makes_no_sense_is_corrupt(tmp_path: Path, name: str, content: bytes) -> None:
     model = write_tiny_model(tmp_path / "model")
     (model / name).write_bytes(content)
-    descriptor_socket = FakeDescriptorSocket(model, tmp_path / "socket")
+    descriptor_socket = FakeDescriptorSocket(model, tmp_path / "socket", arrived=False)
+    descriptor_socket.arrive(descriptor_socket.sidecar_bytes)  # the engine still waits for the weights
     container = Container(TOY, tmp_path, descriptor_socket)
     try:
         container.wait_listening()

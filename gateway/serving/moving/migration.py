@@ -19,7 +19,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from gateway.serving.call import Call
@@ -96,9 +97,11 @@ class Migrations:
         deadline_s = move.call.run_deadline_s()
         patience_s = move_rules.patience_s(move.last_round_s, self.limits.first_message_s)
         to = move.destination.record
-        return _sent_again_if_busy(
-            move, lambda: _answered(send_run(self._pool, move.call, to, deadline_s=deadline_s, patience_s=patience_s))
-        )
+        with _limited(move, f"the destination sent nothing within {patience_s:.1f} s of the switch"):
+            return _sent_again_if_busy(
+                move,
+                lambda: _answered(send_run(self._pool, move.call, to, deadline_s=deadline_s, patience_s=patience_s)),
+            )
 
     def give_back(self, route: Route) -> None:
         """The source has been stopped."""
@@ -331,7 +334,8 @@ class Migrations:
         known = n_in_vain = 0  # tokens that the destination has, its prompt among them
         while True:
             n_sent, began_s = len(emitted), time.monotonic()
-            n_prompt = _sent_again_if_busy(move, lambda n=n_sent: self._compute(move, emitted[:n]))  # type: ignore[misc]
+            with _limited(move, f"the destination computed no round within {self.limits.round_s:g} s"):
+                n_prompt = _sent_again_if_busy(move, lambda n=n_sent: self._compute(move, emitted[:n]))  # type: ignore[misc]
             took_s = time.monotonic() - began_s
             move.last_round_s, move.rounds_s = took_s, move.rounds_s + took_s
             move.n_rounds, move.n_tokens = move.n_rounds + 1, move.n_tokens + n_prompt + n_sent - known
@@ -383,6 +387,17 @@ def _answered(reply: Reply) -> tuple[Reply, object]:
         reply.abort()
         raise
     return reply, message
+
+
+@contextmanager
+def _limited(move: Move, late: str) -> Iterator[None]:
+    """A time limit that is exceeded is the move's own, and ``late`` says which, until the run's time is over."""
+    try:
+        yield
+    except TimeLimitExceeded as e:
+        if time.monotonic() >= move.call.run_deadline_s():
+            raise
+        raise TimeLimitExceeded(late) from e
 
 
 def _sent_again_if_busy(move: Move, send: Callable[[], T]) -> T:

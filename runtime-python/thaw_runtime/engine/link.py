@@ -85,7 +85,7 @@ class EngineLink:
         self._pid = pid
         self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
-        self._outcome: queue.SimpleQueue[EngineStarted | ThawError] = queue.SimpleQueue()
+        self._outcome: queue.SimpleQueue[EngineStarted | Exception] = queue.SimpleQueue()
         self._checked: queue.SimpleQueue[Checked | ThawError] = queue.SimpleQueue()
         self._consolidation: queue.SimpleQueue[ConsolidationEnded] | None = None
         self._loads: dict[int, queue.SimpleQueue[ErrorInfo | None]] = {}  # the waiting loads of adapters, by number
@@ -108,9 +108,13 @@ class EngineLink:
         that a start that makes progress is never interrupted.
         """
         outcome = self._outcome.get()
-        if isinstance(outcome, ThawError):
+        if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def give_up_start(self, error: Exception) -> None:
+        """Let :meth:`wait_started` raise ``error``, unless the engine's own outcome was first."""
+        self._outcome.put(error)
 
     def begin_check(self, init: LlmInit, descriptor_socket: str) -> None:
         self._send(EngineCheck(init, descriptor_socket))

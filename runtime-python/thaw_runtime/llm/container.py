@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -88,13 +89,28 @@ class LlmContainer:
 
     def _start(self, init: LlmInit, trace: StartTrace) -> Mapping[str, int]:
         self._link.begin_start(init, self._descriptor_socket)
-        if init.stage == 0:  # other stages handle only hidden states
-            self._load_text(trace)
+        text: Future[None] = Future()
+        if init.stage == 0:
+            threading.Thread(target=self._load_text_beside, args=(trace, text), name="text", daemon=True).start()
+        else:  # other stages handle only hidden states
+            text.set_result(None)
         started = self._link.wait_started()
+        text.result()
         trace.extend(started.events)
         trace.adopt(self._link.stops.since(0))  # includes stops during the imports, before the action was known
         self._max_model_len, self._embeds = started.max_model_len, started.embeds
         return started.memory
+
+    def _load_text_beside(self, trace: StartTrace, ended: Future[None]) -> None:
+        """Load the text side while the engine starts.  An error ends the start at once, as one of the engine does, even
+        if the other side still waits for its bytes."""
+        try:
+            self._load_text(trace)
+        except Exception as e:  # noqa: BLE001  the edge of a thread: /init answers with it
+            ended.set_exception(e)
+            self._link.give_up_start(e)
+        else:
+            ended.set_result(None)
 
     def _become_worker(self) -> Consolidated:
         """A later stage has handled only hidden states so far."""
