@@ -262,7 +262,6 @@ def test_a_moved_run_may_move_again(gateway: Gateway, run: Run) -> None:
     gateway.room.instance_changed(replace(gateway.here, state=InstanceState.GONE))
     gateway.room.instance_changed(replace(gateway.here, instance_id="back"))  # type: ignore[arg-type]
     run.read(1, paced=gateway.dest)
-    run.read(1, paced=gateway.dest)
     until(lambda: len(gateway.migrations.moves) == 2 and gateway.migrations.moves[1].state is State.CAUGHT_UP)
     run.read_all()
     assert run.is_whole()
