@@ -47,5 +47,14 @@ def test_only_layers_for_which_vllm_has_no_kernel_are_changed(dtype: torch.dtype
     assert (filters.cpu_linear, missing.cpu_linear) == ("vLLM's, True", "vLLM's, True")
 
 
+def test_a_layer_that_is_not_prepared_computes_as_fast_as_those_that_are() -> None:
+    ours, vllms = SimpleNamespace(cpu_linear=linear_on_cpu.linear), SimpleNamespace(cpu_linear="vLLM's")
+    weight, filters = torch.zeros(8, 4, dtype=torch.bfloat16), torch.zeros(8, 1, 4, dtype=torch.bfloat16)
+    assert linear_on_cpu.product_like([vllms, ours], weight) is linear_on_cpu.linear
+    assert linear_on_cpu.product_like([vllms, ours], filters) is torch.nn.functional.linear
+    assert linear_on_cpu.product_like([vllms, ours], weight.float()) is torch.nn.functional.linear
+    assert linear_on_cpu.product_like([vllms], weight) is torch.nn.functional.linear
+
+
 def prepare(layer: SimpleNamespace, remove_weight: bool) -> None:
     layer.cpu_linear = f"vLLM's, {remove_weight}"

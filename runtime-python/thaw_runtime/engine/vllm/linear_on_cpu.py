@@ -7,6 +7,7 @@ product of float32.  The rows of a decode step are too few for that.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -30,10 +31,21 @@ def install(layers: Any) -> None:
 
     def prepare(layer: Any, remove_weight: bool) -> None:
         prepare_as_vllm(layer, remove_weight)
-        if layer.weight.ndim == 2 and layer.weight.dtype == torch.bfloat16 and not layer.weight.is_meta:
+        if fits(layer.weight):
             layer.cpu_linear = linear
 
     layers.dispatch_cpu_unquantized_gemm = prepare
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Return True if :func:`linear` takes ``weight``."""
+    return weight.ndim == 2 and weight.dtype == torch.bfloat16 and not weight.is_meta
+
+
+def product_like(prepared: Iterable[Any], weight: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return a product for a layer that vLLM has not prepared yet, as fast as that of the layers that it has."""
+    is_ours = fits(weight) and any(layer.cpu_linear is linear for layer in prepared)
+    return linear if is_ours else torch.nn.functional.linear
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

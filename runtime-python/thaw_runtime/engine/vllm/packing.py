@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from thaw_runtime.engine.vllm import linear_on_cpu
 from thaw_runtime.process.thread_accounts import OtherThreads
 from thaw_runtime.weights.readable_segment import Segment
 
@@ -104,8 +105,9 @@ class LayerPacker:
             if _group(name) in self._untouched:
                 parameter.data.zero_()
         unpacked = [m for m in self._model.modules() if _is_unpacked(m)]
+        packed = [module for module, _ in self._packed]
         for module in unpacked:
-            module.cpu_linear = torch.nn.functional.linear
+            module.cpu_linear = linear_on_cpu.product_like(packed, module.weight)
         self.restore()
         try:
             yield
@@ -124,7 +126,7 @@ class Rehearsal:
     bytes take longer than it does; otherwise it would delay the first request instead of speeding it up.
     """
 
-    MIN_LEFT_S = 0.8  # a rehearsal takes 0.1–0.3 s, on a busy host more
+    MIN_LEFT_S = 0.8  # a rehearsal takes 0.1–0.3 s, on a busy host or without instructions for bfloat16 up to a second
 
     def __init__(self, segment: Segment, end: int, packer: LayerPacker, run: Callable[[], None]) -> None:
         """``end`` is the offset in the segment at which this stage's weights end."""
