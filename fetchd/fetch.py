@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fetchd.catalog import Catalog, Entry
+from fetchd.chunk_reader import FetchCancelled, Origin
 from fetchd.chunks import plan_chunks
 from fetchd.disclosure import disclosed
 from fetchd.marks import InterfaceWatch
@@ -18,7 +19,7 @@ from fetchd.reader_account import less_stops
 from fetchd.segments import Segment, fetch_holder
 from fetchd.settings import FetchdSettings
 from fetchd.standstill import Stop
-from fetchd.transfer import FetchCancelled, Origin, Transfer
+from fetchd.transfer import Transfer
 from relay.protocol.messages import FetchDone, FetchStart, FetchStatus
 from thaw.errors import ErrorInfo, ModelChanged, ModelCorrupt, PlatformError, ThawError
 from thaw.logs import Log
@@ -141,11 +142,11 @@ class Fetch:
 
     @property
     def fetched_bytes(self) -> int:
-        return self._transfer.statistics.fetched_bytes if self._transfer else 0
+        return self._transfer.progress.statistics.fetched_bytes if self._transfer else 0
 
     @property
     def copied_bytes(self) -> int:
-        return self._transfer.statistics.copied_bytes if self._transfer else 0
+        return self._transfer.progress.statistics.copied_bytes if self._transfer else 0
 
     @property
     def source(self) -> str:
@@ -154,7 +155,7 @@ class Fetch:
 
     @property
     def first_byte(self) -> TraceEvent | None:
-        return self._transfer.statistics.first_byte if self._transfer else None
+        return self._transfer.progress.statistics.first_byte if self._transfer else None
 
     @property
     def bytes_per_s(self) -> float:
@@ -216,7 +217,7 @@ class Fetch:
         request = member.request
         n_bytes = sum(r.n_bytes for r in request.ranges)
         later = sum(r.n_bytes for r in self.segment.key.later)
-        pending, later_pending = self._transfer.pending_bytes if self._transfer else (n_bytes, later)
+        pending, later_pending = self._transfer.progress.pending_bytes if self._transfer else (n_bytes, later)
         return FetchStatus(
             request.group_id,
             request.stage,
@@ -231,7 +232,7 @@ class Fetch:
 
     def describe(self, resident: bool) -> dict[str, object]:
         """Attributes of the end event; they explain a long fetch."""
-        statistics = self._transfer.statistics if self._transfer else None
+        statistics = self._transfer.progress.statistics if self._transfer else None
         if resident or statistics is None:
             return {"source": self._source or "memory", "resident": resident}
         return {
@@ -242,6 +243,7 @@ class Fetch:
             "connections": self._transfer.connections if self._transfer else 0,
             "retries": statistics.retries,
             "refetched_chunks": statistics.refetched,
+            "slow_connections": statistics.slow_connections,
             "fetched_bytes": statistics.fetched_bytes,
             "copied_bytes": statistics.copied_bytes,
             **statistics.last_reader,

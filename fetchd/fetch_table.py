@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fetchd import metrics, places
+from fetchd.chunk_reader import FetchCancelled
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.janitor import Heart, Janitor
 from fetchd.segments import SegmentKey, SegmentStore, fetch_holder
-from fetchd.transfer import FetchCancelled
 from relay.protocol.messages import FetchCancel, FetchDone, FetchStart, FetchStarted, FetchStatus
 from thaw.checkpoints import checkpoint
 from thaw.errors import BadRequest, MemoryTooSmall, NotFound, PoolFull, StaleEpoch, from_info

@@ -20,6 +20,11 @@ FETCHES = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
+SLOW_CONNECTIONS = Counter(
+    "thaw_fetchd_slow_connections",
+    "Connections to a store that were given up because another one of the same fetch was much faster",
+    registry=REGISTRY,
+)
 RUNNING = Gauge("thaw_fetchd_fetches_running", "Fetches that run now", registry=REGISTRY)
 LINK = Gauge(
     "thaw_fetchd_link_bytes_per_second", "The link, configured or measured; 0 while unknown", registry=REGISTRY

@@ -163,7 +163,7 @@ def test_a_store_that_falls_silent_hits_the_read_deadline_and_is_asked_again(tmp
             return True
         return False
 
-    with Fetchd(tmp_path, THAW_FETCHD_READ_TIMEOUT_S=2) as fetchd:
+    with Fetchd(tmp_path, THAW_FETCHD_READ_TIMEOUT_S=2, THAW_FETCHD_CONNECTIONS=1) as fetchd:
         facts = inspect(fetchd, store)
         store.fault = fault
         began = time.monotonic()

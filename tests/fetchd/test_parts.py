@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from fetchd.backoff import backoff_s
+from fetchd.chunk_reader import Origin
 from fetchd.chunks import Check, Chunk, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
@@ -20,7 +21,7 @@ from fetchd.read_once import Board, Gap
 from fetchd.segments import Arrived, SegmentKey, SegmentStore
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
-from fetchd.transfer import Origin, Transfer
+from fetchd.transfer import Transfer
 from relay.protocol.messages import FetchStart, PlacedRange
 from relay.protocol.segment import PageReader, lay_out
 from tests.fetchd.harness import wait_until
