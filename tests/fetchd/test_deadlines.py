@@ -203,6 +203,7 @@ def test_metrics_tell_bytes_by_source_fetches_by_outcome_and_the_pool(tmp_path: 
             'thaw_fetchd_fetches_total{outcome="done"}': 2,
             'thaw_fetchd_fetches_total{outcome="resident"}': 1,
             'thaw_fetchd_fetches_total{outcome="failed"}': 1,
+            "thaw_fetchd_slow_connections_total": 0,
             "thaw_fetchd_fetches_running": 0,
             "thaw_fetchd_link_bytes_per_second": RATE,
             "thaw_fetchd_pool_bytes": 96 * 2**20,

@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 ANSWERED: dict[str, Case] = {
     # a pairwise choice of families, stages, requests in flight, sampling, transports and neighbours' faults; every
     # round is disturbed at least once
-    "one request": case("llama", 3, ["one"]),
+    "one request": case("llama", 2, ["one"]),
     "eight long prompts, and the other stages are killed after the switch": case("llama", 2, ["long"], release=True),
     "sixteen requests, eight more behind them, and one that is aborted": case(
         "llama", 2, ["many", "seeded"], at_once=True, leaves=9
     ),
     "requests that began elsewhere": case("llama", 2, ["seeded"], resumes=True, transport="tcp"),
-    "over TCP, with penalties": case("gpt2", 4, ["penalties"], transport="tcp", at_once=True),
+    "over TCP, with penalties": case("gpt2", 3, ["penalties"], transport="tcp", at_once=True),
     "over files": case("qwen3", 2, ["seeded"], transport="object"),
     "three requests, after a first attempt that failed": case(
         "llama", 2, ["three"], before=["long"], at_once=True, plant="other layer, once", tries=2
@@ -37,7 +37,7 @@ ANSWERED: dict[str, Case] = {
     "every part twice": case("opt", 3, ["seeded"], faults={1: ["twice", "last"], 2: ["twice", 2]}),
 }
 LOST: dict[str, Case] = {
-    "killed in the first round": case("llama", 3, ["greedy"], faults={1: ["die", 1]}),
+    "killed in the first round": case("llama", 2, ["greedy"], faults={1: ["die", 1]}),
     "killed in the round after the check": case("llama", 3, ["greedy"], faults={2: ["die", 2]}),
     "killed in the last round": case("llama", 3, ["seeded"], faults={2: ["die", "last"]}),
     "stopped in the last round": case("llama", 2, ["greedy"], faults={1: ["hang", "last"]}),

@@ -16,12 +16,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
-SAMPLE = [  # every size and every family, and every kind of work with two hidden tensors and with one
+SAMPLE = [  # the other families are in the special cases; every kind of work with two hidden tensors and with one
     ("llama", 2, EVERYTHING),
-    ("qwen2", 5, ["greedy"]),
-    ("qwen3", 4, ["seeded"]),
-    ("mistral", 6, ["greedy"]),
-    ("gemma", 7, ["greedy"]),
+    ("qwen2", 4, ["greedy"]),
+    ("gemma", 3, ["greedy"]),
     ("opt", 8, ["greedy"]),
     ("gpt2", 3, EVERYTHING),
     ("llama", 1, ["greedy", "long"]),
