@@ -52,8 +52,8 @@ class FetchContext:
     pacer: Pacer
     progress: Progress
     stopped: threading.Event
-    handover: threading.Lock
-    """Guards which reader has which connection, and every ``ChunkReader.reading``."""
+    handover: threading.Condition
+    """Guards which reader has which connection, and every ``ChunkReader.reading``.  Notified when a read begins."""
 
 
 class ChunkReader:
@@ -213,6 +213,8 @@ class ChunkReader:
     def _set_reading(self, read: Read | None) -> None:
         with self._context.handover:
             self.reading = read
+            if read is not None:
+                self._context.handover.notify_all()
 
     def _leave_alone(self, after_s: float) -> None:
         """Pause without the claim and without the turn: the store may give others the bytes that it does not give us.

@@ -52,7 +52,7 @@ class Transfer:
         self._n_first = sum(not c.later for c in chunks)
         self._first_is_here, self._all_is_here = threading.Event(), threading.Event()  # or the fetch has ended
         self._error: Exception | None = None
-        self._handover = threading.Lock()
+        self._handover = threading.Condition()
         context = FetchContext(origin, segment, pacer, self.progress, self.stopped, self._handover)
         self._shared = [SharedConnection(origin.source) for _ in range(self.connections)]
         n_readers = min(_READERS_PER_CONNECTION * self.connections, max(1, len(chunks)))
@@ -81,6 +81,7 @@ class Transfer:
         self._all_is_here.set()
         self.pacer.wake()
         self._origin.board.wake()
+        self._wake_waiting()
         for connection in self._shared:
             connection.interrupt()
         for reader in self._readers:  # one may have a connection of its own
@@ -192,10 +193,12 @@ class Transfer:
             all_is_here = self._prefix == len(self.chunks)
         if first_is_here:
             self._first_is_here.set()
+            self._wake_waiting()
             self._on_first()
         if all_is_here:
             self.progress.statistics.last_reader = account.attrs()
             self._all_is_here.set()
+            self._wake_waiting()
 
     def _fail(self, error: Exception) -> None:
         with self._lock:
@@ -216,21 +219,24 @@ class Transfer:
     def _wait_for_readers(self, reader: ChunkReader, event: threading.Event) -> None:
         """Sleep until the others have read what they are reading.  The reader does not need its connection meanwhile,
         so any of them that has a slow one gets it."""
-        with reader.account.waiting_for(OTHERS):
-            while not event.wait(self._help_slowest(reader)):
-                pass
+        with reader.account.waiting_for(OTHERS), self._handover:
+            while not event.is_set():
+                self._handover.wait(self._help_slowest(reader))
 
     def _help_slowest(self, reader: ChunkReader) -> float | None:
-        """Return the seconds after which this may help; None for never."""
+        """Return the seconds after which this may help, unless a read begins before; None for never."""
+        slow = min(self._readers, key=lambda other: self._overdue_in_s(reader, other))
+        seconds = self._overdue_in_s(reader, slow)
+        if 0 < seconds < math.inf:
+            return seconds
+        if seconds == 0 and reader.try_turn():  # else the other reader of its connection has it, and will help
+            self._hand_over(reader, slow)
+            reader.end_turn()
+        return None
+
+    def _wake_waiting(self) -> None:
         with self._handover:
-            slow = min(self._readers, key=lambda other: self._overdue_in_s(reader, other))
-            seconds = self._overdue_in_s(reader, slow)
-            if 0 < seconds < math.inf:
-                return seconds
-            if seconds == 0 and reader.try_turn():  # else the other reader of its connection has it, and will help
-                self._hand_over(reader, slow)
-                reader.end_turn()
-            return None
+            self._handover.notify_all()
 
     def _overdue_in_s(self, reader: ChunkReader, other: ChunkReader) -> float:
         if other.reading is None or not self._origin.source.host:  # a file's reads have no connection
