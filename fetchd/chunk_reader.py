@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -185,36 +186,38 @@ class ChunkReader:
     def _read_on(self, file: str, offset: int, target: Target) -> None:
         """Fill the target, or return earlier when this reader has been given another connection.  Raises as
         Connection.read_into()."""
-        connection, etags = self._connected(), self._context.origin.etags
-        reached, read = target.done, None
-        if self._has_turn:  # without it, the reader uses a connection of its own
-            read = Read(target, target.left, time.monotonic(), self._n_handed_over)
-        self._set_reading(read)
+        connection, etags, reached = self._connected(), self._context.origin.etags, target.done
+        read = Read(target, target.left, time.monotonic(), self._n_handed_over)
         try:
-            etag = connection.read_into(file, offset, target, self, etags.get(file, ""))
+            with self._offering(read):
+                etag = connection.read_into(file, offset, target, self, etags.get(file, ""))
         except StoreUnavailable:
             if self._keeps(connection):
                 raise
             return
-        finally:
-            self._set_reading(None)
         self._pin(file, etag)
-        if read is not None and self._keeps(connection):
+        if self._keeps(connection):
             self._shared.note_read(target.done - reached, read.began_s)
+
+    @contextmanager
+    def _offering(self, read: Read) -> Iterator[None]:
+        """Inside the block, another reader may give its connection to this read.  Without the turn, this reader uses a
+        connection of its own and is given none."""
+        with self._context.handover:
+            self.reading = read if self._has_turn else None
+            self._context.handover.notify_all()
+        try:
+            yield
+        finally:
+            with self._context.handover:
+                self.reading = None
 
     def _keeps(self, connection: Connection) -> bool:
         """Return False, and close it, if ``connection`` was given up for the one that this reader has now."""
-        self._set_reading(None)  # it is not given up from here on
         if self._shared.has(connection):
             return True
         connection.close()
         return False
-
-    def _set_reading(self, read: Read | None) -> None:
-        with self._context.handover:
-            self.reading = read
-            if read is not None:
-                self._context.handover.notify_all()
 
     def _leave_alone(self, after_s: float) -> None:
         """Pause without the claim and without the turn: the store may give others the bytes that it does not give us.

@@ -7,7 +7,7 @@ has just read a chunk or finds none to read, gives its connection to the reader 
     connection A   [chunk 0 ...................✂                               the rest is asked for on B
     connection B   [chunk 1  ][chunk 3  ][chunk 5  ][rest of chunk 0 ]         the reader of B makes a new connection
 
-No byte that has arrived is asked for again.  What the network still carries for A is lost.
+No byte that has arrived is asked for again.  The bytes that the network still carries for A are lost.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "sliding", "gemma", "gemma2", "opt", "gpt2")
 EVERYTHING = ["greedy", "seeded", "penalties", "long", "continued"]
-SAMPLE = [  # the other families are in the special cases; every kind of work with two hidden tensors and with one
+SAMPLE = [  # qwen3 and mistral are in the special cases; every kind of work with two hidden tensors and with one
     ("llama", 2, EVERYTHING),
     ("qwen2", 4, ["greedy"]),
     ("gemma", 3, ["greedy"]),
