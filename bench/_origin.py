@@ -34,25 +34,38 @@ http {{
     keepalive_requests 1000000;
     client_body_temp_path {work}/body; proxy_temp_path {work}/proxy; fastcgi_temp_path {work}/fcgi;
     uwsgi_temp_path {work}/uwsgi; scgi_temp_path {work}/scgi;
+    map $connection $is_fourth {{ "~^[48]$|([02468][048]|[13579][26])$" 1; default 0; }}
+    map $is_fourth $rate {{ 1 {slow_bytes_per_s}; default 0; }}
+    limit_rate $rate;
     server {{ listen {address}:{port}; root {root}; }}
 }}
 """
+"""nginx counts its connections, and each fourth one has a rate of its own; 0 means no limit."""
 
 
 class Origin:
-    """Serves ``root`` over HTTP, in ``namespace`` when given.  Use it as a context manager."""
+    """Serves ``root`` over HTTP, in ``namespace`` when given.  Use it as a context manager.
 
-    def __init__(self, root: Path, work: Path, *, address: str = "127.0.0.1", namespace: str = "") -> None:
+    ``slow_bytes_per_s``: the rate of each fourth connection, which needs nginx; 0 means no limit.
+    """
+
+    def __init__(
+        self, root: Path, work: Path, *, address: str = "127.0.0.1", namespace: str = "", slow_bytes_per_s: int = 0
+    ) -> None:
         self.port = free_ports(1)[0]
         self.address = address
         self.url = f"http://{address}:{self.port}"
         self.kind = "nginx" if shutil.which("nginx") else "sendfile server (apt install nginx-light for nginx)"
         if self.kind == "nginx":
             config = work / f"nginx-{self.port}.conf"
-            config.write_text(_CONFIG.format(work=work, address=address, port=self.port, root=root))
+            config.write_text(
+                _CONFIG.format(work=work, address=address, port=self.port, root=root, slow_bytes_per_s=slow_bytes_per_s)
+            )
             # nginx that runs as root would change to the user www-data, which may not enter a private directory
             user = ["-g", "user root;"] if os.geteuid() == 0 else []
             command, ready = ["nginx", "-c", str(config), "-p", str(work), *user], "start worker process "
+        elif slow_bytes_per_s:
+            raise SystemExit("a store with slow connections needs nginx (apt install nginx-light)")
         else:
             say(f"no nginx here: {self.kind}")
             command = [PYTHON, "-m", "bench._origin", str(root), address, str(self.port)]

@@ -52,6 +52,7 @@ def seaweed(directory: Path, bucket: str) -> Iterator[str]:
         process = subprocess.Popen(
             [
                 Path(sys.executable).parent / "weed",
+                "-logtostderr=true",  # else it leaves logs in /tmp
                 "server",
                 f"-dir={directory}",
                 "-ip=127.0.0.1",

@@ -75,6 +75,15 @@ def test_load_measures_fetchd_against_safetensors_and_says_what_is_missing() -> 
     assert plain["segment_us_per_tensor"] > 0
 
 
+@pytest.mark.full
+def test_stores_with_slow_connections_are_measured_against_one_without() -> None:
+    plain = run("bench/slow_connections.py", "--quick", "-n", "1", timeout_s=280)
+    values = {g["name"]: g["value"] for g in plain["goals"]}
+    assert values["watermark_stood_starved"] > 0
+    assert values["last_byte_hung"] > 0
+    assert all(n > 0 for name in ("starved", "hung") for n in plain["given_up"][name]), "no connection was slow"
+
+
 @pytest.mark.vllm
 @pytest.mark.full
 def test_a_start_held_up_for_two_seconds_before_fetching_misses_its_goals() -> None:

@@ -19,6 +19,7 @@ from invoker.drivers.ownership import OwnedContainers
 from invoker.drivers.process.driver import ProcessDriver
 from invoker.drivers.programs import PROGRAMS
 from relay.clients.http_unix import UnixConnection
+from tests.container_ends import Ends
 from tests.docker.engine import DockerEngine, docker_engine
 from tests.kubernetes.cluster import fake_cluster
 from thaw.action import KIND_PYTHON
@@ -29,25 +30,6 @@ __all__ = ["docker_engine"]
 
 WAIT_S = 20.0
 ROOT = Path(__file__).parents[2]
-
-
-class Exits:
-    def __init__(self) -> None:
-        self.seen: list[Exit] = []
-        self._changed = threading.Condition()
-
-    def take(self, end: Exit) -> None:
-        with self._changed:
-            self.seen.append(end)
-            self._changed.notify_all()
-
-    def wait(self, container_id: str) -> Exit:
-        with self._changed:
-            found = self._changed.wait_for(
-                lambda: next((e for e in self.seen if e.container_id == container_id), None), WAIT_S
-            )
-        assert found is not None
-        return found
 
 
 @pytest.fixture
@@ -85,10 +67,8 @@ def driver(make: Callable[[], Driver]) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def exits(driver: Driver) -> Exits:
-    seen = Exits()
-    driver.on_exit(seen.take)
-    return seen
+def exits(driver: Driver) -> Ends:
+    return Ends(driver)
 
 
 def spec(container_id: str = "one", **labels: str) -> Spec:
@@ -118,7 +98,7 @@ def test_create_and_start_are_idempotent_by_container_id(driver: Driver) -> None
     assert driver.start(first, spec()) == first
 
 
-def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: Driver, exits: Exits) -> None:
+def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: Driver, exits: Ends) -> None:
     handle = up(driver, spec())
     group = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _group(int(p.name)) == handle.pid]
     assert len(group) >= 2  # the proxy and its child
@@ -129,14 +109,14 @@ def test_stop_and_remove_end_the_whole_tree_and_stop_is_idempotent(driver: Drive
     assert [pid for pid in group if process_ids.start_ticks(pid) is not None] == []
 
 
-def test_stop_kills_what_does_not_listen(driver: Driver, exits: Exits) -> None:
+def test_stop_kills_what_does_not_listen(driver: Driver, exits: Ends) -> None:
     handle = up(driver, spec())
     os.kill(handle.pid, signal.SIGSTOP)
     driver.stop(handle, deadline_s=0.0)
     assert exits.wait("one").killed or exits.wait("one").status == 0
 
 
-def test_a_killed_container_is_reported_once_with_its_signal(driver: Driver, exits: Exits) -> None:
+def test_a_killed_container_is_reported_once_with_its_signal(driver: Driver, exits: Ends) -> None:
     handle = up(driver, spec())
     os.kill(handle.pid, signal.SIGKILL)
     assert exits.wait("one") == Exit("one", -9)
@@ -181,7 +161,7 @@ def test_pause_and_unpause_hold_the_process(driver: Driver) -> None:
     assert health(handle) == 200
 
 
-def test_logs_go_on_at_their_cursor(driver: Driver, monkeypatch: pytest.MonkeyPatch, exits: Exits) -> None:
+def test_logs_go_on_at_their_cursor(driver: Driver, monkeypatch: pytest.MonkeyPatch, exits: Ends) -> None:
     monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "print('first'); print('second')"))
     handle = driver.start(driver.create(spec()), spec())
     exits.wait("one")
@@ -196,13 +176,12 @@ def test_stats_count_memory(driver: Driver) -> None:
 
 
 def test_another_driver_finds_what_is_owned_and_adopts_it(
-    driver: Driver, make: Callable[[], Driver], exits: Exits
+    driver: Driver, make: Callable[[], Driver], exits: Ends
 ) -> None:
     handle = up(driver, spec(role="instance"))
     driver.relabel(handle, {"role": "instance", "record": "r"})
     second = make()
-    adopted = Exits()
-    second.on_exit(adopted.take)
+    adopted = Ends(second)
     (owned,) = second.list_owned()
     assert owned.handle == handle
     assert owned.labels == {"role": "instance", "record": "r"}
@@ -240,7 +219,7 @@ def test_an_owned_container_that_nobody_adopts_can_be_ended(driver: Driver, make
 
 
 def test_what_a_container_printed_last_is_there_when_its_end_is_reported(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, exits: Exits
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, exits: Ends
 ) -> None:
     monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "raise SystemExit('the last words')"))
     handle = driver.start(driver.create(spec()), spec())

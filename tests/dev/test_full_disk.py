@@ -75,7 +75,7 @@ class Load:
         with requests.Session() as session:
             session.auth = self.machine.auth()
             while not self._stop.wait(0.05):
-                reply = session.post(self.machine.api + HELLO, json={"name": "Ada"}, timeout=60)
+                reply = session.post(self.machine.url + HELLO, json={"name": "Ada"}, timeout=60)
                 if reply.status_code == 202:
                     self.accepted.append(reply.json()["activationId"])
                 else:
@@ -83,7 +83,7 @@ class Load:
 
     def _look(self) -> None:
         while not self._stop.wait(0.1):
-            self.health.append(requests.get(f"{self.machine.api}/health", timeout=60).status_code)
+            self.health.append(requests.get(f"{self.machine.url}/health", timeout=60).status_code)
 
 
 def until(true: Callable[[], bool], what: str) -> None:

@@ -20,6 +20,7 @@ from invoker.drivers.docker.client import Engine
 from invoker.drivers.docker.driver import DockerDriver
 from invoker.drivers.docker.images import Images
 from invoker.drivers.programs import PROGRAMS
+from tests.container_ends import Ends
 from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.inside import WAIT_S, ask, load, post, up
 from thaw.action import KIND_PYTHON
@@ -27,26 +28,6 @@ from thaw.errors import PlatformError, Unavailable, WorkerLost
 from thaw.logs import Log
 
 MIB = 1 << 20
-
-
-class Ends:
-    def __init__(self, driver: DockerDriver) -> None:
-        self.seen: list[Exit] = []
-        self._changed = threading.Condition()
-        driver.on_exit(self._take)
-
-    def _take(self, end: Exit) -> None:
-        with self._changed:
-            self.seen.append(end)
-            self._changed.notify_all()
-
-    def wait(self, container_id: str) -> Exit:
-        with self._changed:
-            found = self._changed.wait_for(
-                lambda: next((e for e in self.seen if e.container_id == container_id), None), WAIT_S
-            )
-        assert found is not None, f"{container_id} did not end"
-        return found
 
 
 @pytest.fixture

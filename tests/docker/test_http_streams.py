@@ -92,7 +92,7 @@ def get(machine: Machine) -> Get:
     """Ask a server as a stranger."""
 
     def ask(path: str, name: str = "server", **options: Any) -> requests.Response:
-        return requests.get(f"{machine.api}/api/v1/web/guest/default/{name}{path}", timeout=60, **options)
+        return requests.get(f"{machine.url}/api/v1/web/guest/default/{name}{path}", timeout=60, **options)
 
     return ask
 

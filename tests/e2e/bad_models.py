@@ -155,17 +155,17 @@ class Shop:
                 **config,
             },
         }
-        url = f"{self.machine.api}/api/v1/namespaces/_/actions/{name}?force=true"  # else most are refused at once
+        url = f"{self.machine.url}/api/v1/namespaces/_/actions/{name}?force=true"  # else most are refused at once
         put = self.http.put(url, json=body, timeout=30)
         assert put.status_code == 200, put.text
 
     def delete(self, name: str) -> None:
-        assert self.http.delete(f"{self.machine.api}/api/v1/namespaces/_/actions/{name}", timeout=30).ok
+        assert self.http.delete(f"{self.machine.url}/api/v1/namespaces/_/actions/{name}", timeout=30).ok
 
     def ask(self, name: str, content: str = "Hi", **body: Any) -> requests.Response:
         message = {"model": name, "messages": [{"role": "user", "content": content}], "max_tokens": 2, **body}
         return self.http.post(
-            f"{self.machine.api}/v1/chat/completions", json=message, timeout=90, stream=bool(body.get("stream"))
+            f"{self.machine.url}/v1/chat/completions", json=message, timeout=90, stream=bool(body.get("stream"))
         )
 
     def record(self, activation_id: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Machine:
         self._auth: tuple[str, str] | None = None
 
     @property
-    def api(self) -> str:
+    def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def thaw(self, *arguments: str, timeout_s: float = 300, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -75,7 +75,7 @@ class Machine:
 
     def request(self, method: str, path: str, **options: Any) -> requests.Response:
         options.setdefault("timeout", 120)
-        return requests.request(method, self.api + path, auth=self.auth(), **options)
+        return requests.request(method, self.url + path, auth=self.auth(), **options)
 
     def chat(self, action: str, content: str, *, timeout: float | None = None, **body: Any) -> requests.Response:
         message = {"model": action, "messages": [{"role": "user", "content": content}], "max_tokens": 24, **body}

@@ -256,7 +256,7 @@ def test_a_stream_ends_with_the_reason(shop: Shop, damaged: str) -> None:
 
 def test_a_202_ends_in_a_record_with_the_reason(shop: Shop, damaged: str) -> None:
     accepted = shop.http.post(
-        f"{shop.machine.api}/api/v1/namespaces/_/actions/{damaged}", json={"prompt": "x"}, timeout=30
+        f"{shop.machine.url}/api/v1/namespaces/_/actions/{damaged}", json={"prompt": "x"}, timeout=30
     )
     assert accepted.status_code == 202
     result = shop.record(accepted.json()["activationId"])["response"]["result"]
@@ -323,13 +323,13 @@ def test_a_config_error_names_path_value_and_fix_and_deploys_nothing(
     assert hint.startswith("hint: ")
     assert len(hint) > len("hint: ")
     assert done.returncode == 144  # 400 modulo 256, as with wsk
-    assert shop.http.get(f"{shop.machine.api}/api/v1/namespaces/_/actions/misconfigured", timeout=30).status_code == 404
+    assert shop.http.get(f"{shop.machine.url}/api/v1/namespaces/_/actions/misconfigured", timeout=30).status_code == 404
 
 
 def test_what_is_wrong_without_our_cli_is_refused_by_the_gateway_in_the_same_words(shop: Shop) -> None:
     config = {"kind": "llm:vllm", "model": {"uri": "s3://m/m"}, "scaling": {"max_batch": 0}}
     body = {"exec": {"kind": "llm:vllm", "code": "", "binary": False}, "config": config}
-    answer = shop.http.put(f"{shop.machine.api}/api/v1/namespaces/_/actions/misconfigured", json=body, timeout=30)
+    answer = shop.http.put(f"{shop.machine.url}/api/v1/namespaces/_/actions/misconfigured", json=body, timeout=30)
     assert answer.status_code == 400
     assert "$.scaling.max_batch: value is less than the minimum of 1 (got 0): requests" in answer.json()["error"]
 

@@ -22,6 +22,6 @@ pytestmark = [
 @pytest.mark.parametrize("name", ["langchain", "instructor", "litellm", "llm"])
 def test_a_framework_gets_structured_output_and_tools(platform: Machine, name: str) -> None:
     program = Path(__file__).with_name("frameworks.py")
-    command = [PYTHON, str(program), name, f"{platform.api}/v1", ":".join(platform.auth())]
+    command = [PYTHON, str(program), name, f"{platform.url}/v1", ":".join(platform.auth())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=platform.env)
     assert done.returncode == 0, done.stderr[-3000:]

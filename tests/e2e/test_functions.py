@@ -109,7 +109,7 @@ def test_a_platform_whose_hosts_run_no_images_says_so_at_the_deploy(machine: Mac
 
 
 def test_openwhisks_own_client_deploys_calls_joins_and_deletes(machine: Machine) -> None:
-    said = node("openwhisk_verbs.js", THAW_TEST_APIHOST=machine.api, THAW_TEST_AUTH=":".join(machine.auth()))
+    said = node("openwhisk_verbs.js", THAW_TEST_APIHOST=machine.url, THAW_TEST_AUTH=":".join(machine.auth()))
     assert said == {
         "namespaces": ["guest"],
         "created": "0.0.1",

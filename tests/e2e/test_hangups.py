@@ -91,7 +91,7 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 30) -> float:
 
 def given_up(shop: Shop, action: str) -> int:
     """The number of the action's records that say that the client hung up."""
-    url = f"{shop.machine.api}/api/v1/namespaces/_/activations"
+    url = f"{shop.machine.url}/api/v1/namespaces/_/activations"
     records = shop.http.get(url, params={"name": action, "docs": "true", "limit": "0"}, timeout=30).json()
     results = [r["response"]["result"] for r in records if not r["response"]["success"]]
     return sum(str(r.get("error")).startswith("The client closed the connection") for r in results)

@@ -79,7 +79,7 @@ def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer(platform: Machi
 
 
 def test_the_openai_sdk_streams_chats_completes_and_lists(platform: Machine) -> None:
-    client = OpenAI(base_url=platform.api + "/v1", api_key=":".join(platform.auth()), max_retries=0)
+    client = OpenAI(base_url=platform.url + "/v1", api_key=":".join(platform.auth()), max_retries=0)
     assert "smollm2" in [m.id for m in client.models.list()]
     stream = client.chat.completions.create(
         model="chat", messages=[{"role": "user", "content": FRANCE}], stream=True, max_tokens=16, temperature=0
@@ -157,8 +157,8 @@ def test_a_stranger_gets_401_and_nothing_else(platform: Machine) -> None:
     import requests
 
     for path in ("/api/v1/namespaces", "/v1/models", "/api/v1/namespaces/_/actions/chat", "/api/v1/thaw/hosts"):
-        assert requests.get(platform.api + path, auth=("a", "b"), timeout=10).status_code == 401
-        assert requests.get(platform.api + path, timeout=10).status_code == 401
+        assert requests.get(platform.url + path, auth=("a", "b"), timeout=10).status_code == 401
+        assert requests.get(platform.url + path, timeout=10).status_code == 401
 
 
 def test_explain_of_the_last_activation_prints_a_timeline_with_bytes(platform: Machine) -> None:
@@ -182,7 +182,7 @@ def test_each_example_of_the_api_s_page_is_answered_as_it_says(platform: Machine
         registry = Registry(client)
         registry.report_host(report)
         _deploy_embeddings(platform, tmp_path)
-        shell = Shell(tmp_path, API=platform.api, KEY=":".join(platform.auth()), HOST=spare)
+        shell = Shell(tmp_path, API=platform.url, KEY=":".join(platform.auth()), HOST=spare)
         try:
             for example in examples():
                 assert shell.status(example, platform.env) == example.status, (

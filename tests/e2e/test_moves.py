@@ -12,23 +12,36 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
 from tests.e2e.machine import Machine, text_of
 from tests.e2e.pipelines import Pipelines, wait_for
+from tests.gateway.event_client import Client
 from thaw.tracing.trace import Phase
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-REQUESTS: tuple[dict[str, Any], ...] = (
-    {"content": "Tell me the history of Rome.", "temperature": 0},
-    {"content": "Count from one to five hundred.", "temperature": 0, "logprobs": True},
-    {"content": "Write a story about a fox.", "temperature": 0.8, "seed": 7, "presence_penalty": 0.6, "top_p": 0.9},
-)
 
+def asking(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"messages": asking("Tell me the history of Rome."), "temperature": 0},
+    {"messages": asking("Count from one to five hundred."), "temperature": 0, "logprobs": True},
+    {
+        "messages": asking("Write a story about a fox."),
+        "temperature": 0.8,
+        "seed": 7,
+        "presence_penalty": 0.6,
+        "top_p": 0.9,
+    },
+)
+HANGING_UP_CANCELS = {"X-Thaw-Resumable": "0"}
+N_AFTER_MOVE = 20
 
 TOO_SLOW = "the destination (sent nothing within|needs .* for a round)"
 """The reasons for which a stream may stay on a busy machine: its client would have waited too long."""
@@ -57,17 +70,39 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     assert made.leftovers() == []
 
 
-def stream(
-    machine: Machine, content: str, n_tokens: int, all_begun: Barrier | None = None, **body: Any
-) -> tuple[str, str]:
-    """The text of a streamed answer, and its activation.  ``all_begun`` is passed after a few tokens."""
-    reply = machine.chat("chat", content, stream=True, max_tokens=n_tokens, ignore_eos=True, timeout=300, **body)
+class Streams:
+    """Clients that read the answers to ``REQUESTS`` until the host is empty, and a few tokens more."""
 
-    def after(n: int) -> None:
-        if n == 5 and all_begun is not None:
-            all_begun.wait(120)
+    def __init__(self, machine: Machine, n_tokens: int) -> None:
+        """``n_tokens``: of a whole answer."""
+        self._machine, self._key, self._n_tokens = machine, ":".join(machine.auth()), n_tokens
+        self.all_begun, self.emptied = Barrier(len(REQUESTS) + 1), Event()
 
-    return text_of(reply, after), reply.headers["X-Openwhisk-Activation-Id"]
+    def read(self, request: dict[str, Any]) -> Client:
+        client = self._ask(request, self._n_tokens)
+        client.read(5)
+        self.all_begun.wait(120)
+        n_left = N_AFTER_MOVE
+        while n_left and not is_whole(client):
+            client.read(1)
+            n_left -= self.emptied.is_set()
+        client.hang_up()
+        return client
+
+    def unmoved(self, request: dict[str, Any], other: Client) -> Client:
+        """Read the same answer as far as the other client has read it."""
+        client = self._ask(request, min(self._n_tokens, other.indexes[-1] + 2))
+        client.read_all()
+        return client
+
+    def _ask(self, request: dict[str, Any], n_tokens: int) -> Client:
+        client = Client(self._key, max_tokens=n_tokens, ignore_eos=True, **request)
+        assert client.ask(self._machine, timeout_s=300, **HANGING_UP_CANCELS).status_code == 200
+        return client
+
+
+def is_whole(client: Client) -> bool:
+    return client.events[-1].data == "[DONE]"
 
 
 def outlasting_a_start(machine: Machine) -> int:
@@ -86,26 +121,27 @@ def serving(machine: Machine) -> list[str]:
 
 
 def test_a_busy_host_is_emptied_and_every_stream_ends_with_the_text_it_would_have_had(hosts: Machine) -> None:
-    n_tokens = outlasting_a_start(hosts)
+    streams = Streams(hosts, outlasting_a_start(hosts))
     (source,) = serving(hosts)
-    all_begun = Barrier(len(REQUESTS) + 1)
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
-        streams = [
-            pool.submit(stream, hosts, n_tokens=n_tokens, all_begun=all_begun, **request) for request in REQUESTS
-        ]
-        all_begun.wait(120)
-        said = hosts.thaw("host", "drain", source, "--wait").stdout
-        answers = [s.result(300) for s in streams]
-        unmoved = [pool.submit(stream, hosts, n_tokens=n_tokens, **request) for request in REQUESTS]
-        expected = [s.result(300)[0] for s in unmoved]
-    assert [text for text, _ in answers] == expected
+        reading = [pool.submit(streams.read, request) for request in REQUESTS]
+        streams.all_begun.wait(120)
+        try:
+            said = hosts.thaw("host", "drain", source, "--wait").stdout
+        finally:
+            streams.emptied.set()
+        answers = [client.result(300) for client in reading]
+        unmoved = list(pool.map(streams.unmoved, REQUESTS, answers))
+    for client, other in zip(answers, unmoved, strict=True):
+        assert client.seen == other.seen[: len(client.events)]
     assert "3 requests are moving, 1 instance is left" in said
     assert said.splitlines()[-1] == f"{source} is empty"
     (dest,) = serving(hosts)
     assert dest != source
     listed = hosts.thaw("host", "list").stdout
     n_moved = 0
-    for _, activation_id in answers:
+    for client in answers:
+        activation_id = client.reply.headers["X-Openwhisk-Activation-Id"]
         trace = wait_for(lambda a=activation_id: moved(hosts, a), "no trace of a move")
         assert trace["begin"]["from"] == source, trace
         assert trace["end"]["rounds"] >= 1

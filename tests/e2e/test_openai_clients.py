@@ -42,7 +42,7 @@ class Town(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def client(platform: Machine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(api_key=":".join(platform.auth()), base_url=f"{platform.api}/v1", max_retries=0) as made:
+    with openai.OpenAI(api_key=":".join(platform.auth()), base_url=f"{platform.url}/v1", max_retries=0) as made:
         yield made
 
 
@@ -234,7 +234,7 @@ def test_a_response_has_text_in_its_form_and_calls_tools_whole_and_streamed(clie
 
 
 def test_openais_npm_client_works_unmodified(platform: Machine) -> None:
-    said = node("openai_verbs.js", THAW_TEST_APIHOST=platform.api, THAW_TEST_AUTH=":".join(platform.auth()))
+    said = node("openai_verbs.js", THAW_TEST_APIHOST=platform.url, THAW_TEST_AUTH=":".join(platform.auth()))
     assert "smollm2" in said["models"]
     assert said["whole"] == said["streamed"] != ""
     assert said["texts"] == 2

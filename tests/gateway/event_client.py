@@ -60,6 +60,12 @@ class Client:
     def indexes(self) -> list[int]:
         return [e.index for e in self.events if e.id]
 
+    @property
+    def seen(self) -> list[tuple[str, str]]:
+        """The events without the parts that differ between two activations.  What is left of an id is the token's
+        number and the checksum of all tokens up to it."""
+        return [(e.id.rpartition(":")[2], e.text) for e in self.events]
+
     def ask(self, gateway: Gateway, *, timeout_s: float = 30, **headers: str) -> requests.Response:
         """Send the request, with the id of the last event that the client has."""
         known = {"Last-Event-ID": self.last_id} if self.last_id else {}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
-from invoker.drivers.base import Driver, Exit, Handle, Spec
+from invoker.drivers.base import Driver, Handle, Spec
 from invoker.drivers.programs import PROGRAMS
 from thaw.action import KIND_PYTHON
 
@@ -20,26 +19,6 @@ while True:
     s.accept()[0].close()
 """
 """A container that takes connections: it starts in a tenth of the time that a function's proxy needs."""
-
-
-class Ends:
-    def __init__(self, driver: Driver) -> None:
-        self.seen: list[Exit] = []
-        self._changed = threading.Condition()
-        driver.on_exit(self._take)
-
-    def _take(self, end: Exit) -> None:
-        with self._changed:
-            self.seen.append(end)
-            self._changed.notify_all()
-
-    def wait(self, container_id: str) -> Exit:
-        with self._changed:
-            found = self._changed.wait_for(
-                lambda: next((e for e in self.seen if e.container_id == container_id), None), WAIT_S
-            )
-        assert found is not None
-        return found
 
 
 def spec(container_id: str = "one", role: str = "instance") -> Spec:

@@ -20,9 +20,10 @@ from invoker.drivers.programs import PROGRAMS
 from invoker.drivers.registry import make_driver
 from invoker.drivers.socket_wait import listens
 from invoker.settings import InvokerSettings
+from tests.container_ends import Ends
 from tests.kubernetes.api_server import Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import LISTENS, WAIT_S, Ends, by_hand, cell, runs, spec, up
+from tests.kubernetes.helpers import LISTENS, WAIT_S, by_hand, cell, runs, spec, up
 from thaw.action import KIND_PYTHON
 from thaw.errors import PlatformError, Unavailable, WorkerLost
 from thaw.logs import Log

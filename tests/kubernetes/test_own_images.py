@@ -13,9 +13,10 @@ from invoker.drivers.activation_logs import last_lines
 from invoker.drivers.base import Spec
 from invoker.drivers.kubernetes.driver import KubernetesDriver
 from tests.conftest import free_port
+from tests.container_ends import Ends
 from tests.docker.inside import ask, post
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import WAIT_S, Ends
+from tests.kubernetes.helpers import WAIT_S
 from thaw.action import KIND_PYTHON
 from thaw.errors import InitFailed, Unavailable, WorkerLost
 

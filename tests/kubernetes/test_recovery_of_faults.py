@@ -11,9 +11,10 @@ from invoker.drivers.base import Exit
 from invoker.drivers.kubernetes import driver as kubernetes_driver
 from invoker.drivers.kubernetes import later
 from invoker.drivers.kubernetes.driver import KubernetesDriver
+from tests.container_ends import Ends
 from tests.kubernetes.api_server import Refusal, Request
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import WAIT_S, Ends, runs, spec, up
+from tests.kubernetes.helpers import WAIT_S, runs, spec, up
 from thaw.errors import PlatformError, Unavailable
 
 

@@ -14,9 +14,10 @@ from invoker.drivers.kubernetes import later
 from invoker.drivers.kubernetes.driver import KubernetesDriver
 from invoker.drivers.kubernetes.spec import CLAIMANT
 from invoker.drivers.socket_wait import listens
+from tests.container_ends import Ends
 from tests.kubernetes.api_server import Request
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import WAIT_S, Ends, cell, runs, spec, up
+from tests.kubernetes.helpers import WAIT_S, cell, runs, spec, up
 from thaw.errors import Unavailable, WorkerLost
 from thaw.kubernetes.api import Event
 

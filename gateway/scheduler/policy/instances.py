@@ -413,6 +413,8 @@ def retry_blocked(view: ClusterView, now_s: float, freed_on: HostId | None = Non
     for turn in view.blocked:
         if turn.need_bytes >= refused or not view.shares.may_start(turn.name):
             continue
+        if _is_looked_at(view, turn.name) and not _would_keep(view, turn.name):
+            continue  # the answer examines it
         action = view.action(turn.name)
         if now_s < action.late_s + LATE_REST_S and freed_on not in action.late_on:
             decided += wake(action, turn.name, action.late_s + LATE_REST_S, now_s)
@@ -432,6 +434,11 @@ def retry_blocked(view: ClusterView, now_s: float, freed_on: HostId | None = Non
         if refused <= view.blocked.least_need:
             break
     return decided
+
+
+def _would_keep(view: ClusterView, name: ActionName) -> bool:
+    """True for the first action of the line until it keeps a device."""
+    return view.blocked.first == name and (view.keeper is None or view.keeper[0] != name)
 
 
 def _lacks_a_pool(view: ClusterView, turn: Turn) -> bool:
