@@ -237,6 +237,7 @@ def test_a_later_stage_that_stays_is_a_worker_once_stage_0_has_switched_and_answ
 @STAYS
 def test_before_that_it_answers_no_request_and_ends_with_its_pipeline(pipeline: tuple[Container, Container]) -> None:
     first, second = pipeline
+    first.stream({**LONG, "max_tokens": 1})  # stage 0 waits for the first word of stage 1 longer than for others
     asked = Elsewhere(second)
     await_begin(second)
     status, refused = second.ask("POST", "/run", run_body(LONG, "completions"))

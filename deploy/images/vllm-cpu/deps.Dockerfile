@@ -9,6 +9,8 @@ ARG WHEELHOUSE=https://download.pytorch.org/whl/cpu/torch/
 # vLLM's native code asks for libnuma, which Debian's slim images leave out
 RUN if command -v apt-get; then apt-get update -q && apt-get install -y -q --no-install-recommends libnuma1 && \
         rm -rf /var/lib/apt/lists/*; fi
+# The last command looks for the kernels of the processor that builds the image: vLLM has a library for each generation,
+# and one that is too new for it would end the build with an illegal instruction.
 COPY deps/tools.lock deps/runtime-cpu.lock /build/
 RUN python -m pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
         --no-deps --require-hashes -r /build/tools.lock && \
@@ -17,4 +19,5 @@ RUN python -m pip install --no-cache-dir --disable-pip-version-check --root-user
     python -m uv pip install --system --no-cache --no-deps --require-hashes --compile-bytecode \
         --allow-insecure-host "$host" --find-links "$WHEELHOUSE" -r /build/runtime-cpu.lock && \
     python -m pip uninstall -y -q uv --root-user-action=ignore && \
-    python -c "import torch, vllm._C"
+    python -c "import torch; from vllm.platforms import current_platform as p; p.import_kernels(); \
+        torch.ops._C.init_cpu_memory_env"
