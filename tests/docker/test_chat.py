@@ -115,14 +115,28 @@ def test_two_stages_without_a_network_become_one_worker_while_they_answer(stack:
     stack.wait_serving("folds", 0)
 
 
-@pytest.mark.usefixtures("answer_of_two")
+@pytest.fixture(scope="module")
+def exact(stack: Stack, answer_of_two: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A function in two stages and in float32.  In bfloat16, a prompt that ends with generated tokens may decide a tie
+    between two tokens differently from the steps that generated them."""
+    assert answer_of_two
+    config = json.loads((ROOT / "examples/chat/chat.json").read_text())
+    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
+    config["scaling"] |= {"stages": 2}
+    path = tmp_path_factory.mktemp("exact") / "exact.json"
+    path.write_text(json.dumps(config))
+    stack.thaw("action", "create", "exact", "--config", str(path))
+    yield "exact"
+    stack.thaw("action", "delete", "exact")
+
+
 @pytest.mark.parametrize("victim", ["a stage", "relay", "scheduler", "host-1-fetchd", "host-2-invoker"])
-def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, victim: str) -> None:
+def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, exact: str, victim: str) -> None:
     """The connections to the relay server, or the whole group, are made again, and go on from the last token."""
-    whole = whole_answer(stack)
-    asking = LongAnswer(stack)
+    whole = whole_answer(stack, exact)
+    asking = LongAnswer(stack, action=exact)
     asking.wait_pieces(10)
-    kill(stack.instances()[-1] if victim == "a stage" else stack.service(victim))
+    kill(stack.serving(exact)[-1] if victim == "a stage" else stack.service(victim))
     asking.wait_end()
     assert (asking.text, asking.error, asking.broke) == (whole, None, None)
 
