@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,9 +101,7 @@ def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack, answe
 
 
 def test_two_stages_without_a_network_become_one_worker_while_they_answer(stack: Stack, tmp_path: Path) -> None:
-    config = json.loads((ROOT / "examples/chat/chat.json").read_text())
-    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
-    config["scaling"] |= {"stages": 2, "keep": 1}
+    config = in_two_stages_and_float32(keep=1)
     (tmp_path / "folds.json").write_text(json.dumps(config))
     stack.thaw("model", "demo")
     stack.thaw("action", "create", "folds", "--config", str(tmp_path / "folds.json"))
@@ -120,11 +119,8 @@ def exact(stack: Stack, answer_of_two: str, tmp_path_factory: pytest.TempPathFac
     """A function in two stages and in float32.  In bfloat16, a prompt that ends with generated tokens may decide a tie
     between two tokens differently from the steps that generated them."""
     assert answer_of_two
-    config = json.loads((ROOT / "examples/chat/chat.json").read_text())
-    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
-    config["scaling"] |= {"stages": 2}
     path = tmp_path_factory.mktemp("exact") / "exact.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(in_two_stages_and_float32()))
     stack.thaw("action", "create", "exact", "--config", str(path))
     yield "exact"
     stack.thaw("action", "delete", "exact")
@@ -139,6 +135,13 @@ def test_an_answer_in_two_stages_loses_no_token_and_doubles_none(stack: Stack, e
     kill(stack.serving(exact)[-1] if victim == "a stage" else stack.service(victim))
     asking.wait_end()
     assert (asking.text, asking.error, asking.broke) == (whole, None, None)
+
+
+def in_two_stages_and_float32(**scaling: int) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((ROOT / "examples/chat/chat.json").read_text())
+    config["engine"]["dtype"], config["resources"]["gpu_memory_mb"] = "float32", 3072
+    config["scaling"] |= {"stages": 2, **scaling}
+    return config
 
 
 def whole_answer(stack: Stack, action: str = "chat") -> str:

@@ -9,9 +9,9 @@ ARG WHEELHOUSE=https://download.pytorch.org/whl/cpu/torch/
 # vLLM's native code asks for libnuma, which Debian's slim images leave out
 RUN if command -v apt-get; then apt-get update -q && apt-get install -y -q --no-install-recommends libnuma1 && \
         rm -rf /var/lib/apt/lists/*; fi
+COPY deps/tools.lock deps/runtime-cpu.lock /build/
 # The last command looks for the kernels of the processor that builds the image: vLLM has a library for each generation,
 # and one that is too new for it would end the build with an illegal instruction.
-COPY deps/tools.lock deps/runtime-cpu.lock /build/
 RUN python -m pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
         --no-deps --require-hashes -r /build/tools.lock && \
     host=$(echo "$WHEELHOUSE" | sed 's|^[a-z]*://\([^/]*\)/.*|\1|') && \
