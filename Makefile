@@ -6,7 +6,7 @@ JOBS ?= 2
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-bench demo dev down test test-full test-clients test-kubernetes test-matrix check mutants native check-native bench bench-quick simulation locks docs images stand-ins
+.PHONY: help setup setup-dev setup-bench system-packages demo dev down quick test test-full test-clients test-kubernetes test-matrix check mutants native check-native bench bench-quick simulation locks docs images stand-ins
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,10 +29,19 @@ dev: setup ## Run the platform on this machine, in the foreground (Ctrl-C ends i
 down: setup ## End a platform that runs on this machine, also after a crash of its supervisor
 	@$(VENV)/thaw dev down
 
-test: setup-dev ## Run all but the long tests, in random order (SEED=123 repeats it), by two processes (JOBS=2); TESTS=PATH runs some
+system-packages:
+	@scripts/system_packages.sh
+
+quick: setup-dev ## Check lint, types and layers, and run the tests that need no engine, platform or container
+	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
+	@$(VENV)/mypy
+	@$(VENV)/lint-imports
+	@$(PYTEST) -m "quick" tests
+
+test: system-packages setup-dev ## Run all but the long tests, in random order (SEED=123 repeats it), by two processes (JOBS=2); TESTS=PATH runs some
 	@$(PYTEST) -m "not full" $(TESTS)
 
-test-full: setup-dev ## Run every test
+test-full: system-packages setup-dev ## Run every test
 	@$(PYTEST)
 
 test-clients: setup-dev ## Run LangChain, instructor, litellm and llm (deps/clients.lock, in .venv-clients) against a platform

@@ -25,10 +25,11 @@ from bench._links import Link, shaped, unlimited
 from bench._origin import Origin
 from bench._platform import BenchPlatform, llm_config
 from thaw.cli.model_stores.demo_model import cache_dir
+from thaw.dev.known_answers import FRANCE
 from thaw.dev.smollm2 import obtain
 from thaw.tracing.timeline import Interval
 
-_PROMPT = "What is the capital of France? Answer in one sentence."
+_PROMPT = FRANCE.prompt
 _IMPORT = "import torch, vllm, transformers, vllm.model_executor.models.llama"
 _SETTLE_S = 3.0
 """After this time the scheduler has seen the platform's hosts and knows what the model consists of."""

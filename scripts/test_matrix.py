@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Run the suite several times, each time on another kind of machine: `make test-matrix`.
 
-There are ten rows of {2 cores, 4 cores} × {clock as it is, just booted, up for a year} × {alone, beside four busy
-processes}.  Any two settings occur together in at least one row.  Each row runs `make test` in a random order of its
-own, appends its result to .cache/test-matrix/results.jsonl, and keeps the whole output in the same folder.  `--write`
-puts the last result of each row into docs/test-report.md.
+Ten rows are of {2 cores, 4 cores} × {clock as it is, just booted, up for a year} × {alone, beside four busy processes}.
+Any two settings occur together in at least one row.  Three further rows have a ceiling for the processor: their
+engines compute as on one without AVX-512, without bfloat16, and without AMX.  Each row runs `make test` in an order of
+its own and with noise of its own on the engines' logits, appends its result to .cache/test-matrix/results.jsonl, and
+keeps the whole output in the same folder.  `--write` puts the last result of each row into docs/test-report.md.
 
     scripts/test_matrix.py                                   all rows
     scripts/test_matrix.py --rows 3,9 --seed 123             two rows again, in the order of an earlier run
     scripts/test_matrix.py --rows 8 --tests tests/gateway    some tests only (not written into the report)
 
-taskset gives a row its cores.  A time namespace gives it its clock, which needs root.
+taskset gives a row its cores.  A time namespace gives it its clock, which needs root.  A processor cannot be given what
+it lacks, so AMX is tested only where it is.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import ctypes
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +51,8 @@ class Row:
     cores: int
     clock: str
     busy: bool
+    ceiling: str = ""
+    """THAW_CPU_CEILING."""
 
 
 ROWS = (
@@ -61,6 +66,9 @@ ROWS = (
     Row(4, "just booted", True),
     Row(2, "up for a year", True),
     Row(4, "as it is", True),
+    Row(2, "as it is", False, "avx2"),
+    Row(2, "as it is", False, "avx512"),
+    Row(2, "as it is", False, "avx512_bf16"),
 )
 
 
@@ -74,6 +82,7 @@ class Result:
     failed: tuple[str, ...]
     slowest: tuple[str, ...]
     tests: tuple[str, ...] = ()  # empty: the whole suite
+    noise: str = ""  # the seed of the noise on logits
 
 
 def main() -> int:
@@ -119,10 +128,13 @@ def run(number: int, tests: Sequence[str], seed: str) -> Result:
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER / f"row-{number}.log"
     command = [*machine(row, cores), *suite(tests, seed)]
+    noise = str(secrets.randbelow(1 << 31))
+    environ = os.environ | {"THAW_LOGITS_NOISE": noise, "THAW_CPU_CEILING": row.ceiling}
+    given = subprocess.DEVNULL
     began = time.monotonic()
     with beside(N_BUSY if row.busy else 0, cores), log.open("w") as output:
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
-    return read(number, log.read_text(), time.monotonic() - began, tests)
+        subprocess.run(command, cwd=ROOT, env=environ, stdin=given, stdout=output, stderr=output, check=False)
+    return replace(read(number, log.read_text(), time.monotonic() - began, tests), noise=noise)
 
 
 def machine(row: Row, cores: Sequence[int]) -> list[str]:
@@ -205,8 +217,8 @@ def last_results() -> list[Result]:
 
 def table(results: Sequence[Result]) -> str:
     lines = [
-        "| row | commit | cores | clock | beside it | seed | duration | result | slowest |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| row | commit | cores | clock | beside it | ceiling | seed | noise | duration | result | slowest |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         row = ROWS[r.row - 1]
@@ -215,7 +227,8 @@ def table(results: Sequence[Result]) -> str:
         came = "<br>".join([re.sub(r" in [\d.]+s.*", "", r.closing), *named[: len(r.failed)]])
         load = f"{N_BUSY} busy processes" if row.busy else "nothing"
         slowest = "<br>".join(f"`{name}`" for name in r.slowest)
-        cells = (r.row, r.commit, row.cores, row.clock, load, r.seed, f"{minutes} min {seconds} s", came, slowest)
+        took, ceiling = f"{minutes} min {seconds} s", row.ceiling or "none"
+        cells = (r.row, r.commit, row.cores, row.clock, load, ceiling, r.seed, r.noise, took, came, slowest)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

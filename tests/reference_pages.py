@@ -24,6 +24,7 @@ import invoker.settings
 import thaw.kserve.settings
 import thaw.kubernetes.crd
 import thaw.kubernetes.settings
+import thaw_runtime.engine.vllm.settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 _SETTINGS = {
@@ -32,6 +33,7 @@ _SETTINGS = {
     "invoker": invoker.settings,
     "fetchd": fetchd.settings,
     "model port": invoker.model_port.settings,
+    "container of a model": thaw_runtime.engine.vllm.settings,
     "operator (Kubernetes)": thaw.kubernetes.settings,
     "storage initializer (KServe)": thaw.kserve.settings,
 }

@@ -13,6 +13,7 @@ import pytest
 
 from scripts import test_matrix as matrix
 from scripts.test_matrix import ROWS, Result, Row
+from thaw_runtime.engine.vllm.settings import CEILINGS
 
 OUTPUT = """\
 Using --randomly-seed=42
@@ -29,10 +30,14 @@ make: *** [Makefile:30: test] Error 1
 
 def test_any_two_settings_meet_in_a_row() -> None:
     values = [(2, 4), ("as it is", *matrix.UPTIME_S), (False, True)]
-    settings = [(row.cores, row.clock, row.busy) for row in ROWS]
+    settings = [(row.cores, row.clock, row.busy) for row in ROWS if not row.ceiling]
     for a, b in combinations(range(3), 2):
         assert {(s[a], s[b]) for s in settings} == set(product(values[a], values[b]))
-    assert len(set(settings)) == 10
+    assert len(set(settings)) == len(settings) == 10
+
+
+def test_every_ceiling_has_a_row() -> None:
+    assert {row.ceiling for row in ROWS} == {"", *CEILINGS}
 
 
 @pytest.mark.parametrize(("clock", "least_s", "most_s"), [("just booted", 19, 60), ("up for a year", 3.1e7, 3.2e7)])
@@ -82,14 +87,14 @@ def test_a_run_is_read_from_its_output() -> None:
 
 def test_the_table_replaces_what_stands_between_its_marks() -> None:
     result = Result(
-        9, "abc1234", "42", 912.3, "3 failed, 7 passed in 912.00s", ("tests/x.py::test_y",), ("x.py::z 9.1",)
+        9, "abc1234", "42", 912.3, "3 failed, 7 passed in 912.00s", ("tests/x.py::test_y",), ("x.py::z 9.1",), (), "7"
     )
     page = matrix.put_table(f"a\n{matrix.BEGIN}\nold\n{matrix.END}\nb\n", matrix.table([result]))
     assert page.startswith(f"a\n{matrix.BEGIN}\n| row |")
     assert page.endswith(f"{matrix.END}\nb\n")
     assert "old" not in page
     assert (
-        "| 9 | abc1234 | 2 | up for a year | 4 busy processes | 42 | 15 min 12 s | "
+        "| 9 | abc1234 | 2 | up for a year | 4 busy processes | none | 42 | 7 | 15 min 12 s | "
         "3 failed, 7 passed<br>`tests/x.py::test_y` | `x.py::z 9.1` |"
     ) in page
 

@@ -17,6 +17,7 @@ from tests.docker.answers import LONG, LongAnswer
 from tests.docker.engine import ROOT, DockerEngine
 from tests.docker.stack import UP_S, Stack, kill
 from tests.e2e.test_readme import blocks
+from thaw.dev.known_answers import FRANCE
 
 pytestmark = [pytest.mark.full, pytest.mark.vllm, pytest.mark.timeout(1800)]  # an image of 3 GB is built
 
@@ -63,7 +64,7 @@ def answer_of_two(stack: Stack, first_answer: str) -> str:
 
 
 def test_the_commands_of_the_page_end_in_an_answer(first_answer: str) -> None:
-    assert "Paris" in first_answer
+    assert FRANCE.text in first_answer
 
 
 @pytest.mark.usefixtures("first_answer")
@@ -81,9 +82,9 @@ def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_cl
     promised = sum(config["resources"][name] for name in ("gpu_memory_mb", "host_memory_mb")) << 20
     for _ in range(3):
         stack.wait_ready_cells("brief")
-        asked = {"model": "brief", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        asked = {"model": "brief", "messages": FRANCE.messages}
         reply = stack.request("POST", "/v1/chat/completions", json={**asked, "temperature": 0})
-        assert "Paris" in reply.json()["choices"][0]["message"]["content"], reply.text
+        assert reply.json()["choices"][0]["message"]["content"] == FRANCE.text
         activation = reply.headers["X-Openwhisk-Activation-Id"]
         annotations = {a["key"]: a["value"] for a in stack.record(activation)["annotations"]}
         assert annotations["startMode"] == "prewarmed"
@@ -94,7 +95,7 @@ def test_ready_stem_cells_are_claimed_again_and_again_under_the_limits_of_the_cl
 def test_two_hosts_answer_together_over_the_relay_and_say_so(stack: Stack, answer_of_two: str) -> None:
     whole_answer(stack)  # another test may have ended the instances since
     answer, _, explained = answer_of_two.partition("activation ")
-    assert "Paris" in answer
+    assert FRANCE.text in answer
     assert re.search(r"2 stages.* over redis: host-\d.*, host-\d", explained), explained
     stages = {(stack.host_of(c), c.attrs["HostConfig"]["NetworkMode"]) for c in stack.instances()}
     assert stages == {("host-1", "none"), ("host-2", "none")}

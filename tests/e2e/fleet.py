@@ -8,8 +8,9 @@ from typing import Any
 
 from tests.e2e.machine import Machine, text_of
 from tests.e2e.pipelines import Pipelines, wait_gone
+from thaw.dev.known_answers import FRANCE
 
-PROMPTS = ("What is the capital of France?", "Count from one to thirty.")
+PROMPTS = (FRANCE.prompt, "Count from one to thirty.")
 ANSWER = {"temperature": 0, "max_tokens": 40, "stream": True, "ignore_eos": True}
 
 

@@ -16,12 +16,14 @@ from typing import Any
 
 import requests
 
-from tests.conftest import free_port
+from tests.conftest import NOISE, free_port
+from tests.imported import zygote_parent
 from thaw.dev.layout import Layout
 from thaw.dev.leftovers import cgroups
 
 ROOT = Path(__file__).parents[2]
 THAW = str(Path(sys.executable).with_name("thaw"))
+OF_ENGINES = (NOISE, "THAW_CPU_CEILING")
 _MOST_HOSTS = 8
 
 
@@ -31,7 +33,7 @@ class Machine:
     def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
         self.port = free_port()
         self.state_dir = directory / "state"
-        kept = {k: v for k, v in environ.items() if not k.startswith(("THAW_", "WSK_", "AWS_"))}
+        kept = {k: v for k, v in environ.items() if not k.startswith(("THAW_", "WSK_", "AWS_")) or k in OF_ENGINES}
         home = directory / "home"
         home.mkdir()
         self.env = kept | {
@@ -59,6 +61,8 @@ class Machine:
 
     def up(self, *arguments: str) -> None:
         self._auth = None
+        if "docker" not in arguments and "off" not in arguments:  # with stem cells that are processes
+            self.env["THAW_ZYGOTE_PARENT"] = zygote_parent()
         self.thaw("dev", "up", "--detach", "--port", str(self.port), *arguments)
 
     def down(self) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.machine import Machine
+from thaw.dev.known_answers import FRANCE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -49,8 +50,8 @@ def test_after_keep_alive_the_instance_is_gone_and_the_next_request_thaws_again(
     machine.thaw("action", "create", "brief", "--config", str(tmp_path / "chat.json"))
     for is_held_up in (False, True):
         with stem_cell_stops(machine) if is_held_up else nullcontext():
-            response = machine.chat("brief", "What is the capital of France?", temperature=0)
-        assert "Paris" in response.json()["choices"][0]["message"]["content"]
+            response = machine.chat("brief", FRANCE.prompt, temperature=0)
+        assert response.json()["choices"][0]["message"]["content"] == FRANCE.text
         path = f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}"
         assert "initTime" in {a["key"] for a in machine.request("GET", path).json()["annotations"]}
         wait_until_no_instance(machine, 30)

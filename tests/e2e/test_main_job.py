@@ -15,19 +15,19 @@ from relay.state.registry import Registry
 from tests.api_examples import Shell, examples
 from tests.e2e.machine import Machine, events, text_of
 from tests.embedding_models import write_model
+from thaw.dev.known_answers import FRANCE, OF_FRANCE
 from thaw.dev.layout import Layout
 from thaw.host import Device, HostReport
 from thaw.ids import HostId
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-FRANCE = "What is the capital of France?"
 
 
 @pytest.mark.begins("platform")
 def test_a_model_that_was_not_there_answers_and_its_trace_explains_the_start(platform: Machine) -> None:
-    response = platform.chat("chat", FRANCE, stream=True, temperature=0)
+    response = platform.chat("chat", FRANCE.prompt, stream=True, temperature=0)
     assert response.status_code == 200, response.text
-    assert "Paris" in text_of(response)
+    assert text_of(response) == FRANCE.text
     activation_id = response.headers["X-Openwhisk-Activation-Id"]
 
     record = platform.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}").json()
@@ -61,7 +61,7 @@ def test_a_model_that_was_not_there_answers_and_its_trace_explains_the_start(pla
 
 
 def test_a_warm_request_has_no_init_time(platform: Machine) -> None:
-    platform.chat("chat", FRANCE)
+    platform.chat("chat", FRANCE.prompt)
     response = platform.chat("chat", "Name a colour.", temperature=0)
     record = platform.request(
         "GET", f"/api/v1/namespaces/_/activations/{response.headers['X-Openwhisk-Activation-Id']}"
@@ -70,8 +70,8 @@ def test_a_warm_request_has_no_init_time(platform: Machine) -> None:
 
 
 def test_a_stream_has_the_text_and_the_usage_of_the_whole_answer(platform: Machine) -> None:
-    whole = platform.chat("chat", FRANCE, temperature=0).json()
-    streamed = platform.chat("chat", FRANCE, temperature=0, stream=True, stream_options={"include_usage": True})
+    whole = platform.chat("chat", FRANCE.prompt, temperature=0).json()
+    streamed = platform.chat("chat", FRANCE.prompt, temperature=0, stream=True, stream_options={"include_usage": True})
     chunks = events(streamed)
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
     assert text == whole["choices"][0]["message"]["content"]
@@ -82,11 +82,11 @@ def test_the_openai_sdk_streams_chats_completes_and_lists(platform: Machine) -> 
     client = OpenAI(base_url=platform.url + "/v1", api_key=":".join(platform.auth()), max_retries=0)
     assert "smollm2" in [m.id for m in client.models.list()]
     stream = client.chat.completions.create(
-        model="chat", messages=[{"role": "user", "content": FRANCE}], stream=True, max_tokens=16, temperature=0
+        model="chat", messages=FRANCE.messages, stream=True, max_tokens=16, temperature=0
     )
-    assert "Paris" in "".join(c.choices[0].delta.content or "" for c in stream)
-    done = client.completions.create(model="chat", prompt="The capital of France is", max_tokens=4, temperature=0)
-    assert "Paris" in done.choices[0].text
+    assert "".join(c.choices[0].delta.content or "" for c in stream) == FRANCE.text
+    done = client.completions.create(model="chat", prompt=OF_FRANCE.prompt, max_tokens=2, temperature=0)
+    assert done.choices[0].text == OF_FRANCE.text
     client.close()
 
 
@@ -122,10 +122,10 @@ def test_a_python_action_answers_blocking_result_and_202(platform: Machine) -> N
 
 
 def test_the_llm_answers_as_an_action_too(platform: Machine) -> None:
-    body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    body = {"prompt": OF_FRANCE.prompt, "max_tokens": 2, "temperature": 0}
     response = platform.request("POST", "/api/v1/namespaces/_/actions/chat?blocking=true&result=true", json=body)
     assert response.status_code == 200, response.text
-    assert "Paris" in json.dumps(response.json())
+    assert response.json()["choices"][0]["text"] == OF_FRANCE.text
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_the_llm_answers_as_an_action_too(platform: Machine) -> None:
 def test_a_bad_request_is_refused_with_its_reason_and_the_next_is_answered(
     platform: Machine, body: dict[str, object], status: int, message: str
 ) -> None:
-    response = platform.chat("chat", FRANCE, **body)
+    response = platform.chat("chat", FRANCE.prompt, **body)
     assert response.status_code == status, response.text
     assert message in response.json()["error"]["message"]
-    assert platform.chat("chat", FRANCE, max_tokens=2).status_code == 200
+    assert platform.chat("chat", FRANCE.prompt, max_tokens=2).status_code == 200
 
 
 def test_a_prompt_longer_than_the_context_says_so(platform: Machine) -> None:
@@ -162,7 +162,7 @@ def test_a_stranger_gets_401_and_nothing_else(platform: Machine) -> None:
 
 
 def test_explain_of_the_last_activation_prints_a_timeline_with_bytes(platform: Machine) -> None:
-    platform.chat("chat", FRANCE, max_tokens=2)
+    platform.chat("chat", FRANCE.prompt, max_tokens=2)
     assert re.search(r"first token", platform.thaw("activation", "explain", "--last").stdout, re.I)
 
 

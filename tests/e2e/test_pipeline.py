@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.fleet import ANSWER, PROMPTS, Fleet
 from tests.e2e.machine import text_of
 from tests.e2e.pipelines import Pipelines, StageContainer, plan_of, wait_for, wait_gone
+from thaw.dev.known_answers import FRANCE
 from thaw.ids import GroupId
 from thaw.plan import Plan, TransportKind
 
@@ -57,7 +58,7 @@ def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_b
     """No host has a byte of the model, and 258 MiB take 10.8 s on one link."""
     fleet.deploy("tight", slo={"ttft_ms": 4200, "tpot_ms": 2000})
     response = fleet.chat("tight", PROMPTS[0], **ANSWER)
-    assert "Paris" in text_of(response)
+    assert text_of(response).startswith(FRANCE.text)
     plan, fetches = plan_of(fleet, response.headers["X-Openwhisk-Activation-Id"])
     explained = fleet.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout
     # the group may have become one worker since, and its plan has one stage then: the trace says how it started

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.machine import Machine
+from thaw.dev.known_answers import FRANCE
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -57,7 +58,7 @@ def test_every_block_of_the_readme_runs(machine: Machine) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert done.stdout.count("### block") == 7
     by_block = re.split(r"### block \d+\n", done.stdout)[1:]
-    assert "Paris" in by_block[0]
+    assert FRANCE.text in by_block[0]
     assert '"delta"' in by_block[1]
     assert "[DONE]" in by_block[1]
     assert by_block[2].strip()

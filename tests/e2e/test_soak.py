@@ -13,6 +13,7 @@ import requests
 
 from tests.e2e.machine import Machine
 from tests.e2e.pipelines import wait_for
+from thaw.dev.known_answers import FRANCE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd", "state")
@@ -40,8 +41,8 @@ class Traffic:
                 self.stop.wait(0.5)
 
     def _chat(self) -> str:
-        response = self.machine.chat("chat", "What is the capital of France?", temperature=0, max_tokens=8, timeout=120)
-        if response.status_code == 200 and "Paris" not in response.text:
+        response = self.machine.chat("chat", FRANCE.prompt, temperature=0, max_tokens=8, timeout=120)
+        if response.status_code == 200 and FRANCE.text not in response.text:
             self.wrong.append(response.text)
         return self._status(response)
 

@@ -15,7 +15,7 @@ from invoker.drivers.base import Spec
 from invoker.drivers.cpu_shares import NoShares
 from invoker.drivers.process.driver import ProcessDriver
 from relay.clients.http_unix import UnixConnection
-from tests.thaw_runtime.conftest import Container, Forked, Zygote
+from tests.thaw_runtime.conftest import Container, Zygote, forked_container
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.action import KIND_LLM
@@ -63,13 +63,8 @@ def test_a_zygote_forks_containers_of_the_engine_that_its_environment_names(
 ) -> None:
     zygote = Zygote(tmp_path, with_echo)
     try:
-        (tmp_path / "c0").mkdir()
-        container = Forked(zygote, tmp_path / "c0", descriptor_socket)
-        container.wait_listening()
-        check(container)
-        os.kill(container.forked["pid"], 9)
-        assert zygote.receive()["op"] == "exited"
-        container.close()
+        with forked_container(zygote, tmp_path / "c0", descriptor_socket) as container:
+            check(container)
     finally:
         zygote.close()
 

@@ -22,6 +22,7 @@ from tests.kubernetes_real.kubectl import NAMESPACE, delete, forwarded, found, k
 from tests.kubernetes_real.own_cluster import OwnCluster
 from tests.kubernetes_real.platform import Platform, Stream
 from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.dev.known_answers import FRANCE
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1800)]
 
@@ -131,7 +132,7 @@ def volumes() -> set[str]:
 
 @pytest.mark.begins("overlay")
 def test_the_page_leads_from_an_empty_cluster_to_a_models_answer(first_answer: str) -> None:
-    assert "Paris" in first_answer
+    assert FRANCE.text in first_answer
     assert len(instances()) == 1
     kubectl("-n", NAMESPACE, "wait", "--for=condition=Ready", "modelfunction/chat", "--timeout=60s")
     (chat,) = found("modelfunctions", "chat", "-n", NAMESPACE)
@@ -195,7 +196,7 @@ def test_a_model_answers_as_a_pipeline_of_two_nodes(platform: Platform) -> None:
         pytest.skip("this cluster has one node")
     before = instances(KIND_LLM)
     platform.deploy_model("pair", 2)
-    assert "Paris" in platform.chat("pair", "What is the capital of France?")
+    assert platform.chat("pair", FRANCE.prompt) == FRANCE.text
     stages = instances(KIND_LLM) - before
     assert len(stages) == 2
     assert len({node_of(stage) for stage in stages}) == 2
@@ -226,7 +227,7 @@ def test_a_stream_goes_on_while_the_node_is_rolled_out_and_what_was_warm_is_warm
     assert "initTime" not in {a["key"] for a in record["annotations"]}
     assert {kept} | models <= instances(), "no container was ended or made anew"
     assert cells <= waiting(KIND_PYTHON)
-    assert platform.chat("chat", "What is the capital of France?")
+    assert platform.chat("chat", FRANCE.prompt)
     assert instances(KIND_LLM) == models
 
 

@@ -152,11 +152,34 @@ class Forked(Container):
         self.http = UnixConnection(self.socket, timeout=120)
 
 
+@contextlib.contextmanager
+def forked_container(
+    zygote: Zygote, directory: Path, model: Path | FakeDescriptorSocket, **of_socket: Any
+) -> Iterator[Forked]:
+    """A listening fork of the zygote, with a descriptor socket of its own unless one is given.
+
+    The block's end is the end of all of them, also where an assertion fails; a start that failed has ended its process
+    already.
+    """
+    directory.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if isinstance(model, Path):
+            descriptor_socket = FakeDescriptorSocket(model, directory / "socket", **of_socket)
+            stack.callback(descriptor_socket.close)
+        else:
+            descriptor_socket = model
+        container = Forked(zygote, directory, descriptor_socket)
+        stack.callback(end, zygote, container)
+        container.wait_listening()
+        yield container
+
+
 def end(zygote: Zygote, container: Forked) -> None:
-    os.kill(container.forked["pid"], 9)
-    assert zygote.receive()["op"] == "exited"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(container.forked["pid"], 9)
+    exited = zygote.receive()
     Container.close(container)
-    container.descriptor_socket.close()
+    assert exited["op"] == "exited"
 
 
 def run_body(body: Mapping[str, Any], endpoint: str, **value: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from relay.clients.http_unix import UnixConnection
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, REPLACES_HEADER
 from tests.thaw_runtime.adapters import LINEAR, merge, write_adapter, write_base
-from tests.thaw_runtime.conftest import STREAM, Forked, Zygote, end, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, Forked, Zygote, end, forked_container, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME
 from thaw.config import ScalingConfig
@@ -84,6 +84,7 @@ class Adapted(Forked):
 
     def close(self) -> None:
         end(self.zygote, self)
+        self.descriptor_socket.close()
 
 
 @pytest.fixture(scope="module")
@@ -117,17 +118,13 @@ def wanted(zygote: Zygote, base: Path, adapters: Mapping[str, Path], place: Path
     for name in ("", "a", "b", "c"):
         directory = place / f"plain-{name}"
         directory.mkdir()
-        descriptor_socket = FakeDescriptorSocket(
-            base if not name else merge(base, adapters[name], place / f"merged-{name}"), directory / "socket"
-        )
-        container = Forked(zygote, directory, descriptor_socket)
-        container.wait_listening()
-        status, reply = container.init(dtype="float32", args={"block_size": 32})
-        assert status == 200, reply
-        messages = container.stream(BODY)
-        assert messages[-1]["t"] == "RunFinished", messages[-1]
-        found[name] = [m["token_id"] for m in messages[:-1]]
-        end(zygote, container)
+        model = base if not name else merge(base, adapters[name], place / f"merged-{name}")
+        with forked_container(zygote, directory, model) as container:
+            status, reply = container.init(dtype="float32", args={"block_size": 32})
+            assert status == 200, reply
+            messages = container.stream(BODY)
+            assert messages[-1]["t"] == "RunFinished", messages[-1]
+            found[name] = [m["token_id"] for m in messages[:-1]]
     assert len({tuple(tokens) for tokens in found.values()}) == 4, "answers that are the same prove nothing"
     return found
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.thaw_runtime.conftest import ROOT, Container, Forked, Zygote
+from tests.thaw_runtime.conftest import ROOT, Container, Zygote, forked_container
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from tests.thaw_runtime.test_vllm import CAPITAL, answer
+from thaw.dev.known_answers import FRANCE
 
 pytestmark = pytest.mark.vllm
 
@@ -50,6 +51,7 @@ import functools, gc, json
 from thaw_runtime.engine.vllm import env as engine_env
 engine_env.prepare()
 from thaw_runtime.engine.vllm import configuration, warm
+from thaw.dev.known_answers import FRANCE
 warm.warm_up()
 configuration.forget_surroundings()
 caches = [o for o in gc.get_objects() if isinstance(o, functools._lru_cache_wrapper) and o.cache_info().currsize]
@@ -120,7 +122,7 @@ def test_a_cell_that_is_a_container_and_ready_starts_under_the_limits_of_its_cla
         group.limit(4 * GIB)
         status, reply = cell.init()
         assert status == 200, reply
-        assert answer(cell, CAPITAL) == "The capital of France is Paris."
+        assert answer(cell, CAPITAL) == FRANCE.text
     finally:
         cell.close()
 
@@ -136,20 +138,14 @@ def test_every_fork_of_a_zygote_starts_under_the_limits_of_its_own_claim(
     try:
         for name, limit, outcome in (("a", 4 * GIB, 200), ("b", 512 << 20, 500), ("c", 3 * GIB, 200)):
             group.limit(limit)
-            directory = tmp_path / name
-            directory.mkdir()
-            container = Forked(zygote, directory, descriptor_socket)
-            container.wait_listening()
-            status, reply = container.init()
-            assert status == outcome, reply
-            if outcome == 200:
-                assert answer(container, CAPITAL) == "The capital of France is Paris."
-                os.kill(container.forked["pid"], 9)
-            else:
-                assert reply["info"]["code"] == "PlatformError"
-                assert "less memory than it promised" in reply["error"]
-                assert reply["info"]["hint"]
-            assert zygote.receive()["op"] == "exited"
-            container.close()
+            with forked_container(zygote, tmp_path / name, descriptor_socket) as container:
+                status, reply = container.init()
+                assert status == outcome, reply
+                if outcome == 200:
+                    assert answer(container, CAPITAL) == FRANCE.text
+                else:
+                    assert reply["info"]["code"] == "PlatformError"
+                    assert "less memory than it promised" in reply["error"]
+                    assert reply["info"]["hint"]
     finally:
         zygote.close()

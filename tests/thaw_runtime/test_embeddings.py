@@ -17,8 +17,7 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from tests.embedding_models import FAMILIES, HIDDEN, LAYERS, write_model
-from tests.thaw_runtime.conftest import ROOT, Container, Forked, Zygote, end
-from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
+from tests.thaw_runtime.conftest import ROOT, Container, Zygote, forked_container
 from thaw_runtime.engine.kv_memory import geometry, peak_intermediate_bytes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -88,11 +87,9 @@ def containers(
         made = {}
         for family, model in directories.items():
             own = tmp_path_factory.mktemp(family)
-            made[family] = Forked(zygote, own, FakeDescriptorSocket(model, own / "socket"))
+            made[family] = stack.enter_context(forked_container(zygote, own, model))
             made[family].http = UnixConnection(made[family].socket, timeout=600)
-            stack.callback(end, zygote, made[family])
         for family, container in made.items():
-            container.wait_listening()
             reserve = _need_without_kv(directories[family]) if family == "bert" else 1 << 30
             status, reply = container.init(dtype="float32", reserve=reserve)
             assert status == 200, reply

@@ -32,9 +32,14 @@ def test_a_product_is_the_exact_one_rounded_once(shape: tuple[int, ...], n_colum
     "error", [None, RuntimeError("could not create a primitive"), AttributeError("create_onednn_mm")]
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_only_layers_for_which_vllm_has_no_kernel_are_changed(dtype: torch.dtype, error: Exception | None) -> None:
+@pytest.mark.parametrize("on_amx", [False, True], ids=["", "AMX"])
+def test_only_layers_for_which_vllm_has_no_kernel_are_changed(
+    dtype: torch.dtype, error: Exception | None, on_amx: bool
+) -> None:
+    """vLLM's own predicate says which layers its kernel on AMX takes; that kernel may leave a layer its weight."""
     operators = SimpleNamespace(create_onednn_mm=Mock(side_effect=error))
-    layers = SimpleNamespace(dispatch_cpu_unquantized_gemm=prepare, ops=operators)
+    takes = Mock(return_value=on_amx)
+    layers = SimpleNamespace(dispatch_cpu_unquantized_gemm=prepare, ops=operators, check_cpu_sgl_kernel=takes)
     linear_on_cpu.install(layers)
     matrix, filters, missing = (
         SimpleNamespace(weight=torch.zeros(*shape, dtype=dtype, device=device))
@@ -42,7 +47,10 @@ def test_only_layers_for_which_vllm_has_no_kernel_are_changed(dtype: torch.dtype
     )
     for layer in (matrix, filters, missing):
         layers.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-    is_ours = error is not None and dtype is torch.bfloat16
+    is_ours = error is not None and dtype is torch.bfloat16 and not on_amx
+    assert [call.args for call in takes.call_args_list] == [(8, 4, dtype)] * (
+        error is not None and dtype is torch.bfloat16
+    )
     assert matrix.cpu_linear == (linear_on_cpu.linear if is_ours else "vLLM's, True")
     assert (filters.cpu_linear, missing.cpu_linear) == ("vLLM's, True", "vLLM's, True")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, frames, run_body
-from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
+from tests.thaw_runtime.conftest import STREAM, Container, Zygote, forked_container, frames, run_body
 from tests.thaw_runtime.models import real_model
 
 pytestmark = pytest.mark.vllm
@@ -32,21 +30,15 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module")
 def workers(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Container, Container]]:
-    made: list[tuple[Forked, FakeDescriptorSocket]] = []
-    for name in ("source", "destination"):
-        directory = tmp_path_factory.mktemp(name)
-        descriptor_socket = FakeDescriptorSocket(real_model(), directory / "socket")
-        made.append((Forked(zygote, directory, descriptor_socket), descriptor_socket))
-        made[-1][0].wait_listening()
-        status, reply = made[-1][0].init(dtype="float32", max_model_len=1024)
-        assert status == 200, reply
-    yield made[0][0], made[1][0]
-    for container, descriptor_socket in made:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(container.forked["pid"], 9)
-        assert zygote.receive()["op"] == "exited"
-        container.close()
-        descriptor_socket.close()
+    with contextlib.ExitStack() as stack:
+        source, destination = (
+            stack.enter_context(forked_container(zygote, tmp_path_factory.mktemp(name), real_model()))
+            for name in ("source", "destination")
+        )
+        for container in (source, destination):
+            status, reply = container.init(dtype="float32", max_model_len=1024)
+            assert status == 200, reply
+        yield source, destination
 
 
 def cached(end: dict[str, Any]) -> int:

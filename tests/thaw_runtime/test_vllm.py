@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -23,11 +24,12 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from relay.protocol.messages import GroupCredential, GroupLink, StageShape
-from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, frames, llm_init, run_body
+from tests.thaw_runtime.conftest import STREAM, Container, Forked, Zygote, forked_container, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import real_model
 from thaw import wire
 from thaw.cli.explanation import explain
+from thaw.dev.known_answers import FRANCE
 from thaw.plan import TransportKind
 from thaw.process.kernel_counts import parse_schedstat
 from thaw.tracing.evidence import explain as explained
@@ -48,7 +50,7 @@ TEXTS = (
     "Yesterday the weather was",
 )
 CAPITAL = {
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "messages": FRANCE.messages,
     "temperature": 0,
     "max_tokens": 32,
 }
@@ -61,24 +63,14 @@ def model() -> Path:
 
 @pytest.fixture
 def fork(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Forked]]:
-    made: list[tuple[Forked, FakeDescriptorSocket]] = []
+    numbers = itertools.count()
+    with contextlib.ExitStack() as stack:
 
-    def build(model: Path, *, arrived: bool = True, layers: tuple[int, int] | None = None) -> Forked:
-        directory = tmp_path / f"c{len(made)}"
-        directory.mkdir()
-        descriptor_socket = FakeDescriptorSocket(model, directory / "socket", arrived=arrived, layers=layers)
-        container = Forked(zygote, directory, descriptor_socket)
-        container.wait_listening()
-        made.append((container, descriptor_socket))
-        return container
+        def build(model: Path, *, arrived: bool = True, layers: tuple[int, int] | None = None) -> Forked:
+            directory = tmp_path / f"c{next(numbers)}"
+            return stack.enter_context(forked_container(zygote, directory, model, arrived=arrived, layers=layers))
 
-    yield build
-    for container, descriptor_socket in made:
-        with contextlib.suppress(ProcessLookupError):  # a failed start has ended the process already
-            os.kill(container.forked["pid"], 9)
-        assert zygote.receive()["op"] == "exited"
-        container.close()
-        descriptor_socket.close()
+        yield build
 
 
 def answer(container: Container, body: dict[str, Any], endpoint: str = "chat", **value: Any) -> str:
@@ -100,7 +92,7 @@ def test_a_container_from_scratch_knows_the_capital_of_france(model: Path, tmp_p
             for p in ("libraries", "context", "model", "load", "kv", "engine", "tokenizer")
             for edge in ("begin", "end")
         } <= names
-        assert answer(container, CAPITAL) == "The capital of France is Paris."
+        assert answer(container, CAPITAL) == FRANCE.text
     finally:
         container.close()
         descriptor_socket.close()
@@ -116,7 +108,7 @@ def test_an_engine_unmaps_its_segment_when_fetchd_ends_and_serves_on(fork: Calla
     while "memfd:slab" in Path(f"/proc/{engine}/maps").read_text():
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
-    assert answer(container, CAPITAL) == "The capital of France is Paris."
+    assert answer(container, CAPITAL) == FRANCE.text
 
 
 def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callable[..., Forked], model: Path) -> None:
@@ -126,7 +118,7 @@ def test_a_forked_container_answers_the_same_and_reports_no_import(fork: Callabl
     assert "libraries.begin" not in {e["name"] for e in reply["events"]}
     (engine,), nodes = children(container.forked["pid"]), list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     assert ("bind:" in Path(f"/proc/{engine}/numa_maps").read_text()) == (len(nodes) > 1)
-    assert answer(container, CAPITAL) == "The capital of France is Paris."
+    assert answer(container, CAPITAL) == FRANCE.text
     assert answer(container, CAPITAL | {"stop": [" Paris"]}) == "The capital of France is"
 
 
@@ -135,7 +127,7 @@ def test_what_the_engine_refuses_fails_alone(fork: Callable[..., Forked], model:
     assert container.init()[0] == 200
     last = container.stream(CAPITAL | {"temperature": 2.5}, "chat")[-1]  # a gateway would refuse this request
     assert (last["t"], last["error"]["code"]) == ("RunFailed", "BadRequest")
-    assert answer(container, CAPITAL) == "The capital of France is Paris."
+    assert answer(container, CAPITAL) == FRANCE.text
 
 
 def test_containers_of_one_pipeline_answer_and_a_killed_one_fails_the_request_as_lost(
@@ -151,7 +143,7 @@ def test_containers_of_one_pipeline_answer_and_a_killed_one_fails_the_request_as
         status, reply = container.ask("POST", "/init", {"value": value})
         assert status == 200, reply
         assert ("tokenizer.begin" in {e["name"] for e in reply["events"]}) == (stage == 0)
-    assert answer(first, CAPITAL) == "The capital of France is Paris."
+    assert answer(first, CAPITAL) == FRANCE.text
     first.http.request(
         "POST", "/run", json.dumps(run_body({"prompt": "Once", "max_tokens": 400}, "completions")), STREAM
     )

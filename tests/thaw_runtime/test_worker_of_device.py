@@ -20,7 +20,7 @@ import sys
 from thaw_runtime.engine.vllm import env
 env.prepare(1)
 import torch
-import thaw_runtime.engine.vllm.without_compiler
+import thaw_runtime.engine.vllm.first_import
 from vllm.platforms import current_platform
 if sys.argv[1] == "gpu":
     type(current_platform).is_cpu = lambda self: False
@@ -75,7 +75,7 @@ def test_a_vllm_that_needs_the_compiler_is_imported_with_it(tmp_path: Path, name
     (tmp_path / "torch/_inductor/__init__.py").touch()
     probe = """
 import sys
-import thaw_runtime.engine.vllm.without_compiler
+import thaw_runtime.engine.vllm.first_import
 import vllm
 print("vllm" in sys.modules, "torch._inductor.lowering" in sys.modules)
 import torch._inductor.lowering

@@ -23,6 +23,7 @@ from thaw.settings import SettingError
 _READY_EVENT = '"event": "(ready|leading|gateway_started)"'  # a scheduler is useful only while it leads
 _UNLIMITED_BYTES_PER_S = 1_250_000_000  # the link rate in plans on loopback: more than the store delivers
 _INTERPRETER = (sys.executable,)
+_ZYGOTE_PARENT = "THAW_ZYGOTE_PARENT"
 _PASSED_ON = (
     "PATH",
     "HOME",
@@ -36,6 +37,8 @@ _PASSED_ON = (
     "SSL_CERT_FILE",
     "XDG_CACHE_HOME",
     "THAW_LLM_ENGINE",
+    "THAW_CPU_CEILING",
+    "THAW_LOGITS_NOISE",
     "THAW_METRICS_TOKEN",
     "THAW_FETCHD_ALLOW",
     "THAW_FETCHD_REFUSE",
@@ -220,10 +223,10 @@ def _reading(platform: Platform) -> dict[str, str]:
 
 
 def stem_cells(platform: Platform, options: Options) -> list[Component]:
-    """The zygote from which the zygotes of all hosts are forked: the machine pays for the imports, and holds their
+    """The zygote from which the zygotes of several hosts are forked: the machine pays for the imports, and holds their
     memory, only once.
     """
-    if not _common_stem_cells(options):
+    if _zygote_parent(platform, options) != _stem_cells_socket(platform):
         return []
     scratch = Path(platform.run_dir) / "tmp"
     scratch.mkdir(mode=0o1777, exist_ok=True)
@@ -236,8 +239,15 @@ def stem_cells(platform: Platform, options: Options) -> list[Component]:
     return [Component("stem-cells", argv, env, '"event": "(importing|ready)"', 1)]
 
 
-def _common_stem_cells(options: Options) -> bool:
-    return options.hosts > 1 and options.stem_cells and dev_driver(options.driver).plain_processes
+def _zygote_parent(platform: Platform, options: Options) -> str:
+    """The socket of the process from which hosts fork their zygotes; empty: each host makes its own.
+
+    The environment may name one that is there already, so that platforms that come and go do not import again.
+    """
+    if not (options.stem_cells and dev_driver(options.driver).plain_processes):
+        return ""
+    own = _stem_cells_socket(platform) if options.hosts > 1 else ""
+    return os.environ.get(_ZYGOTE_PARENT, own)
 
 
 def _stem_cells_socket(platform: Platform) -> str:
@@ -276,8 +286,8 @@ def host(platform: Platform, options: Options, number: int) -> list[Component]:
         "OMP_NUM_THREADS": str(options.threads),
     }
     env |= {name: os.environ[name] for name in driver.passed_on if name in os.environ}
-    if _common_stem_cells(options):
-        env["THAW_ZYGOTE_PARENT"] = _stem_cells_socket(platform)
+    if parent := _zygote_parent(platform, options):
+        env[_ZYGOTE_PARENT] = parent
     if rate is not None and platform.network is None:  # nothing else limits the rate
         env["THAW_FETCHD_LINK_BYTES_PER_S"] = str(rate)
     store = _reading(platform)  # only fetchd reads models, so no other component needs the store's key

@@ -50,6 +50,8 @@ KEPT_ENVIRONMENT: Final = (
     "VLLM_CONFIGURE_LOGGING",
     "PYTHONDONTWRITEBYTECODE",
     "THAW_LLM_ENGINE",
+    "THAW_CPU_CEILING",
+    "THAW_LOGITS_NOISE",
 )
 _KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
 _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report of it

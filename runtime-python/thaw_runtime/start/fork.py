@@ -172,6 +172,7 @@ def _zygote(order: Spawn, in_child: Callable[[], None], serve: Callable[[str], N
     if order.netns is not None:
         _enter(order.netns)
     os.environ.update(order.env)
+    os.chdir(os.path.dirname(order.socket))  # the files of its host; it may be found by them when nobody else knows it
     serve(order.socket)
 
 

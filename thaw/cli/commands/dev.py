@@ -1,4 +1,4 @@
-"""``thaw dev up|down|status|logs``: the platform on this machine."""
+"""``thaw dev up|down|status|logs|doctor``: the platform on this machine."""
 
 from __future__ import annotations
 
@@ -204,6 +204,20 @@ def status() -> None:
     where = platform.store_dir or platform.s3_endpoint
     out().print(f"api {platform.apihost} · store {where} · logs {layout.logs}", soft_wrap=True)
     if not all(c.running for c in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has for a platform.  The exit code is 1 where something is missing that it needs."""
+    from thaw.dev.doctor import examine
+
+    with err().status("looking"):
+        findings = examine()
+    for finding in findings:
+        colour = "red" if finding.fatal else "yellow" if finding.problem else "green"
+        out().print(f"[{colour}]●[/{colour}] {finding.line()}", soft_wrap=True)
+    if any(finding.fatal for finding in findings):
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ need anyway, and takes little time.  A zygote does it once for all its forks.
 
 from __future__ import annotations
 
-import thaw_runtime.engine.vllm.without_compiler  # noqa: F401  first: any other import of vLLM imports all of it
+import thaw_runtime.engine.vllm.first_import  # noqa: F401  first: any other import of vLLM imports all of it
 
 # isort: split
 import vllm

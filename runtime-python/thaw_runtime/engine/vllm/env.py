@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Final
+
+from thaw_runtime.engine.vllm import cpu_ceiling
+from thaw_runtime.engine.vllm.settings import CPU_CEILING, LOGITS_NOISE, engine_settings
 
 FIXED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor by one with worker processes
@@ -16,11 +20,14 @@ FIXED = {
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+KEPT: Final = (*FIXED, CPU_CEILING, LOGITS_NOISE, *cpu_ceiling.VARIABLES)
+"""What a container keeps that is forked from a stem cell."""
 
 
 def prepare(n_threads: int = 1) -> None:
     """``n_threads`` applies until the start says how many threads the worker's share of the device allows."""
     os.environ.update(FIXED)
+    cpu_ceiling.limit_environment(engine_settings().cpu_ceiling, os.environ)
     os.environ.setdefault("OMP_NUM_THREADS", str(n_threads))
     # A thread that spins at a barrier takes the core from fetchd, or from the thread for which it waits.  With spinning
     # threads a first token took 1.1 s instead of 0.05 s on a busy host of two cores.  Without them, an idle host needs

@@ -23,4 +23,10 @@ def _warm_up() -> None:
     warm_up()
 
 
-LIBRARY: Final = EngineLibrary(_load, env.prepare, _warm_up, tuple(env.FIXED))
+def _describe() -> str:
+    from thaw_runtime.engine.vllm.kernels import kernels
+
+    return kernels().line()
+
+
+LIBRARY: Final = EngineLibrary(_load, env.prepare, _warm_up, env.KEPT, _describe)

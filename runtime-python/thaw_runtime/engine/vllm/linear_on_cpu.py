@@ -21,17 +21,19 @@ _ROWS_AT_ONCE: Final = 256
 
 
 def install(layers: Any) -> None:
-    """Let each layer that vLLM prepares from now on compute its prompts so, if vLLM has no kernel for this processor.
+    """Let each layer compute its prompts so that vLLM prepares from now on and for which it has no kernel here.
 
-    ``layers``: the module vllm.model_executor.layers.utils.
+    ``layers``: the module vllm.model_executor.layers.utils.  vLLM has two kernels on x86: oneDNN's, which a processor
+    has for every layer or for none, and one on AMX, which it takes for layers of some sizes.
     """
-    if _has_kernel(layers.ops):
+    if has_kernel(layers.ops):
         return
     prepare_as_vllm = layers.dispatch_cpu_unquantized_gemm
 
     def prepare(layer: Any, remove_weight: bool) -> None:
+        is_ours = fits(layer.weight) and not layers.check_cpu_sgl_kernel(*layer.weight.shape, layer.weight.dtype)
         prepare_as_vllm(layer, remove_weight)
-        if fits(layer.weight):
+        if is_ours:
             layer.cpu_linear = linear
 
     layers.dispatch_cpu_unquantized_gemm = prepare
@@ -67,7 +69,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return product.view(*x.shape[:-1], n_columns)
 
 
-def _has_kernel(operators: Any) -> bool:
+def has_kernel(operators: Any) -> bool:
+    """Return True if oneDNN multiplies by bfloat16 weights on this processor.  ``operators``: vllm._custom_ops."""
     try:
         operators.create_onednn_mm(torch.zeros(16, 16, dtype=torch.bfloat16).t(), 1)  # as vLLM calls it
     except (RuntimeError, AttributeError):  # the processor has no such instructions, or this build no such kernels

@@ -21,8 +21,10 @@ from thaw.tracing.trace import Phase
 from thaw_runtime.engine.vllm import adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.current_start import current_start
+from thaw_runtime.engine.vllm.logits_noise import add_noise
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.engine.vllm.replaced import replaced
+from thaw_runtime.engine.vllm.settings import engine_settings
 from thaw_runtime.engine.vllm.window import check_filled, drop_foreign, set_window, whole_skeleton
 from thaw_runtime.process.thread_accounts import OtherThreads
 
@@ -57,6 +59,8 @@ class SegmentLoader(BaseModelLoader):
             set_window(model, start.part.window)
         else:
             drop_foreign(model, start.part, start.tensors)
+        if (seed := engine_settings().logits_noise) is not None and hasattr(model, "compute_logits"):
+            add_noise(model, seed)
         return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:

@@ -21,6 +21,7 @@ _PARALLEL: Final = "vllm.distributed.parallel_state"
 _GROUP: Final = f"{_PARALLEL}:GroupCoordinator"
 _LOADER_UTILS: Final = "vllm.model_executor.model_loader.utils"
 _MODELS: Final = "vllm.model_executor.models"
+_KERNELS: Final = "vllm.model_executor.layers.utils"
 _LINEAR: Final = "vllm.model_executor.layers.linear"
 _EMBEDDING: Final = "vllm.model_executor.layers.vocab_parallel_embedding"
 _RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -37,6 +38,7 @@ _OUTPUTS: Final = "vllm.v1.outputs"
 _STRUCTURED: Final = "vllm.v1.structured_output"
 _FORM: Final = "hold an answer to a grammar"
 _EMBED: Final = "compute embeddings"
+_CONTINUE: Final = "continue a request that began elsewhere"
 
 NAMES: Final = (
     # ── architectures.py, check.py ──
@@ -149,9 +151,9 @@ NAMES: Final = (
     _names(_LINEAR, "UnquantizedLinearMethod", "pack a layer that has arrived"),
     _names(f"{_LINEAR}:LinearBase", "quant_method", "pack a layer that has arrived", Kind.FIELD),
     _names(f"{_LINEAR}:UnquantizedLinearMethod", "process_weights_after_loading", "pack a layer that has arrived"),
-    _names("vllm.model_executor.layers.utils", "cpu_linear", "multiply by weights that are not packed", Kind.FIELD),
+    _names(_KERNELS, "cpu_linear", "multiply by weights that are not packed", Kind.FIELD),
     _names("vllm.model_executor.layers", "utils", "multiply prompts on a CPU"),
-    _names("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm ops", "multiply prompts on a CPU"),
+    _names(_KERNELS, "dispatch_cpu_unquantized_gemm ops check_cpu_sgl_kernel", "multiply prompts on a CPU"),
     _names(_EMBEDDING, "ParallelLMHead UnquantizedEmbeddingMethod", "leave the input embedding unpacked"),
     _names(f"{_EMBEDDING}:VocabParallelEmbedding", "quant_method", "leave the input embedding unpacked", Kind.FIELD),
     _names(f"{_EMBEDDING}:UnquantizedEmbeddingMethod", "process_weights_after_loading", "pack the output head"),
@@ -231,27 +233,23 @@ NAMES: Final = (
         "take the tensors of the stage before",
         Kind.FIELD,
     ),
-    _names(_RUNNER, "requests discard_request_mask", "continue a request that began elsewhere", Kind.FIELD),
-    _names(
-        _ROWS, "req_id_to_index generators sampling_metadata", "continue a request that began elsewhere", Kind.FIELD
-    ),
-    _names(_ROWS, "num_reqs req_ids", "continue a request that began elsewhere"),
+    _names(_RUNNER, "requests discard_request_mask", _CONTINUE, Kind.FIELD),
+    _names(_ROWS, "req_id_to_index generators sampling_metadata", _CONTINUE, Kind.FIELD),
+    _names(_ROWS, "num_reqs req_ids", _CONTINUE),
     _names(_ROWS, "logitsprocs", "make more batches like the runner's own", Kind.FIELD),
     _names(_ROWS, "remove_request", "keep a request's rows in one batch"),
     _names(
         "vllm.v1.worker.gpu_input_batch:CachedRequestState",
         "output_token_ids generator block_ids",
-        "continue a request that began elsewhere",
+        _CONTINUE,
         Kind.FIELD,
     ),
     _names(
-        "vllm.v1.sample.metadata:SamplingMetadata",
-        "output_token_ids",
-        "show penalties the whole output",
-        Kind.FIELD,
+        "vllm.v1.sample.metadata:SamplingMetadata", "output_token_ids", "show penalties the whole output", Kind.FIELD
     ),
-    _names("vllm.v1.utils:CpuGpuBuffer", "np", "continue a request that began elsewhere", Kind.FIELD),
+    _names("vllm.v1.utils:CpuGpuBuffer", "np", _CONTINUE, Kind.FIELD),
     _names("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "rehearse a batch of a stage", Kind.FIELD),
+    _names(f"{_MODELS}.interfaces_base:VllmModelForTextGeneration", "compute_logits", "add a test's noise"),
     # ── translation.py, stage.py, open_request.py ──
     _names("vllm", "SamplingParams", "hand a request to the engine"),
     _names(
