@@ -1,9 +1,9 @@
 # Every target prepares .venv first.  scripts/setup.sh installs nothing outside .venv, and a second run takes a second.
 SHELL := /bin/bash
 VENV := .venv/bin
-# SEED=123 repeats the order of a run that printed "Using --randomly-seed=123".  JOBS=0 runs the tests one after another.
+# RECORD=1 writes down how long each module took.  SEED=123 repeats the order of a run that printed "Using --randomly-seed=123".  JOBS=0 runs the tests one after another.
 JOBS ?= 2
-PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED))
+PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED)) $(if $(RECORD),--record-durations)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-bench system-packages demo dev down quick test test-full test-clients test-kubernetes test-matrix check mutants native check-native bench bench-quick simulation locks docs images stand-ins
@@ -33,10 +33,7 @@ system-packages:
 	@scripts/system_packages.sh
 
 quick: setup-dev ## Check lint, types and layers, and run the tests that need no engine, platform or container
-	@$(VENV)/ruff check . && $(VENV)/ruff format --check .
-	@$(VENV)/mypy
-	@$(VENV)/lint-imports
-	@$(PYTEST) -m "quick" tests
+	@$(PYTEST) -m quick
 
 test: system-packages setup-dev ## Run all but the long tests, in random order (SEED=123 repeats it), by two processes (JOBS=2); TESTS=PATH runs some
 	@$(PYTEST) -m "not full" $(TESTS)

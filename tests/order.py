@@ -2,16 +2,20 @@
 
 pytest-randomly shuffles the modules and the tests within each.  This module then corrects two things.  A test that needs
 a shared fixture untouched comes before the others that share it, and a test that ends the fixture comes after them.
-When tests run side by side, the long modules begin first.
+When tests run side by side, the modules that took longest in the last recorded run begin first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.durations import recorded
+from tests.unchanged import leave_out
 
 ONE_BY_ONE = {
     "docker": ("tests/docker/", "tests/conformance/test_driver.py"),  # a machine has one container engine
@@ -20,11 +24,13 @@ ONE_BY_ONE = {
         f"tests/thaw_runtime/test_{name}.py"
         for name in ("pipeline", "consolidated_pipelines", "scaled_up_pipelines", "families")
     ),
-    "zygote": tuple(f"tests/thaw_runtime/test_{name}.py" for name in ("vllm", "moves", "adapters", "embeddings")),
+    "zygote": tuple(  # they share a zygote, and the process from which probes are forked
+        f"tests/thaw_runtime/test_{name}.py"
+        for name in ("vllm", "moves", "adapters", "embeddings", "kv_families", "preflight", "sampling", "amx")
+    ),
     "platform": ("tests/e2e/", "tests/dev/"),  # each starts several engines, which fill the machine
 }
 """Modules that run one after another, by the resource that they share."""
-LONGEST = "platform"
 
 
 def unit_of(nodeid: str) -> str:
@@ -79,19 +85,23 @@ def is_last_module(request: pytest.FixtureRequest, fixture: str) -> bool:
     return not any(fixture in getattr(item, "fixturenames", ()) for item in items[last + 1 :])
 
 
-def long_ones_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The unit that takes longest begins at once, and those with a real engine follow, so that no worker ends long after
-    the others.
+def long_ones_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
+    """The units that take longest begin first, so that no worker ends long after the others.
+
+    ``seconds``: what each module takes.
     """
-    long = {unit_of(i.nodeid) for i in items if i.get_closest_marker("vllm")} | ONE_BY_ONE.keys()
-    return sorted(items, key=lambda item: ((unit := unit_of(item.nodeid)) != LONGEST, unit not in long))
+    took = Counter[str]()
+    for module in dict.fromkeys(item.nodeid.partition("::")[0] for item in items):
+        took[unit_of(module)] += seconds.get(module, 0.0)  # type: ignore[assignment]
+    places = {unit: n for n, unit in enumerate(dict.fromkeys(unit_of(item.nodeid) for item in items))}
+    return sorted(items, key=lambda item: (-took[unit := unit_of(item.nodeid)], places[unit]))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items[:] = beginners_first(in_place(items))
+    items[:] = beginners_first(in_place(leave_out(config, items)))
     if hasattr(config, "workerinput"):
-        items[:] = long_ones_first(items)
+        items[:] = long_ones_first(items, recorded())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+
+from tests import durations
+from tests.durations import is_quick
+from tests.order import long_ones_first
 
 pytest_plugins = ["pytester"]
 
@@ -82,3 +88,37 @@ def test_who_begins_or_ends_a_fixture_comes_before_or_behind_those_that_share_it
     pytester.makepyfile(test_one=MODULE, test_two=MODULE)
     done = pytester.runpytest_inprocess("-p", "no:xdist", f"--randomly-seed={seed}")
     done.assert_outcomes(passed=28)
+
+
+def test_the_units_that_took_longest_begin_first_and_stay_together() -> None:
+    nodes = ("tests/a/test_a.py::x", "tests/e2e/test_b.py::x", "tests/c/test_c.py::x", "tests/dev/test_d.py::x")
+    items: list[Any] = [SimpleNamespace(nodeid=node) for node in (*nodes, "tests/a/test_a.py::y")]
+    seconds = {"tests/a/test_a.py": 5.0, "tests/e2e/test_b.py": 3.0, "tests/dev/test_d.py": 4.0}
+    ordered = [item.nodeid for item in long_ones_first(items, seconds)]
+    assert ordered == [nodes[1], nodes[3], nodes[0], "tests/a/test_a.py::y", nodes[2]]  # e2e and dev are one unit
+
+
+@pytest.mark.parametrize(
+    ("module", "mark", "seconds", "quick"),
+    [
+        ("tests/relay/test_a.py", "", 3.9, True),
+        ("tests/relay/test_a.py", "", 4.1, False),
+        ("tests/relay/test_new.py", "", None, True),
+        ("tests/relay/test_a.py", "vllm", 0.1, False),
+        ("tests/e2e/test_a.py", "", 0.1, False),
+    ],
+)
+def test_a_test_is_quick_without_an_engine_or_a_platform_and_in_a_short_module(
+    module: str, mark: str, seconds: float | None, quick: bool
+) -> None:
+    item: Any = SimpleNamespace(nodeid=f"{module}::x", get_closest_marker=lambda name: name == mark)
+    assert is_quick(item, {} if seconds is None else {module: seconds}) is quick
+
+
+def test_a_recorder_adds_up_what_the_tests_of_a_module_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durations, "_FILE", tmp_path / "durations.json")
+    recorder = durations.Recorder()
+    for node, seconds in (("tests/b.py::x", 1.0), ("tests/a.py::x", 0.25), ("tests/b.py::y", 0.5)):
+        recorder.pytest_runtest_logreport(cast(Any, SimpleNamespace(nodeid=node, duration=seconds)))
+    recorder.pytest_sessionfinish(cast(Any, None), 0)
+    assert durations.recorded.__wrapped__() == {"tests/a.py": 0.2, "tests/b.py": 1.5}

@@ -161,21 +161,21 @@ def test_indices_count_from_zero_and_the_answer_ends_once(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(24, temperature=0),
-        Sampling(24, temperature=1.0, top_p=0.9),
-        Sampling(24, temperature=0.8, top_k=50, presence_penalty=1.5, frequency_penalty=0.5),
+        Sampling(12, temperature=0),
+        Sampling(12, temperature=1.0, top_p=0.9),
+        Sampling(12, temperature=0.8, top_k=50, presence_penalty=1.5, frequency_penalty=0.5),
     ],
     ids=["greedy", "seeded", "penalties"],
 )
 def test_a_continued_answer_equals_an_uninterrupted_one(bench: Bench, sampling: Sampling) -> None:
     whole = tokens(bench.run(sampling))
-    for cut in (1, 11, 23):
+    for cut in (1, 6, 11):
         rest = bench.run(sampling, output_so_far=tuple(whole[:cut]))
         assert tokens(rest) == whole[cut:], cut
         assert isinstance(rest[0], Token)
         assert rest[0].index == cut
         assert isinstance(rest[-1], Finished)
-        assert rest[-1].usage.completion_tokens == 24
+        assert rest[-1].usage.completion_tokens == 12
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another(bench: Bench) -> None:
@@ -186,7 +186,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another(bench: Ben
 
 
 def test_requests_run_side_by_side_without_mixing(bench: Bench) -> None:
-    sampling = Sampling(16, temperature=0)
+    sampling = Sampling(8, temperature=0)
     alone = [tokens(bench.run(sampling, prompt=(*PROMPT, 100 + i))) for i in range(4)]
     names = [bench.submit(sampling, prompt=(*PROMPT, 100 + i)) for i in range(4)]
     assert [tokens(bench.listener.wait(name)) for name in names] == alone
@@ -303,13 +303,13 @@ def test_every_kind_of_grammar_is_followed(bench: Bench, grammar: Grammar, patte
 def test_an_answer_under_a_grammar_goes_on_elsewhere_as_if_uninterrupted(bench: Bench, temperature: float) -> None:
     sampling = constrained(temperature=temperature)
     whole = tokens(bench.run(sampling))
-    for cut in (1, len(whole) // 2, len(whole) - 1):
+    for cut in (1, len(whole) - 1):
         assert tokens(bench.run(sampling, output_so_far=tuple(whole[:cut]))) == whole[cut:]
 
 
 @constrains
 def test_a_grammar_binds_its_own_request_alone(bench: Bench) -> None:
-    free, bound = Sampling(24, temperature=0), constrained()
+    free, bound = Sampling(12, temperature=0), constrained()
     alone = [tokens(bench.run(sampling)) for sampling in (free, bound)]
     names = [bench.submit(sampling) for sampling in (free, bound, free, bound)]
     assert [tokens(bench.listener.wait(name)) for name in names] == alone * 2

@@ -11,7 +11,7 @@ from tests.e2e.pipelines import Pipelines, wait_gone
 from thaw.dev.known_answers import FRANCE
 
 PROMPTS = (FRANCE.prompt, "Count from one to thirty.")
-ANSWER = {"temperature": 0, "max_tokens": 40, "stream": True, "ignore_eos": True}
+ANSWER = {"temperature": 0, "max_tokens": 24, "stream": True, "ignore_eos": True}
 
 
 class Fleet(Machine):

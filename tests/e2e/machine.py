@@ -16,6 +16,7 @@ from typing import Any
 
 import requests
 
+from tests import forked
 from tests.conftest import NOISE, free_port
 from tests.imported import zygote_parent
 from thaw.dev.layout import Layout
@@ -51,10 +52,15 @@ class Machine:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def thaw(self, *arguments: str, timeout_s: float = 300, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [THAW, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout_s
-        )
+    def thaw(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command.  One that starts or ends the platform is a process of its own, as a user's is; the others are
+        forked from a process that has imported the command line, which takes a tenth of the time."""
+        if arguments[0] == "dev":
+            done = subprocess.run(
+                [THAW, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=300, check=False
+            )
+        else:
+            done = forked.run("thaw.cli.main", *arguments, env=self.env)
         if check and done.returncode != 0:
             raise AssertionError(f"thaw {' '.join(arguments)} → {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done

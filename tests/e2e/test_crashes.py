@@ -29,7 +29,7 @@ COMPONENTS = ("gateway", "scheduler", "host-0/invoker", "host-0/fetchd")
 MOMENTS_S = (0.0, 0.1, 0.3, 0.7, 1.5)
 """Moments of a start, which takes one to three seconds from a stem cell and ten seconds without one."""
 SAMPLE = {("scheduler", 0.1), ("host-0/invoker", 0.3), ("host-0/fetchd", 0.1), ("host-0/invoker", 0.7)}
-LONG = {"max_tokens": 120, "temperature": 0, "stream": True, "ignore_eos": True}
+LONG = {"max_tokens": 60, "temperature": 0, "stream": True, "ignore_eos": True}
 
 
 def matrix(sample: set[tuple[str, float]]) -> Iterator[ParameterSet]:
@@ -176,7 +176,7 @@ def test_each_token_comes_once_though_worker_and_gateway_are_killed(besieged: Ma
     body = {
         "model": "exact",
         "messages": [{"role": "user", "content": "Count from one to fifty."}],
-        "max_tokens": 120,
+        "max_tokens": 60,
         "temperature": 0,
         "ignore_eos": True,
     }

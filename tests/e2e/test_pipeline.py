@@ -48,17 +48,20 @@ def reference(fleet: Fleet) -> list[str]:
     answers, activation_id = fleet.answers("loose")
     plan, _ = plan_of(fleet, activation_id)
     assert [s.layers for s in plan.stages] == [(0, 30)]
-    assert all(len(set(answer.split())) >= 10 for answer in answers), f"nothing to compare: {answers}"
+    assert all(len(set(answer.split())) >= 8 for answer in answers), f"nothing to compare: {answers}"
     fleet.remove("loose")
     return answers
 
 
 @pytest.mark.begins("fleet")
-def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_by_side(fleet: Fleet) -> None:
+def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_by_side(
+    fleet: Fleet, request: pytest.FixtureRequest
+) -> None:
     """No host has a byte of the model, and 258 MiB take 10.8 s on one link."""
     fleet.deploy("tight", slo={"ttft_ms": 4200, "tpot_ms": 2000})
     response = fleet.chat("tight", PROMPTS[0], **ANSWER)
-    assert text_of(response).startswith(FRANCE.text)
+    text = text_of(response)
+    assert text.startswith(FRANCE.text)
     plan, fetches = plan_of(fleet, response.headers["X-Openwhisk-Activation-Id"])
     explained = fleet.thaw("activation", "explain", response.headers["X-Openwhisk-Activation-Id"]).stdout
     # the group may have become one worker since, and its plan has one stage then: the trace says how it started
@@ -69,11 +72,13 @@ def test_an_slo_that_no_single_host_can_meet_gets_four_stages_which_fetch_side_b
     assert "4 stages" in explained
     assert [line.rpartition(": ")[2] for line in explained.splitlines() if line.startswith("hop ")] == ["relay"] * 4
     fleet.remove("tight")
+    assert text == request.getfixturevalue("reference")[0]  # only now: a single worker would have brought the model
 
 
-@pytest.mark.parametrize("stages", [4, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("stages", [4, 8])
 def test_any_number_of_stages_gives_the_same_tokens(fleet: Fleet, reference: list[str], stages: int) -> None:
-    """Eight stages run on four hosts.  The action of the tests below has two stages."""
+    """Eight stages run on four hosts.  The tests around this one compare four stages, three and two."""
     fleet.deploy(f"forced-{stages}", scaling={"stages": stages})
     answers, activation_id = fleet.answers(f"forced-{stages}")
     assert answers == reference

@@ -46,6 +46,7 @@ def test_the_readme_has_the_blocks_we_think_it_has() -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.of("readme")
 @pytest.mark.timeout(600)
 def test_every_block_of_the_readme_runs(machine: Machine) -> None:
     """One shell executes all blocks as a reader would type them, in the order of the page."""

@@ -27,6 +27,7 @@ def make(flavour: str, target: str, n_fuzz: int) -> str:
 
 
 @compiler
+@pytest.mark.of("native")
 def test_the_native_tests_pass_under_the_address_sanitizer() -> None:
     assert " passed" in make("asan", "check", 2000).splitlines()[-1]
 

@@ -182,6 +182,12 @@ def end(zygote: Zygote, container: Forked) -> None:
     assert exited["op"] == "exited"
 
 
+def run_probe(name: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program of this folder in a fork of a process that has imported vLLM (probe_host.py)."""
+    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}", PYTHONWARNINGS="ignore")
+    return forked.run("tests.thaw_runtime.probe_host", name, *words, env=env, stdin=stdin)
+
+
 def run_body(body: Mapping[str, Any], endpoint: str, **value: Any) -> dict[str, Any]:
     activation = value.pop("activation_id", "a" * 32)
     deadline = value.pop("deadline", None)

@@ -6,15 +6,27 @@ the same again, when its prefix cache has blocks of before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.thaw_runtime.pipelines import Case, Pipelines
 from tests.thaw_runtime.test_pipeline import FAMILIES, case
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
+LONG = {
+    "one request",
+    "the decoder is one of Transformers",
+    "every part twice",
+    "killed in the first round",
+    "killed in the round after the check",
+    "other layer",
+    "swapped blocks, unchecked",
+}
+"""The cases of the long run alone: each of their settings, faults and errors meets an ordinary case, too."""
 ANSWERED: dict[str, Case] = {
     # a pairwise choice of families, stages, requests in flight, sampling, transports and neighbours' faults; every
     # round is disturbed at least once
@@ -76,10 +88,28 @@ def run(pipelines: Pipelines, cases: dict[str, Case]) -> Found:
     return found
 
 
+class Results:
+    """The results of the cases.  A case of the long run is computed when a test asks for it."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        cases = {**ANSWERED, **LOST, **{name: c for name, (c, _) in REFUSED.items()}}
+        self._cases = cases | {f"{name}, unchecked": c for name, c in SEEN.items()}
+        self._pipelines = pipelines
+        self._found = run(pipelines, {name: c for name, c in self._cases.items() if name not in LONG})
+
+    def __getitem__(self, name: str) -> Case:
+        if name not in self._found:
+            self._found |= run(self._pipelines, {name: self._cases[name]})
+        return self._found[name]
+
+
+def names(cases: Iterable[str], suffix: str = "") -> list[ParameterSet]:
+    return [pytest.param(name, marks=pytest.mark.full if name + suffix in LONG else ()) for name in cases]
+
+
 @pytest.fixture(scope="module")
-def found(pipelines: Pipelines) -> Found:
-    cases = {**ANSWERED, **LOST, **{name: c for name, (c, _) in REFUSED.items()}}
-    return run(pipelines, cases | {f"{name}, unchecked": c for name, c in SEEN.items()})
+def found(pipelines: Pipelines) -> Results:
+    return Results(pipelines)
 
 
 def check_answered(result: Case) -> None:
@@ -103,28 +133,28 @@ def check_lost(result: Case) -> None:
     assert result["statuses"][0] == 0
 
 
-@pytest.mark.parametrize("name", ANSWERED)
-def test_every_token_is_the_same_before_during_and_after_the_switch(found: Found, name: str) -> None:
+@pytest.mark.parametrize("name", names(ANSWERED))
+def test_every_token_is_the_same_before_during_and_after_the_switch(found: Results, name: str) -> None:
     check_answered(found[name])
 
 
-def test_a_request_that_leaves_during_the_consolidation_gets_no_token_more(found: Found) -> None:
+def test_a_request_that_leaves_during_the_consolidation_gets_no_token_more(found: Results) -> None:
     left = found["sixteen requests, eight more behind them, and one that is aborted"]
     assert 9 <= len(left["leaver"]) < 64
 
 
-def test_the_other_stages_may_die_after_the_switch(found: Found) -> None:
+def test_the_other_stages_may_die_after_the_switch(found: Results) -> None:
     released = found["eight long prompts, and the other stages are killed after the switch"]
     assert released["statuses"] == [0, -9]
 
 
-@pytest.mark.parametrize("name", LOST)
-def test_a_stage_that_is_lost_before_the_switch_costs_no_token_twice(found: Found, name: str) -> None:
+@pytest.mark.parametrize("name", names(LOST))
+def test_a_stage_that_is_lost_before_the_switch_costs_no_token_twice(found: Results, name: str) -> None:
     check_lost(found[name])
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_planted_error_is_refused_and_the_pipeline_answers_on(found: Found, name: str) -> None:
+@pytest.mark.parametrize("name", names(REFUSED))
+def test_a_planted_error_is_refused_and_the_pipeline_answers_on(found: Results, name: str) -> None:
     result = found[name]
     (outcome,) = result["outcome"]
     assert any(said in outcome for said in REFUSED[name][1]), outcome
@@ -132,8 +162,8 @@ def test_a_planted_error_is_refused_and_the_pipeline_answers_on(found: Found, na
     assert (result["errors"], result["kept_blocks"]) == ([], 0)
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_without_the_checks_the_tokens_show_the_error(found: Found, name: str) -> None:
+@pytest.mark.parametrize("name", names(SEEN, ", unchecked"))
+def test_without_the_checks_the_tokens_show_the_error(found: Results, name: str) -> None:
     assert not all(found[f"{name}, unchecked"]["same"].values())
 
 

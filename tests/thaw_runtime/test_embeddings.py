@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 
 from relay.clients.http_unix import UnixConnection
 from tests.embedding_models import FAMILIES, HIDDEN, LAYERS, write_model
-from tests.thaw_runtime.conftest import ROOT, Container, Zygote, forked_container
+from tests.thaw_runtime.conftest import Container, Zygote, forked_container, run_probe
 from thaw_runtime.engine.kv_memory import geometry, peak_intermediate_bytes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -47,15 +44,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def plain(directories: dict[str, Path]) -> dict[str, list[list[float]]]:
     """Plain vLLM's vectors of TEXTS."""
-    command = [sys.executable, str(Path(__file__).parent / "embedding_reference.py"), *map(str, directories.values())]
-    said = subprocess.run(
-        command,
-        input=json.dumps([TEXTS, 0]),
-        capture_output=True,
-        text=True,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-        timeout=900,
-    )
+    said = run_probe("embedding_reference", *map(str, directories.values()), stdin=json.dumps([TEXTS, 0]))
     lines = [line.removeprefix("REFERENCE ") for line in said.stdout.splitlines() if line.startswith("REFERENCE ")]
     assert len(lines) == len(FAMILIES), said.stderr[-3000:]
     return dict(map(json.loads, lines))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from tests.thaw_runtime.conftest import ROOT
+from tests.thaw_runtime.conftest import run_probe
 
 pytestmark = pytest.mark.vllm
 
@@ -40,9 +36,7 @@ def measured() -> Measured:
 
 def measure(families: tuple[str, ...], n_tokens: int) -> dict[str, dict[str, int]]:
     """One process measures several families, because its import of vLLM takes longer than the measurements."""
-    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    command = [sys.executable, str(Path(__file__).parent / "kv_probe.py"), "--tokens", str(n_tokens), *families]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1500, check=False)
+    done = run_probe("kv_probe", "--tokens", str(n_tokens), *families)
     line = next((line for line in done.stdout.splitlines() if line.startswith("MEASURED ")), None)
     assert line is not None, done.stderr[-3000:]
     found: dict[str, dict[str, int]] = json.loads(line.removeprefix("MEASURED "))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.thaw_runtime.conftest import ROOT
+from tests.thaw_runtime.conftest import run_probe
 
 pytestmark = pytest.mark.vllm
 
@@ -248,11 +245,7 @@ UNCHECKED: dict[str, dict[str, Any]] = {
 def said() -> dict[str, Any]:
     """The answers to all cases, from one process that imports the engine once."""
     cases = {name: case for name, (case, *_) in {**REFUSED, **ACCEPTED}.items()} | UNCHECKED
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "preflight_probe.py")]
-    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    done = subprocess.run(
-        command, input=json.dumps(cases), env=env, capture_output=True, text=True, timeout=500, check=False
-    )
+    done = run_probe("preflight_probe", stdin=json.dumps(cases))
     lines = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert len(lines) == len(cases), done.stderr[-3000:]
     return dict(json.loads(line) for line in lines)

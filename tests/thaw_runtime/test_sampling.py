@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.protocol.messages import LlmRun
-from tests.thaw_runtime.conftest import ROOT
+from tests.thaw_runtime.conftest import run_probe
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, write_tiny_model
 from thaw import wire
@@ -136,23 +133,11 @@ def test_an_end_of_sequence_that_is_none_of_the_models_tokens_stops_nothing(choo
     assert choose({"eos_token_id": [LAST, LAST + 1, 3]}).stop_token_ids == (LAST, 3)
 
 
-SEEDS = """
-import json, sys
-from thaw_runtime.engine.vllm import env as engine_env
-engine_env.prepare()
-from thaw_runtime.engine.protocol import EngineRequest, Sampling
-from thaw_runtime.engine.vllm.translation import sampling_params
-print(json.dumps([sampling_params(EngineRequest("r", (1,), Sampling(8), int(seed))).seed for seed in sys.argv[1:]]))
-"""
-
-
 @pytest.mark.vllm
 def test_every_seed_of_64_bits_is_one_to_the_engine() -> None:
     """vLLM takes -1 for no seed, and the same request would then have another answer each time."""
     asked = [-(2**63), -2, -1, 0, 7, 2**63 - 1]
-    env = dict(os.environ, PYTHONPATH=f"{ROOT}:{ROOT / 'runtime-python'}")
-    command = [sys.executable, "-c", SEEDS, *map(str, asked)]
-    out = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=500, check=True).stdout
+    out = run_probe("seeds_probe", *map(str, asked)).stdout
     assert json.loads(out.splitlines()[-1]) == [0, 2**63 - 2, 2**63 - 1, 0, 7, 2**63 - 1]
 
 

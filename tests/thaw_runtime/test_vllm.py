@@ -38,7 +38,6 @@ from thaw.tracing.trace import Phase, TraceEvent, event
 
 pytestmark = pytest.mark.vllm
 
-N_TOKENS = 64
 TEXTS = (
     "The history of the city of Rome begins",
     "Once upon a time there was a fox who",
@@ -196,31 +195,31 @@ def test_an_architecture_the_engine_lacks_is_named(fork: Callable[..., Forked], 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n_prompts", [3, pytest.param(len(TEXTS), marks=pytest.mark.full)])
+@pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 32), pytest.param(len(TEXTS), 64, marks=pytest.mark.full)])
 def test_greedy_tokens_equal_plain_vllms_and_swapped_layers_do_not(
-    fork: Callable[..., Forked], model: Path, tmp_path: Path, n_prompts: int
+    fork: Callable[..., Forked], model: Path, tmp_path: Path, n_prompts: int, n_tokens: int
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXTS[:n_prompts]]
-    reference = vanilla(model, prompts)
-    assert all(len(set(tokens)) >= 20 for tokens in reference), "a degenerate reference proves nothing"
-    assert ours(fork(model), prompts) == reference
-    assert ours(fork(swap_two_layers(model, tmp_path / "swapped")), prompts[:1]) != reference[:1]
+    reference = vanilla(model, prompts, n_tokens)
+    assert all(len(set(tokens)) >= 16 for tokens in reference), "a degenerate reference proves nothing"
+    assert ours(fork(model), prompts, n_tokens) == reference
+    assert ours(fork(swap_two_layers(model, tmp_path / "swapped")), prompts[:1], n_tokens) != reference[:1]
 
 
 def test_an_engine_that_computed_before_its_weights_were_there_answers_the_same(
     fork: Callable[..., Forked], model: Path
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    prompts = [tokenizer.encode(text).ids for text in TEXTS[:2]]
+    prompts = [tokenizer.encode(TEXTS[0]).ids]
     slow = fork(model, arrived=False)
     feeder = threading.Thread(target=trickle, args=(slow.descriptor_socket,))
     feeder.start()
-    tokens = ours(slow, prompts)
+    tokens = ours(slow, prompts, 32)
     feeder.join()
     assert slow.rehearsal_s > 0
     at_once = fork(model)
-    assert ours(at_once, prompts) == tokens
+    assert ours(at_once, prompts, 32) == tokens
     assert at_once.rehearsal_s == 0
 
 
@@ -330,16 +329,16 @@ def trickle(descriptor_socket: FakeDescriptorSocket, until: float = 1.0) -> None
         bell.wait(0.05)
 
 
-def ours(container: Forked, prompts: list[list[int]]) -> list[list[int]]:
+def ours(container: Forked, prompts: list[list[int]], n_tokens: int) -> list[list[int]]:
     status, reply = container.init(dtype="float32")
     assert status == 200, reply
     container.rehearsal_s = next(e["attrs"]["rehearsal_s"] for e in reply["events"] if e["name"] == "load.end")
-    body = {"max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}
+    body = {"max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
     return [[m["token_id"] for m in container.stream(body | {"prompt": p})[:-1]] for p in prompts]
 
 
-def vanilla(model: Path, prompts: list[list[int]]) -> list[list[int]]:
-    command = [sys.executable, str(Path(__file__).parent / "vanilla.py"), str(model), "float32", str(N_TOKENS)]
+def vanilla(model: Path, prompts: list[list[int]], n_tokens: int) -> list[list[int]]:
+    command = [sys.executable, str(Path(__file__).parent / "vanilla.py"), str(model), "float32", str(n_tokens)]
     done = subprocess.run(command, input=json.dumps(prompts), capture_output=True, text=True, timeout=800, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("REFERENCE ")), None)
     assert line is not None, done.stderr[-2000:]

@@ -2,9 +2,9 @@
 
 Processors round differently, and where two tokens are nearly equally likely, the one or the other comes.  The *margin*
 of an answer is the least distance between the log probabilities of the expected token and of the best other one, along
-the answer, computed in float32.  An engine that computes in bfloat16 is within some 0.3 nat of that, so an answer with
-a margin of 1 nat is the same everywhere.  "What is the capital of France?" has a margin of 0.10, and on a processor
-with AMX the model answers it with "L'Étoile, la Marseillaise".
+the answer, computed in float32.  Computing in bfloat16 moves it by up to 0.3 nat, so an answer with a margin of 1 nat
+is the same everywhere.  "What is the capital of France?" has a margin of 0.10, and on a processor with AMX the model
+answers it with "L'Étoile, la Marseillaise".
 
 ``scripts/margins.py`` measures them; a test holds this table to what it measures.
 """

@@ -1,4 +1,7 @@
-"""What an operator, or a test, may set for every engine of a host.  A container reads it once, when it begins."""
+"""What an operator, or a test, may set for every engine of a host.  A container reads it once, when it begins.
+
+The container's image sets the variables; without containers, the host's invoker passes its own on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class EngineSettings:
     cpu_ceiling: str = setting(
         CPU_CEILING,
         "the newest instructions of x86 that engines may use on a CPU: avx2, avx512 or avx512_bf16; empty: all. "
-        "Hosts with different processors and one ceiling compute with the same kernels",
+        "Hosts with different processors and one ceiling compute with the same kernels. A container's image sets it; "
+        "without containers, the invoker",
         "",
     )
     logits_noise: int | None = setting(
