@@ -9,7 +9,6 @@ fastsafetensors humanize`` and set ``PYTHONPATH=DIR``.
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import os
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import _common, _model
+from bench import _common, _model, _page_cache
 from bench._common import PYTHON, Goal, interleave, judge, median, python_env, say
 from bench._fetchd import Fetchd
 from bench._sample import Sample, cpu_s_per_gb, gb_s
@@ -29,6 +28,8 @@ from thaw.checkpoints import checkpoint
 
 _MIB = 1024 * 1024
 _PER_LAYER = 12  # as many tensors as a decoder layer has
+_MOST_CACHED = 0.01
+"""The part of the weights that may be cached.  The kernel keeps a page that it is moving or reading at that moment."""
 _OTHERS = {"safetensors": "safetensors", "runai": "runai_model_streamer", "fastsafetensors": "fastsafetensors"}
 
 
@@ -109,24 +110,15 @@ class LoadBench:
 
 
 def drop_pages(model: Path) -> None:
-    """Drop the model's pages from the page cache, and verify that a page in the middle is gone."""
-    for path in model.iterdir():
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+    """Drop the model's pages from the page cache, and verify that its weights are gone."""
+    _page_cache.drop(model.iterdir())
     weights = model / checkpoint.WEIGHTS_NAME
-    fd = os.open(weights, os.O_RDONLY)
-    try:
-        os.preadv(fd, [bytearray(4096)], weights.stat().st_size // 2, os.RWF_NOWAIT)
-    except OSError as e:
-        if e.errno != errno.EAGAIN:
-            raise
-        return
-    finally:
-        os.close(fd)
-    raise SystemExit(f"{model}: its pages stay in memory (tmpfs?); give another directory with --dir")
+    cached, n_pages = _page_cache.cached_pages(weights)
+    if cached > _MOST_CACHED * n_pages:
+        raise SystemExit(
+            f"{weights}: {cached} of {n_pages} pages stayed in memory after they were written back and dropped; "
+            "another process maps them, or the file system has no disk (tmpfs): give another directory with --dir"
+        )
 
 
 if __name__ == "__main__":
