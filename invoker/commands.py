@@ -198,9 +198,16 @@ class Commands:
             # a later stage that is ready answers no caller itself, so its end is not reported as a loss
             ended_well = live.served and not live.record.takes_requests
             self._fleet.kill(live, None if ended_well else WorkerLost("its pipeline group was given up"))
-        elif live.apply(Event.CANCEL) is Effect.STOP:
-            live.blame(WorkerLost("the start was cancelled"))
+        elif self._cancels(live):
             self._fleet.stop(live)
+
+    @staticmethod
+    def _cancels(live: Live) -> bool:
+        with live.lock:  # the container's own end must not come between the two
+            cancels = live.apply(Event.CANCEL) is Effect.STOP
+            if cancels:
+                live.blame(WorkerLost("the start was cancelled"))
+        return cancels
 
     def _in_background(self, command: Command, run: Any) -> None:
         def guarded() -> None:

@@ -223,13 +223,20 @@ class Fleet:
                 self.announce(live)
 
     def kill(self, live: Live, error: ThawError | None) -> None:
-        """End the instance in any state: its run took too long, its caller hung up, or its group was given up."""
-        if error is not None:
-            live.blame(error)
-        with live.lock:  # else an instance that drains for a moment could be taken back
-            stops = any(live.apply(event) is Effect.STOP for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE))
-        if stops:
+        """End the instance in any state, for example because its group was given up."""
+        if self.begin_end(live, error):
             self.stop(live)
+
+    def begin_end(self, live: Live, error: ThawError | None) -> bool:
+        """Decide that the instance ends, in any state; its container's end is no loss from now on.  If this is True,
+        the caller must call :meth:`stop`.
+
+        Call this before anything by which the container may end.  ``error``: why the instance failed, if it did.
+        """
+        with live.lock:  # else an instance that drains for a moment could be taken back
+            if error is not None:
+                live.blame(error)
+            return any(live.apply(event) is Effect.STOP for event in (Event.CANCEL, Event.DRAIN, Event.DEADLINE))
 
     def stop(self, live: Live) -> None:
         """STOPPING → GONE: end the process, then undo the rest.  Its memory is free when this returns."""

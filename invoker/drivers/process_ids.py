@@ -25,6 +25,15 @@ def is_alive(pid: int, ticks: int) -> bool:
     return pid > 0 and start_ticks(pid) == ticks
 
 
+def signal_one(pid: int, ticks: int, sig: signal.Signals) -> None:
+    if not is_alive(pid, ticks):
+        return
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        return
+
+
 def signal_tree(pid: int, ticks: int, sig: signal.Signals) -> None:
     """Signal the process group that ``pid`` leads, or the process itself when it leads none."""
     if not is_alive(pid, ticks):

@@ -260,9 +260,12 @@ class Handler(http11.Handler):
             self._note_end(live, activation_id, Ending.DONE)  # the next run's lines follow
             self.server.fleet.free_slot(run)
 
+        def on_given_up(result: Forwarded) -> None:
+            self._end_function(live, result)
+
         path = live.handle.socket_path
         try:
-            result = forward(live, path, head, body, self.connection, deadline, on_answered, on_status)
+            result = forward(live, path, head, body, self.connection, deadline, on_answered, on_given_up, on_status)
             ending = result.ending
         finally:
             if run.has_slot:
@@ -286,22 +289,27 @@ class Handler(http11.Handler):
             live.logs.run_ended(activation_id)
 
     def _broken(self, live: Live, result: Forwarded) -> None:
-        """Handle a run whose answer is not complete.  If a function still runs, kill its container: nothing else stops
-        the function.  An HTTP server that has begun to answer is not killed: it may serve others, and may stream for
-        as long as it is let.
-        """
-        limit_ms = round(live.timeout_s * 1000)
-        error = TimeLimitExceeded(f"The action exceeded its time limits of {limit_ms} milliseconds.")
+        """Tell the caller of a run whose answer is not complete, if it can still be told."""
         if result.ending is Ending.TIMEOUT and not result.started:
-            self._reply_error(error)
+            self._reply_error(_late(live))
         elif result.ending is Ending.CONTAINER_LOST and not result.started and (lost := _how_it_ended(live)):
             self._reply_error(lost)
         else:
             self.close_connection = True
-        is_late = result.ending is Ending.TIMEOUT and not (live.serves_http and result.started)
-        if live.kind == KIND_PYTHON and (is_late or (result.ending is Ending.CALLER_GONE and not live.aborts_runs)):
-            blamed = error if result.ending is Ending.TIMEOUT else None
-            threading.Thread(target=self.server.fleet.kill, args=(live, blamed), name="over-time", daemon=True).start()
+
+    def _end_function(self, live: Live, result: Forwarded) -> None:
+        """End the container of a function whose run is given up: nothing else stops the function.  An HTTP server that
+        has begun to answer is not ended: it may serve others, and may stream for as long as it is let.
+
+        The end is decided before this returns, and the container is stopped on another thread.
+        """
+        is_late = result.ending is Ending.TIMEOUT
+        goes_on = live.serves_http and result.started if is_late else live.aborts_runs
+        if live.kind != KIND_PYTHON or goes_on:
+            return
+        fleet = self.server.fleet
+        if fleet.begin_end(live, _late(live) if is_late else None):
+            threading.Thread(target=fleet.stop, args=(live,), name="given-up", daemon=True).start()
 
     def _reply_error(self, error: ThawError) -> None:
         self._reply(error.http_status, {"error": error.message, "info": wire.to_plain(error.info())})
@@ -320,6 +328,10 @@ class Handler(http11.Handler):
             self.reply(status, data, content_type)
         except OSError:
             self.close_connection = True
+
+
+def _late(live: Live) -> ThawError:
+    return TimeLimitExceeded(f"The action exceeded its time limits of {round(live.timeout_s * 1000)} milliseconds.")
 
 
 def _how_it_ended(live: Live) -> ThawError | None:

@@ -3,7 +3,9 @@
 This file buffers nothing, and decodes only the response's framing.  It watches both sockets while the container works.
 When the gateway hangs up, it closes the container's connection at once, and an engine or an image's HTTP server then
 aborts the request.  When the container dies, the gateway's connection is closed before the last chunk.  A function
-cannot abort one of several runs: such a run goes on, and keeps its slot, while others run beside it.
+cannot abort one of several runs: such a run goes on, and keeps its slot, while others run beside it.  When no caller
+waits any more, a function's container ends by itself, so the host is told of a run that is given up before the
+container is: the host would else take this end for a loss.
 """
 
 from __future__ import annotations
@@ -52,12 +54,14 @@ def forward(
     caller: socket.socket,
     deadline: float,
     on_answered: Callable[[], None],
+    on_given_up: Callable[[Forwarded], None],
     on_status: Callable[[int], None] | None = None,
 ) -> Forwarded:
     """Send a request to ``live``'s container and its answer to ``caller``.  ``deadline`` is monotonic.  ``on_status``
     gets the answer's status before the caller gets any of it.  ``on_answered`` is called when the container has
     answered in full, before the caller gets the last bytes: the caller may send the next run at once, over the same
-    connection to the container."""
+    connection to the container.  ``on_given_up`` is called when the caller has gone or the deadline has passed, before
+    the connection to the container is closed."""
     connection = _connection(live, path)
     if connection is None or connection.sock is None:
         return Forwarded(Ending.NOBODY, False)
@@ -78,6 +82,8 @@ def forward(
                 result = _let_it_end(container, parser, deadline, answered) if shared else result
     except (OSError, ProtocolError):
         result = Forwarded(Ending.CONTAINER_LOST, parser.status != 0)
+    if result.ending in (Ending.CALLER_GONE, Ending.TIMEOUT):
+        on_given_up(result)
     if not (parser.done and parser.keep_alive):
         connection.close()
     return result

@@ -152,9 +152,13 @@ def test_with_its_engine_every_open_request_is_lost_and_none_is_taken_any_more(p
 def test_an_engine_that_says_what_only_the_proxy_says_is_ended(played: Played) -> None:
     answer = played.link.submit(request("one"))
     played.says(Abort("one"))
-    assert played.lost.get(timeout=WAIT_S) == 9
-    played.lost.put(9)
-    assert isinstance(read(answer, 1)[0], Failed)
+    assert played.lost.get(timeout=WAIT_S) == 0  # nobody killed it from outside
+    played.lost.put(0)
+    (failed,) = read(answer, 1)
+    assert isinstance(failed, Failed)
+    assert failed.error.message == "the engine process sent a damaged message (the engine sent Abort)"
+    with pytest.raises(InitFailed, match="the engine process sent a damaged message"):
+        played.link.wait_started()
 
 
 def test_nothing_is_remembered_of_a_request_that_could_not_be_sent() -> None:

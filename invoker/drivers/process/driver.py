@@ -161,10 +161,10 @@ class ProcessDriver:
                 os.eventfd_write(self._cancelled[handle.container_id], 1)
         if ended is None or ended.is_set():
             return
-        process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGTERM)
-        process_ids.signal_tree(
-            handle.pid, handle.start_ticks, signal.SIGCONT
-        )  # a stopped process gets SIGTERM only then
+        # The first process alone: it would take the end of another one, which came before its own, for a loss, and tell
+        # the callers so.  Its own end ends the others.
+        process_ids.signal_one(handle.pid, handle.start_ticks, signal.SIGTERM)
+        process_ids.signal_one(handle.pid, handle.start_ticks, signal.SIGCONT)  # a stopped one gets SIGTERM only then
         if not ended.wait(deadline_s):
             process_ids.signal_tree(handle.pid, handle.start_ticks, signal.SIGKILL)
             if not ended.wait(_KILLED_S):

@@ -19,16 +19,19 @@ def start_error(how: str, signal_number: int) -> ThawError:
     return InitFailed(said, hint="see the container's log")
 
 
-def reap(pid: int) -> tuple[int, str]:
+def reap(pid: int, damaged: str = "") -> tuple[int, str]:
     """Reap the engine.  Returns the signal that killed it, or 0, and how it ended in words.
 
-    Its socket is closed, so it has ended or is ending.  An engine that sent a damaged message is killed here.
+    Its socket is closed, so it has ended or is ending.  An engine that sent a damaged message is ended here, which is
+    no kill from outside: ``damaged`` says what was wrong with the message.
     """
     try:
         os.kill(pid, signal.SIGKILL)  # changes nothing for a process that is ending
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except (ChildProcessError, ProcessLookupError):
         return 0, "has gone"
+    if damaged:
+        return 0, f"sent a damaged message ({damaged})"
     if code < 0:
         return -code, f"was killed by {signal_name(-code)}"
     return 0, f"ended with status {code}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from relay.clients.channel import Channel
+from relay.clients.channel import Channel, ChannelClosed
 from relay.protocol.messages import LlmInit
 from thaw.errors import (
     ErrorInfo,
@@ -200,8 +200,10 @@ class EngineLink:
         try:
             while True:
                 self._deliver(decode(self._channel.receive()[0]))
-        except (ProtocolError, OSError):  # the channel was closed, or a message was damaged, which ends it as well
+        except (ChannelClosed, OSError):
             on_lost(self._lose())
+        except ProtocolError as e:  # a damaged message: what follows it in the stream cannot be read either
+            on_lost(self._lose(e.message))
 
     def _deliver(self, message: Message) -> None:
         if isinstance(message, Events):
@@ -241,9 +243,10 @@ class EngineLink:
         if ended is not None:
             ended.put(outcome)
 
-    def _lose(self) -> int:
-        """Fail every request of the engine.  Returns the signal that killed it, or 0 if it ended by itself."""
-        signal_number, how = reap(self._pid)
+    def _lose(self, damaged: str = "") -> int:
+        """Fail every request of the engine.  Returns the signal that killed it, or 0 if it ended by itself or is ended
+        here, because a message of it is ``damaged``."""
+        signal_number, how = reap(self._pid, damaged)
         error = ErrorInfo(WorkerLost.__name__, f"the engine process {how}")
         log.event("engine_lost", pid=self._pid, reason=error.message)
         with self._lock:
