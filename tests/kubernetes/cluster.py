@@ -50,11 +50,7 @@ class FakeCluster:
         return replace(place, **other)
 
     def driver(
-        self,
-        run_dir: Path,
-        host_id: str = "host-t",
-        replaced: Callable[[], None] = lambda: None,
-        **place: Any,
+        self, run_dir: Path, host_id: str = "host-t", replaced: Callable[[], None] = lambda: None, **place: Any
     ) -> KubernetesDriver:
         cluster = Cluster(NAMESPACE, self.kubeconfig)
         return KubernetesDriver(cluster, run_dir, host_id, self.place(**place), Limits(2), Log("test"), replaced)

@@ -55,9 +55,7 @@ PUSH_IT = "push the image to where the cluster's nodes pull from"
         (422, "Invalid", 'Pod "thaw-one" is invalid: spec: something', "runs the cluster"),
     ],
 )
-def test_a_refusal_reaches_the_user_in_the_clusters_own_words(
-    node: Node, code: int, reason: str, message: str, hint: str
-) -> None:
+def test_a_refusal_has_the_clusters_own_words(node: Node, code: int, reason: str, message: str, hint: str) -> None:
     node.api.refuse_next(Refusal(code, reason, message), *WRITES)
     assert hint in node.refused(re.escape(message)).hint
 
@@ -99,9 +97,7 @@ def test_a_start_ends_with_its_fetchd(node: Node, run_dir: Path) -> None:
     assert str(failed) == "fetchd ended while the container was being made"
 
 
-def test_a_pod_for_which_the_node_has_no_room_says_so_at_the_deadline(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_for_which_there_is_no_room_says_so_at_the_deadline(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_PLACED_S", 2.0)
     node.kubelet.unplaced = "0/1 nodes are available: 1 Insufficient memory."
     node.refused("no room on node-1: 0/1 nodes are available: 1 Insufficient memory", Unavailable)
@@ -385,9 +381,7 @@ def test_a_version_that_the_cluster_refuses_is_given_up(node: Node) -> None:
     assert node.ends.wait("one").killed
 
 
-def test_a_stream_that_is_cut_does_not_mean_that_the_cluster_is_away(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_that_is_cut_does_not_mean_an_absent_cluster(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     may_go_on = threading.Event()
     node.api.refuse = lambda request: may_go_on.wait(WAIT_S)
     node.api.cut_watches()

@@ -286,9 +286,7 @@ def reports_pass(host: Invokers, n_ms: int = 2_500) -> None:
     until(lambda: any(r.seen_wall_ms - since_ms > n_ms for r in host.registry.live_hosts()))
 
 
-def test_a_scheduler_starts_nothing_in_place_of_what_is_handed_over(
-    scheduler: None, host: Invokers, fifo: Path
-) -> None:
+def test_a_scheduler_starts_nothing_instead_of_what_is_handed_over(scheduler: None, host: Invokers, fifo: Path) -> None:
     first = host.begin()
     served = waits(host)
     record: InstanceRecord = host.events.wait(

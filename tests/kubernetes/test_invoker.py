@@ -90,9 +90,7 @@ def test_a_stem_cell_serves_a_start_and_is_claimed_by_it(cluster: FakeCluster, v
     assert cluster.api.left() == set()
 
 
-def test_a_start_whose_stem_cell_another_invoker_took_makes_a_pod(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path
-) -> None:
+def test_a_start_whose_stem_cell_another_took_makes_a_pod(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
     with host_in(cluster, valkey_url, run_dir) as host:
         name = stem_cell(host)
         cluster.api.change(name, taken_by_another)
@@ -173,9 +171,7 @@ def test_a_preflight_asks_a_stem_cell_that_no_other_invoker_can_take_meanwhile(
     assert f"thaw-{cell.cell_id}" not in cluster.api.left()
 
 
-def test_a_preflight_whose_stem_cell_is_anothers_or_cannot_be_had_refuses_no_deploy(
-    cluster: FakeCluster, engine: Host
-) -> None:
+def test_a_preflight_whose_stem_cell_is_anothers_refuses_no_deploy(cluster: FakeCluster, engine: Host) -> None:
     name = f"thaw-{engine.agent.cells.view()[0].cell_id}"
     cluster.api.change(name, taken_by_another)
     assert preflight(engine).unchecked == "another invoker has just taken the host's stem cell"

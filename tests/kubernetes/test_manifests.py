@@ -144,9 +144,7 @@ RESOURCES = {("modelfunctions", "list"), ("modelfunctions", "watch"), ("modelfun
     [(BASE, {*PODS, ("pods/resize", "patch"), ("events", "list")}), (OPERATOR, {*RESOURCES, ("namespaces", "get")})],
     ids=["invoker", "operator"],
 )
-def test_an_invoker_and_an_operator_may_do_what_they_do_and_no_more(
-    made: list[Manifest], rights: set[tuple[str, str]]
-) -> None:
+def test_an_invoker_and_an_operator_have_the_rights_in_use(made: list[Manifest], rights: set[tuple[str, str]]) -> None:
     rules = named(made, "Role")["rules"]
     assert {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]} == rights
     assert not [m for m in made if m["kind"].startswith("ClusterRole")]

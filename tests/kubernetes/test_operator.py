@@ -156,9 +156,7 @@ def test_another_operator_takes_over_deploys_nothing_again_and_removes_what_was_
     assert action(gateway)["version"] == "0.0.1"
 
 
-def test_nothing_is_lost_while_the_cluster_is_away(
-    cluster: CustomResources, gateway: GatewayProcess, operator: Operator
-) -> None:
+def test_an_absent_cluster_loses_nothing(cluster: CustomResources, gateway: GatewayProcess, operator: Operator) -> None:
     cluster.deploy("chat", "other")
     cluster.go_away()
     gateway.call("PUT", ACTION, params={"overwrite": "true"}, json={"config": {**LLM_CONFIG, "slo": {"ttft_ms": 9}}})
@@ -425,9 +423,7 @@ def test_a_gateway_whose_every_answer_is_new_is_not_asked_without_pause(
     assert len(between.calls) < 10 * (time.monotonic() - began)
 
 
-def test_a_write_that_reaches_no_gateway_is_the_last_of_its_pass(
-    cluster: CustomResources, between: Between, tmp_path: Path
-) -> None:
+def test_a_write_that_fails_is_the_last_of_its_pass(cluster: CustomResources, between: Between, tmp_path: Path) -> None:
     between.instead = lambda method, path: None if method == "PUT" else NO_NEWS
     for name in ("a", "b", "c"):
         cluster.apply(name, LLM_CONFIG)

@@ -113,9 +113,7 @@ def test_a_start_that_fails_on_a_bug_leaves_no_pod(
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_trace_of_a_first_start_has_the_seconds_of_the_pull(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path
-) -> None:
+def test_the_trace_of_a_start_has_the_seconds_of_the_pull(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
     with host_in(cluster, valkey_url, run_dir) as host:
         instance_id = random_hex_id()
         cluster.api.noted[f"thaw-{instance_id}"] = PULLED.format("1ms")

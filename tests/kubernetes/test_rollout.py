@@ -202,9 +202,7 @@ def test_two_successors_do_not_both_take_an_instance_over(
 
 
 @pytest.mark.parametrize("n_reports", [3, 1000])
-def test_an_instance_is_taken_over_though_its_node_reports_meanwhile(
-    node: Node, successor: KubernetesDriver, n_reports: int
-) -> None:
+def test_an_instance_is_taken_over_amid_reports(node: Node, successor: KubernetesDriver, n_reports: int) -> None:
     node.up()
     (owned,) = successor.list_owned()
     node.api.vanish("invoker-a")
@@ -246,9 +244,7 @@ def test_an_invoker_whose_instance_was_taken_over_hears_of_it_and_ends_nothing(
     assert cluster.api.left() == set()
 
 
-def test_a_late_report_of_the_time_before_an_instance_was_taken_over_ends_no_invoker(
-    node: Node, invoker: Invoker
-) -> None:
+def test_a_late_report_from_before_an_instance_was_taken_over_ends_no_invoker(node: Node, invoker: Invoker) -> None:
     replaced = threading.Event()
     new = invoker("b", replaced=replaced.set)
     serving = node.up()
@@ -266,9 +262,7 @@ def test_a_late_report_of_the_time_before_an_instance_was_taken_over_ends_no_inv
     assert replaced.wait(WAIT_S)
 
 
-def test_an_invoker_that_has_not_heard_yet_does_not_end_what_was_taken_over(
-    node: Node, successor: KubernetesDriver
-) -> None:
+def test_an_invoker_that_has_not_heard_yet_ends_nothing_taken_over(node: Node, successor: KubernetesDriver) -> None:
     serving = node.up()
     (owned,) = successor.list_owned()
     node.api.vanish("invoker-a")
