@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from tests import forked
 from tests.cli.fake_gateway import FakeGateway
+from tests.seaweed import KEY as S3_KEY
+from tests.seaweed import SECRET, seaweed
 
 KEY = "23bc46b1-71f6-4ed5-8c54-816aa4f8c502:secret"
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -39,6 +42,25 @@ def thaw(home: Path) -> Run:
         return forked.run("thaw.cli.main", *words, env=environ, stdin=stdin)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with seaweed(tmp_path_factory.mktemp("weed"), "models") as started:
+        yield started
+
+
+@pytest.fixture
+def s3_store(_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a place in a real S3 server.  The server is the same for all tests."""
+    for name, value in (
+        ("THAW_S3_ENDPOINT", _endpoint),
+        ("AWS_ACCESS_KEY_ID", S3_KEY),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    return f"s3://models/{secrets.token_hex(8)}"
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+HERE = "/api/v1/namespaces/_"
 
 
 @dataclass
@@ -26,6 +29,7 @@ class FakeGateway:
 
     answers: dict[str, tuple[int, Any] | list[tuple[int, Any]]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    tls: ssl.SSLContext | None = None
 
     def __enter__(self) -> FakeGateway:
         gateway = self
@@ -38,9 +42,8 @@ class FakeGateway:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
                 query = {k: v[0] for k, v in parse_qs(parts.query).items()}
-                gateway.asked.append(
-                    Asked(self.command, parts.path, query, body, self.headers.get("Authorization", ""))
-                )
+                authorization = self.headers.get("Authorization", "")
+                gateway.asked.append(Asked(self.command, parts.path, query, body, authorization))
                 missing = (404, {"error": "The requested resource does not exist.", "code": "c1"})
                 found = gateway.answers.get(f"{self.command} {parts.path}", missing)
                 status, answer = found.pop(0) if isinstance(found, list) else found
@@ -58,6 +61,8 @@ class FakeGateway:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if self.tls is not None:
+            self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
         return self
@@ -69,4 +74,4 @@ class FakeGateway:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self._server.server_address[1]}"

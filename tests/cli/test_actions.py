@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import KEY, Run
-from tests.cli.fake_gateway import FakeGateway
+from tests.cli.fake_gateway import HERE, FakeGateway
 
-ACTION = "PUT /api/v1/namespaces/_/actions/hello"
+ACTION = f"PUT {HERE}/actions/hello"
 CONFIG = {"kind": "llm:vllm", "model": {"uri": "s3://models/m"}}
 
 
@@ -52,13 +54,6 @@ def test_create_sends_a_zip_as_base64(at: Run, gateway: FakeGateway, tmp_path: P
     }
 
 
-def test_update_overwrites_and_sends_only_what_was_given(at: Run, gateway: FakeGateway) -> None:
-    _accept(gateway)
-    assert at("action", "update", "hello", "-c", "4").returncode == 0
-    assert gateway.asked[0].query == {"overwrite": "true"}
-    assert gateway.asked[0].body == {"limits": {"concurrency": 4}}
-
-
 def test_a_config_is_sent_with_the_forced_stages(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
     _accept(gateway)
     (tmp_path / "c.json").write_text(json.dumps(CONFIG))
@@ -68,35 +63,41 @@ def test_a_config_is_sent_with_the_forced_stages(at: Run, gateway: FakeGateway, 
     assert body["exec"]["kind"] == "llm:vllm"
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        (
-            ["action", "create", "x"],
-            "there is nothing to deploy",
-            "thaw action create NAME FILE.py, or NAME --config FILE.json",
-        ),
-        (
-            ["action", "create", "x", "no.py"],
-            "no.py cannot be read: No such file or directory",
-            "give the path of a .py or .zip file",
-        ),
-        (["action", "create", "x", "-p", "key"], "-p takes a key and a value", "write -p KEY VALUE"),
-        (
-            ["action", "create", "x", "bad.json", "--stages", "2"],
-            "--stages is for LLM functions only",
-            "give it together with --config FILE.json",
-        ),
-        (["activation", "get", "zz"], "'zz' is not an activation id", "an id has 32 hex digits: thaw activation list"),
-        (["activation", "get"], "no activation was named", "give its id, or --last"),
-    ],
-)
-def test_a_mistake_on_the_line_is_one_line_a_hint_and_exit_code_144(
-    at: Run, words: list[str], error: str, hint: str
+MISTAKES = {
+    "action create x": ("there is nothing to deploy", "thaw action create NAME FILE.py, or NAME --config FILE.json"),
+    "action create x --copy": (
+        "there is nothing to deploy",
+        "thaw action create NAME FILE.py, or NAME --config FILE.json",
+    ),
+    "action create x no.py": ("no.py cannot be read: No such file or directory", "give the path of a .py or .zip file"),
+    "action create x -p key": ("-p takes a key and a value", "write -p KEY VALUE"),
+    "action create x c --stages 2": ("--stages is for LLM functions only", "give it together with --config FILE.json"),
+    "action create x --docker me/i --kind python:3": (
+        "--kind and --docker cannot be given together",
+        "an image brings its own runtime",
+    ),
+    "action update x --web maybe": (
+        "--web takes true, raw or false, not 'maybe'",
+        "thaw action update NAME --web true",
+    ),
+    "package create x --shared perhaps": (
+        "--shared takes yes or no, not 'perhaps'",
+        "thaw package update NAME --shared yes",
+    ),
+    "activation get zz": ("'zz' is not an activation id", "an id has 32 hex digits: thaw activation list"),
+    "activation get": ("no activation was named", "give its id, or --last"),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_on_the_line_is_one_line_a_hint_and_exit_code_144_before_anything_is_sent(
+    at: Run, gateway: FakeGateway, words: str
 ) -> None:
-    done = at(*words)
+    done = at(*words.split())
+    error, hint = MISTAKES[words]
     assert done.stderr == f"error: {error}\nhint: {hint}\n"
     assert done.returncode == 144  # 400 - 256
+    assert gateway.asked == []
 
 
 def test_a_config_error_names_path_value_and_fix(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_get_says_what_serves_a_model_and_what_that_becomes(
     at: Run, gateway: FakeGateway, instances: list[dict[str, object]] | None, said: str
 ) -> None:
     found = {"name": "chat", **({} if instances is None else {"instances": instances})}
-    gateway.answers["GET /api/v1/namespaces/_/actions/chat"] = (200, found)
+    gateway.answers[f"GET {HERE}/actions/chat"] = (200, found)
     done = at("action", "get", "chat")
     assert done.stderr == f"ok: got action chat{said}\n"
     assert json.loads(done.stdout) == found
@@ -153,7 +154,7 @@ def test_without_a_key_the_hint_says_how_to_get_one(thaw: Run) -> None:
 
 
 def test_invoke_without_waiting_prints_the_id(at: Run, gateway: FakeGateway) -> None:
-    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (202, {"activationId": "b" * 32})
+    gateway.answers[f"POST {HERE}/actions/hello"] = (202, {"activationId": "b" * 32})
     done = at("action", "invoke", "hello", "-p", "name", "Ada")
     assert done.stdout == f"ok: invoked hello with id {'b' * 32}\n"
     assert gateway.asked[0].query == {"blocking": "false", "result": "false"}
@@ -161,7 +162,7 @@ def test_invoke_without_waiting_prints_the_id(at: Run, gateway: FakeGateway) -> 
 
 
 def test_invoke_with_result_prints_the_result_alone(at: Run, gateway: FakeGateway) -> None:
-    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (200, {"greeting": "Hello"})
+    gateway.answers[f"POST {HERE}/actions/hello"] = (200, {"greeting": "Hello"})
     done = at("action", "invoke", "hello", "--result")
     assert json.loads(done.stdout) == {"greeting": "Hello"}
     assert gateway.asked[0].query == {"blocking": "true", "result": "true"}
@@ -169,17 +170,15 @@ def test_invoke_with_result_prints_the_result_alone(at: Run, gateway: FakeGatewa
 
 def test_a_failed_run_prints_its_record_and_ends_with_wsk_s_code(at: Run, gateway: FakeGateway) -> None:
     record = {"activationId": "b" * 32, "response": {"success": False, "result": {"error": "boom"}}}
-    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (502, record)
+    gateway.answers[f"POST {HERE}/actions/hello"] = (502, record)
     done = at("action", "invoke", "hello", "--blocking")
     assert done.returncode == 246
     assert json.loads(done.stdout) == record
     assert done.stderr == f"ok: invoked hello with id {'b' * 32}\n"
 
 
-def test_parameters_of_a_file_are_overridden_by_those_on_the_line(
-    at: Run, gateway: FakeGateway, tmp_path: Path
-) -> None:
-    gateway.answers["POST /api/v1/namespaces/_/actions/hello"] = (202, {"activationId": "b" * 32})
+def test_parameters_on_the_line_override_those_of_a_file(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    gateway.answers[f"POST {HERE}/actions/hello"] = (202, {"activationId": "b" * 32})
     (tmp_path / "p.json").write_text('{"name": "Ada", "n": 1}')
     at("action", "invoke", "hello", "-P", str(tmp_path / "p.json"), "-p", "name", "Bob", "-p", "list", "[1, 2]")
     assert gateway.asked[0].body == {"name": "Bob", "n": 1, "list": [1, 2]}
@@ -192,24 +191,15 @@ def test_a_name_with_package_and_namespace_becomes_a_path(at: Run, gateway: Fake
 
 
 def test_list_shows_kind_and_limits(at: Run, gateway: FakeGateway) -> None:
-    listed = {
-        "namespace": "guest",
-        "name": "chat",
-        "version": "0.0.2",
-        "updated": 1_700_000_000_000,
-        "annotations": [{"key": "exec", "value": "llm:vllm"}],
-        "limits": {"timeout": 300000, "memory": 2048},
-    }
-    gateway.answers["GET /api/v1/namespaces/_/actions"] = (200, [listed])
+    listed = {"namespace": "guest", "name": "chat", "version": "0.0.2", "updated": 1_700_000_000_000}
+    more = {"annotations": [{"key": "exec", "value": "llm:vllm"}], "limits": {"timeout": 300000, "memory": 2048}}
+    gateway.answers[f"GET {HERE}/actions"] = (200, [listed | more])
     line = next(x for x in at("action", "list").stdout.splitlines() if "chat" in x)
     assert line.split()[:5] == ["/guest/chat", "0.0.2", "llm:vllm", "300000", "ms"]
 
 
-def test_help_is_there_before_anything_heavy_is_imported(thaw: Run) -> None:
+def test_help_is_there_before_anything_heavy_is_imported() -> None:
     code = "import sys; import thaw.cli.main; print([m for m in ('requests', 'rich', 'redis', 'botocore') if m in sys.modules])"
-    import subprocess
-    import sys
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -217,20 +207,20 @@ def test_help_is_there_before_anything_heavy_is_imported(thaw: Run) -> None:
 def test_the_last_output_of_ended_containers_is_printed_with_why_they_ended(at: Run, gateway: FakeGateway) -> None:
     one = {"instance_id": "a" * 32, "host_id": "h0", "stage": 1, "n_stages": 2, "ended_wall_ms": 0}
     found = {"outputs": [{**one, "reason": "it [broke]", "stderr": "Traceback\n[x]"}], "unanswered": ["h1"]}
-    gateway.answers["GET /api/v1/namespaces/_/logs/chat"] = (200, found)
+    gateway.answers[f"GET {HERE}/logs/chat"] = (200, found)
     done = at("action", "logs", "chat")
     assert "aaaaaaaaaaaa on h0, stage 1 of 2, ended " in done.stdout
     assert done.stdout.endswith("it [broke]\nTraceback\n[x]\n")
     assert "h1 did not answer" in done.stderr
-    gateway.answers["GET /api/v1/namespaces/_/logs/chat"] = (200, {"outputs": [], "unanswered": []})
+    gateway.answers[f"GET {HERE}/logs/chat"] = (200, {"outputs": [], "unanswered": []})
     assert "no container of it has ended" in at("action", "logs", "chat").stderr
 
 
 def test_notes_of_a_deploy_go_to_stderr_and_force_to_the_api(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
     config = tmp_path / "c.json"
-    config.write_text('{"kind": "llm:vllm", "model": {"uri": "s3://models/m"}}')
+    config.write_text(json.dumps(CONFIG))
     made = {"name": "chat", "version": "0.0.1"}
-    path = "PUT /api/v1/namespaces/_/actions/chat"
+    path = f"PUT {HERE}/actions/chat"
     gateway.answers[path] = (200, {**made, "preflight": {"checked": True, "notes": ["the context is short"]}})
     done = at("action", "create", "chat", "--config", str(config))
     assert (done.returncode, done.stderr) == (0, "note: the context is short\n")

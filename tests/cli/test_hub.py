@@ -104,9 +104,7 @@ def test_a_copy_is_one_request_for_each_file_and_outlives_a_pause_and_a_break(
     assert [a.first for a in hub.asked if a.server == "store"] == [0, 0, 0, 5 << 20]
 
 
-def test_a_store_that_ignores_ranges_is_not_read_to_its_end(
-    ask: Ask, hub: LoopbackHub, files: dict[str, bytes]
-) -> None:
+def test_a_store_that_ignores_ranges_is_not_read_whole(ask: Ask, hub: LoopbackHub, files: dict[str, bytes]) -> None:
     hub.fault = lambda a: a.name == "store" and a.tell(200, files["model.safetensors"]) is None
     assert "does not serve ranges" in ask("inspect", URI).stderr
 
@@ -118,10 +116,8 @@ def test_two_copies_of_one_model_do_not_write_one_file(
     store = HubStore(URI)
     with copied(store, tmp_path / "cache", lambda _: None) as directory:
         assert files_in(directory) == files
-        with (
-            pytest.raises(Conflict, match="another process copies"),
-            copied(HubStore(URI), tmp_path / "cache", lambda _: None),
-        ):
+        other = copied(HubStore(URI), tmp_path / "cache", lambda _: None)
+        with pytest.raises(Conflict, match="another process copies"), other:
             raise AssertionError
         assert files_in(directory) == files
 
@@ -146,14 +142,8 @@ def test_a_list_has_a_limit(ask: Ask, hub: LoopbackHub) -> None:
 def test_bytes_that_are_not_those_that_the_hub_lists_are_not_pushed(
     ask: Ask, hub: LoopbackHub, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    def lie(answering: object) -> bool:
-        assert isinstance(answering, Answering)
-        if answering.name == "store":
-            answering.give(files["model.safetensors"][:-1] + b"!")
-            return True
-        return False
-
-    hub.fault = lie
+    lie = files["model.safetensors"][:-1] + b"!"
+    hub.fault = lambda a: a.name == "store" and a.give(lie) is None
     done = ask("push", URI, (tmp_path / "x").as_uri())
     assert "model.safetensors is not the file that the hub lists" in done.stderr
     assert not list(tmp_path.glob("x*"))

@@ -2,109 +2,51 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import ssl
-import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.cli.conftest import KEY, Run
-from tests.cli.fake_gateway import FakeGateway
+from tests.cli.fake_gateway import HERE, FakeGateway
+from tests.invoker.test_relay_socket import certificate
 from thaw.cli.platform_api.property_file import normal_apihost
 
-HERE = "/api/v1/namespaces/_"
 ONE = {"name": "b", "namespace": "guest", "version": "0.0.1", "annotations": [], "limits": {}}
 TWO = {**ONE, "name": "a"}
 
 
-class TlsServer:
-    """An https server that lists one namespace, with a certificate that it has signed itself."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ca = directory / "ca.pem"
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "thaw")])
-        now = datetime.now(UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(1)
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        private = directory / "key.pem"
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b'["guest"]')
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.ca, private)
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-        self.host = f"127.0.0.1:{self.server.server_port}"
-
-    def end(self) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[FakeGateway]:
+    """An https server that lists one namespace.  Its certificate, ``relay.pem``, is signed by its own key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate(tmp_path))
+    with FakeGateway({"GET /api/v1/namespaces": (200, ["guest"])}, tls=context) as served:
+        yield served
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
-    server = TlsServer(tmp_path_factory.mktemp("tls"))
-    yield server
-    server.end()
-
-
-def test_a_private_certificate_is_taken_when_its_signer_is_named_or_with_i(thaw: Run, tls: TlsServer) -> None:
-    words = ("namespace", "list", "--apihost", f"https://{tls.host}", "--auth", KEY)
+def test_a_private_certificate_is_taken_with_its_signer_or_with_i(thaw: Run, tls: FakeGateway, tmp_path: Path) -> None:
+    words = ("namespace", "list", "--apihost", tls.url, "--auth", KEY)
     refused = thaw(*words)
     assert refused.returncode == 3
     assert "SSL_CERT_FILE=ca.pem" in refused.stderr
-    assert thaw(*words, env={"SSL_CERT_FILE": str(tls.ca)}).stdout == "namespaces\nguest\n"
+    assert thaw(*words, env={"SSL_CERT_FILE": str(tmp_path / "relay.pem")}).stdout == "namespaces\nguest\n"
     taken = thaw("-i", *words)
     assert (taken.stdout, taken.stderr) == ("namespaces\nguest\n", "")
 
 
-def test_a_wrong_scheme_is_recognised_and_the_right_one_is_named(
-    thaw: Run, tls: TlsServer, gateway: FakeGateway
-) -> None:
+def test_a_wrong_scheme_is_told_with_the_right_one(thaw: Run, tls: FakeGateway, gateway: FakeGateway) -> None:
     bare = gateway.url.partition("://")[2]
     done = thaw("namespace", "list", "--apihost", f"https://{bare}", "--auth", KEY)
     assert (done.returncode, done.stderr) == (
         3,
         f"error: https://{bare} does not speak https\nhint: thaw property set --apihost http://{bare}\n",
     )
-    done = thaw("namespace", "list", "--apihost", f"http://{tls.host}", "--auth", KEY)
+    done = thaw("namespace", "list", "--apihost", tls.url.replace("https", "http"), "--auth", KEY)
     assert done.returncode == 3
-    assert f"if it speaks https: thaw property set --apihost https://{tls.host}" in done.stderr
+    assert f"if it speaks https: thaw property set --apihost {tls.url}" in done.stderr
 
 
 @pytest.mark.parametrize("path", ["/api/v1", "/api/v1/", "/api", "/v1", ""])
@@ -119,9 +61,7 @@ def test_a_page_that_is_no_api_is_said_to_be_none(at: Run, gateway: FakeGateway)
     assert "but not as the API of a platform" in done.stderr
 
 
-def test_options_of_the_whole_line_may_stand_anywhere_but_in_a_parameter_s_value(
-    thaw: Run, gateway: FakeGateway
-) -> None:
+def test_options_of_the_line_may_stand_anywhere_but_in_a_parameter_s_value(thaw: Run, gateway: FakeGateway) -> None:
     gateway.answers[f"POST {HERE}/actions/x"] = (202, {"activationId": "b" * 32})
     line = ["-i", "--apihost", gateway.url, "action", "invoke", "x", "-p", "flag", "-v", "-u", KEY, "-p", "-d", "1"]
     done = thaw(*line)
@@ -182,12 +122,10 @@ def test_lists_are_tables_or_json_and_sorted_by_name_if_asked(at: Run, gateway: 
 
 
 def test_a_table_of_numbers_from_several_answers_is_json_by_its_columns(at: Run, gateway: FakeGateway) -> None:
-    gateway.answers["GET /api/v1/thaw/namespaces"] = (
-        200,
-        {"namespaces": [{"namespace": "guest", "keys": 1, "actions": 2, "activations": 3, "instances": 4}]},
-    )
-    columns = {"namespace": "guest", "keys": "1", "actions": "2", "activations": "3", "instances": "4"}
-    assert json.loads(at("namespace", "usage", "--json").stdout) == [columns]
+    row = {"namespace": "guest", "keys": 1, "actions": 2, "activations": 3, "instances": 4}
+    gateway.answers["GET /api/v1/thaw/namespaces"] = (200, {"namespaces": [row]})
+    assert json.loads(at("namespace", "usage", "--json").stdout) == [{name: str(row[name]) for name in row}]
+    assert ["guest", "1", "2", "3", "4"] in [line.split() for line in at("namespace", "usage").stdout.splitlines()]
 
 
 def test_a_namespace_s_entities_are_listed_kind_by_kind(at: Run, gateway: FakeGateway) -> None:

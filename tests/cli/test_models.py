@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +15,7 @@ import typer
 
 from tests.cli.conftest import KEY, Run
 from tests.cli.fake_gateway import FakeGateway
+from tests.fetchd.harness import Store
 from tests.thaw_runtime.adapters import write_adapter
 from thaw import wire
 from thaw.checkpoints import checkpoint, model_json, versions
@@ -27,7 +25,7 @@ from thaw.cli.model_stores.stores import DirectoryStore, open_store
 from thaw.dev.layout import Platform
 from thaw.dev.processes import ProcessId
 from thaw.errors import DeveloperError, ModelCorrupt, ModelUnsupported
-from thaw.model import CHUNK_BYTES
+from thaw.model import CHUNK_BYTES, ModelIndex
 
 N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
 
@@ -51,9 +49,18 @@ def place_of(name: Path) -> Path:
     return name.with_name(f"{name.name}@{sha256[:16]}")
 
 
-def test_a_pushed_model_has_an_index_whose_checksums_are_those_of_the_files(
-    thaw: Run, model: Path, tmp_path: Path
-) -> None:
+def pushed_to(model: Path, name: Path) -> ModelIndex:
+    return checkpoints.push(model, open_store(name.as_uri()), lambda _: None)
+
+
+@pytest.fixture
+def name(model: Path, tmp_path: Path) -> Path:
+    """The name of a model that was pushed."""
+    pushed_to(model, tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_a_pushed_model_has_an_index_with_the_files_checksums(thaw: Run, model: Path, tmp_path: Path) -> None:
     name = tmp_path / "a store" / "m"
     done = thaw("model", "push", str(model), f"file://{name}")
     assert done.returncode == 0, done.stderr
@@ -68,63 +75,28 @@ def test_a_pushed_model_has_an_index_whose_checksums_are_those_of_the_files(
     assert f"version file://{target}" in done.stdout
 
 
-def test_verify_names_the_file_and_the_chunk_that_changed(thaw: Run, model: Path, tmp_path: Path) -> None:
-    target = tmp_path / "m"
-    thaw("model", "push", str(model), target.as_uri())
-    good = thaw("model", "verify", target.as_uri())
+def test_verify_names_the_file_and_the_chunk_that_changed(thaw: Run, name: Path) -> None:
+    good = thaw("model", "verify", name.as_uri())
     assert "4 chunks of 3 files are what was pushed" in good.stdout
-    with (place_of(target) / "model.safetensors").open("r+b") as f:
+    with (place_of(name) / "model.safetensors").open("r+b") as f:
         f.seek(CHUNK_BYTES + 100)
         byte = f.read(1)
         f.seek(CHUNK_BYTES + 100)
         f.write(bytes([byte[0] ^ 1]))
-    bad = thaw("model", "verify", target.as_uri())
+    bad = thaw("model", "verify", name.as_uri())
     assert f"model.safetensors: chunk 1 at byte {CHUNK_BYTES} is not what was pushed" in bad.stderr
     assert bad.returncode == 246
 
 
-def test_a_file_that_lost_its_end_is_told(thaw: Run, model: Path, tmp_path: Path) -> None:
-    target = tmp_path / "m"
-    thaw("model", "push", str(model), target.as_uri())
-    os.truncate(place_of(target) / "model.safetensors", CHUNK_BYTES)
-    assert f"has {CHUNK_BYTES} bytes" in thaw("model", "verify", target.as_uri()).stderr
+def test_a_file_that_lost_its_end_is_told(thaw: Run, name: Path) -> None:
+    os.truncate(place_of(name) / "model.safetensors", CHUNK_BYTES)
+    assert f"has {CHUNK_BYTES} bytes" in thaw("model", "verify", name.as_uri()).stderr
 
 
-def test_inspect_tells_layers_and_bytes(thaw: Run, model: Path, tmp_path: Path) -> None:
-    thaw("model", "push", str(model), (tmp_path / "m").as_uri())
-    text = thaw("model", "inspect", (tmp_path / "m").as_uri()).stdout
+def test_inspect_tells_layers_and_bytes(thaw: Run, name: Path) -> None:
+    text = thaw("model", "inspect", name.as_uri()).stdout
     assert "LlamaForCausalLM" in text
     assert "layers   1, 8 MiB the largest" in text
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        ("truncate", "the file has"),
-        ("no config", "has no config.json"),
-        ("no weights", "has no safetensors file"),
-        ("only strays", "has neither model.safetensors nor model.safetensors.index.json, only consolidated"),
-        ("missing shard", "is named in model.safetensors.index.json but does not exist"),
-    ],
-)
-def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_written(
-    thaw: Run, model: Path, tmp_path: Path, spoil: str, message: str
-) -> None:
-    if spoil == "truncate":
-        os.truncate(model / "model.safetensors", 1000)
-    elif spoil == "no config":
-        (model / "config.json").unlink()
-    elif spoil == "no weights":
-        (model / "model.safetensors").unlink()
-    elif spoil == "only strays":
-        (model / "model.safetensors").rename(model / "consolidated.safetensors")
-    else:
-        shards = {"weight_map": {"w": "model-2.safetensors"}}
-        (model / "model.safetensors.index.json").write_text(json.dumps(shards))
-    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri())
-    assert message in done.stderr
-    assert done.returncode == 246
-    assert not (tmp_path / "m").exists()
 
 
 def test_a_model_that_no_host_would_read_is_refused_before_anything_is_written(
@@ -136,22 +108,18 @@ def test_a_model_that_no_host_would_read_is_refused_before_anything_is_written(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
-def test_a_model_that_is_pushed_again_is_another_version_and_the_old_one_stays(
-    thaw: Run, model: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "m"
-    thaw("model", "push", str(model), target.as_uri())
-    old = place_of(target)
+def test_a_model_that_is_pushed_again_is_another_version_beside_the_old(thaw: Run, model: Path, name: Path) -> None:
+    old = place_of(name)
     before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in old.iterdir()}
     (model / "tokenizer.json").write_text('{"new": 1}')
-    assert thaw("model", "push", str(model), target.as_uri()).returncode == 0
-    assert place_of(target) != old
+    assert thaw("model", "push", str(model), name.as_uri()).returncode == 0
+    assert place_of(name) != old
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in old.iterdir()} == before
-    assert thaw("model", "verify", target.as_uri()).returncode == 0
+    assert thaw("model", "verify", name.as_uri()).returncode == 0
     pinned = thaw("model", "inspect", old.as_uri())
-    newest = thaw("model", "inspect", target.as_uri())
+    newest = thaw("model", "inspect", name.as_uri())
     assert checkpoint.read_index((old / "thaw-index.json").read_bytes()).sha256 in pinned.stdout
-    assert f"newest   file://{place_of(target)}" in newest.stdout
+    assert f"newest   file://{place_of(name)}" in newest.stdout
 
 
 def test_nothing_is_pushed_to_a_pin(thaw: Run, model: Path, tmp_path: Path) -> None:
@@ -182,10 +150,8 @@ class Observed(DirectoryStore):
 
 @pytest.mark.parametrize("cut_at", ["config.json", "model.safetensors", "thaw-index.json", versions.POINTER_NAME])
 def test_a_push_that_is_cut_leaves_the_old_version_and_the_next_one_goes_on_where_it_stopped(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
+    model: Path, name: Path, monkeypatch: pytest.MonkeyPatch, cut_at: str
 ) -> None:
-    name = tmp_path / "m"
-    checkpoints.push(model, open_store(name.as_uri()), lambda _: None)
     old = place_of(name)
     (model / "config.json").write_text('{"num_hidden_layers": 1, "new": 1}')
     written: list[str] = []
@@ -238,52 +204,30 @@ def test_only_what_the_shard_index_or_the_plain_file_names_is_pushed(model: Path
     weights = (model / "model.safetensors").read_bytes()
     for stray in ("adapter_model.safetensors", "consolidated.safetensors", "model-00003-of-00002.safetensors"):
         (model / stray).write_bytes(weights)
-    index = checkpoints.push(model, open_store((tmp_path / "plain").as_uri()), lambda _: None)
+    index = pushed_to(model, tmp_path / "plain")
     assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model.safetensors"]
     assert len(index.tensors) == 1
     (model / "model-1.safetensors").write_bytes(weights)
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
-    index = checkpoints.push(model, open_store((tmp_path / "shards").as_uri()), lambda _: None)
+    index = pushed_to(model, tmp_path / "shards")
     assert [f.name for f in index.files] == ["config.json", "tokenizer.json", "model-1.safetensors"]
 
 
-def test_models_are_listed_by_name_with_their_newest_version(
-    thaw: Run, model: Path, tmp_path: Path, home: Path
-) -> None:
+def test_models_are_listed_with_their_newest_version(thaw: Run, model: Path, tmp_path: Path, home: Path) -> None:
     store = tmp_path / "store"
     for change in ("1", "2"):
         (model / "tokenizer.json").write_text(change)
-        index = checkpoints.push(model, open_store((store / "m").as_uri()), lambda _: None)
+        index = pushed_to(model, store / "m")
     shutil.copytree(model, store / "copied")
-    described = Platform(
-        ProcessId(1, 1),
-        "",
-        "",
-        "",
-        "",
-        str(store),
-        "",
-        "",
-        "",
-        ports=(),
-        hosts=1,
-        link="",
-        driver="",
-        started_wall_ms=0,
-    )
+    rest = {"ports": (), "hosts": 1, "link": "", "driver": "", "started_wall_ms": 0}
+    described = Platform(ProcessId(1, 1), *[""] * 4, str(store), *[""] * 3, **rest)
     (home / "dev").mkdir()
     (home / "dev" / "platform.json").write_text(wire.dumps(described).decode())
-    rows = [
-        line.split() for line in thaw("model", "list", env={"COLUMNS": "300"}).stdout.splitlines() if "file://" in line
-    ]
+    lines = thaw("model", "list", env={"COLUMNS": "300"}).stdout.splitlines()
+    rows = [line.split() for line in lines if "file://" in line]
     listed = [(r[0], r[-3:]) for r in rows if "store/m" in r[0]]
     assert listed == [(f"file://{store}/m", [index.sha256[:16], "2", "?"])], "no platform says who uses it"
     assert [r[0] for r in rows] == [f"file://{store}/copied", f"file://{store}/m"]
-
-
-def _adapter(model: Path) -> None:
-    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    (model / "model.safetensors").rename(model / "adapter_model.bin")
 
 
 def test_an_adapter_is_pushed_with_its_two_files_and_nothing_else(model: Path, tmp_path: Path) -> None:
@@ -298,90 +242,100 @@ def test_an_adapter_is_pushed_with_its_two_files_and_nothing_else(model: Path, t
     assert checkpoints.read_facts(place, checkpoints.read_index(place, root)).sha256 == index.sha256
 
 
-def _gguf(model: Path) -> None:
-    (model / "model.safetensors").rename(model / "small.Q4_K_M.gguf")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9000000000\n"
+SHARDS = json.dumps({"weight_map": {"w": "model-2.safetensors"}})
 
 
-def _pickle(model: Path) -> None:
-    (model / "training_args.bin").write_bytes(b"")
-    (model / "model.safetensors").rename(model / "pytorch_model-00001-of-00002.bin")
+def becomes(name: str, file: str = "", text: str = "") -> Callable[[Path], object]:
+    """The weights get this name, or go if it is empty, and the directory gets this file."""
+
+    def become(model: Path) -> None:
+        weights = model / "model.safetensors"
+        weights.rename(model / name) if name else weights.unlink()
+        if file:
+            (model / file).write_text(text)
+
+    return become
 
 
-def _pointer(model: Path) -> None:
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9000000000\n"
-    (model / "model.safetensors").write_text(text)
+def cached(*below: str) -> Callable[[Path], object]:
+    """The files are in the cache of a hub."""
 
-
-def _pointer_beside(model: Path) -> None:
-    (model / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
-
-
-def _cached(model: Path, repo: Path) -> None:
-    for revision in ("aaaa", "zzzz"):
-        (repo / "snapshots" / revision).mkdir(parents=True)
-    for path in list(model.iterdir()):
-        if path.is_file():
+    def become(model: Path) -> None:
+        repo = model.joinpath(*below)
+        for revision in ("aaaa", "zzzz"):
+            (repo / "snapshots" / revision).mkdir(parents=True)
+        for path in [p for p in model.iterdir() if p.is_file()]:
             path.rename(repo / "snapshots" / "aaaa" / path.name)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("aaaa")
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text("aaaa")
+
+    return become
 
 
-def _repo(model: Path) -> None:
-    _cached(model, model)
+NEARLY: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "truncated": (lambda m: os.truncate(m / "model.safetensors", 1000), "the file has", ""),
+    "no config": (lambda m: (m / "config.json").unlink(), "has no config.json", ""),
+    "no weights": (becomes(""), "has no safetensors file", ""),
+    "only strays": (
+        becomes("consolidated.safetensors"),
+        "has neither model.safetensors nor model.safetensors.index.json, only consolidated",
+        "",
+    ),
+    "a missing shard": (
+        lambda m: (m / "model.safetensors.index.json").write_text(SHARDS),
+        "is named in model.safetensors.index.json but does not exist",
+        "",
+    ),
+    "adapter": (
+        becomes("adapter_model.bin", "adapter_config.json", '{"base_model_name_or_path": "org/base"}'),
+        "holds an adapter for org/base, but not its adapter_model.safetensors",
+        "save_pretrained",
+    ),
+    "GGUF": (
+        becomes("small.Q4_K_M.gguf"),
+        "has no safetensors file, only small.Q4_K_M.gguf",
+        "thaw model push {model}/small.Q4_K_M.gguf URI",
+    ),
+    "pickle": (
+        becomes("pytorch_model-00001-of-00002.bin", "training_args.bin"),
+        "has no safetensors file, only pytorch_model-00001-of-00002.bin",
+        "from transformers import",
+    ),
+    "pointer": (
+        lambda m: (m / "model.safetensors").write_text(POINTER),
+        "model.safetensors is a git-lfs pointer and not the file itself",
+        "lfs pull",
+    ),
+    "pointer beside": (
+        lambda m: (m / "tokenizer.json").write_text(POINTER.replace("9000000000", "9")),
+        "tokenizer.json is a git-lfs pointer and not the file itself",
+        "lfs pull",
+    ),
+    "repository": (cached(), "is a model's directory in a hub cache", "thaw model push {model}/snapshots/aaaa URI"),
+    "cache": (
+        cached("models--org--name"),
+        "is a hub cache with the models of 1 repositories",
+        "thaw model push {model}/models--org--name/snapshots/aaaa URI",
+    ),
+}
 
 
-def _cache(model: Path) -> None:
-    _cached(model, model / "models--org--name")
-
-
-@pytest.mark.parametrize(
-    ("become", "message", "command"),
-    [
-        (_adapter, "holds an adapter for org/base, but not its adapter_model.safetensors", "save_pretrained"),
-        (_gguf, "has no safetensors file, only small.Q4_K_M.gguf", "thaw model push {model}/small.Q4_K_M.gguf URI"),
-        (_pickle, "has no safetensors file, only pytorch_model-00001-of-00002.bin", "from transformers import"),
-        (_pointer, "model.safetensors is a git-lfs pointer and not the file itself", "lfs pull"),
-        (_pointer_beside, "tokenizer.json is a git-lfs pointer and not the file itself", "lfs pull"),
-        (_repo, "is a model's directory in a hub cache", "thaw model push {model}/snapshots/aaaa URI"),
-        (
-            _cache,
-            "is a hub cache with the models of 1 repositories",
-            "thaw model push {model}/models--org--name/snapshots/aaaa URI",
-        ),
-    ],
-)
-def test_what_is_nearly_a_model_is_called_by_its_name_with_the_command_that_helps(
-    model: Path, tmp_path: Path, become: Callable[[Path], None], message: str, command: str
-) -> None:
+@pytest.mark.parametrize("kind", NEARLY)
+def test_what_is_nearly_a_model_is_named_with_the_command_that_helps(model: Path, tmp_path: Path, kind: str) -> None:
+    become, message, command = NEARLY[kind]
     become(model)
     with pytest.raises(DeveloperError, match=re.escape(message)) as caught:
-        checkpoints.push(model, open_store((tmp_path / "m").as_uri()), lambda _: None)
+        pushed_to(model, tmp_path / "m")
     assert command.format(model=model) in caught.value.hint
     assert not (tmp_path / "m").exists()
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_model_on_a_web_server_can_be_verified_but_not_pushed(
-    thaw: Run, model: Path, tmp_path: Path, web: str
-) -> None:
-    thaw("model", "push", str(model), (tmp_path / "m").as_uri())
-    assert thaw("model", "verify", f"{web}/m").returncode == 0
-    pushed = thaw("model", "push", str(model), f"{web}/m")
-    assert pushed.stderr == f"error: {web}/m is read only\nhint: push to s3:// or file:// instead\n"
+def test_a_model_on_a_web_server_can_be_verified_but_not_pushed(thaw: Run, model: Path, name: Path) -> None:
+    with Store(name.parent) as store:
+        assert thaw("model", "verify", f"{store.uri}/m").returncode == 0
+        pushed = thaw("model", "push", str(model), f"{store.uri}/m")
+    assert pushed.stderr == f"error: {store.uri}/m is read only\nhint: push to s3:// or file:// instead\n"
 
 
 def test_a_uri_without_a_store_is_refused_with_the_forms_there_are(thaw: Run, model: Path) -> None:
@@ -412,11 +366,7 @@ def test_a_missing_tokenizer_is_told_before_anything_is_read_or_sent(thaw: Run, 
     ("status", "answer", "said"),
     [
         (200, {"checked": True, "notes": ["short"]}, "note: short"),
-        (
-            200,
-            {"checked": False, "reason": "busy"},
-            "note: the engine was not asked whether it can run this model: busy",
-        ),
+        (200, {"checked": False, "reason": "busy"}, "the engine was not asked whether it can run this model: busy"),
         (200, {"checked": True, "refusal": {"code": "ModelNotFound", "message": "no"}}, "does not see this store"),
         (403, {"error": "not allowed", "code": "c"}, "is asked about this model when it is deployed: not allowed"),
     ],

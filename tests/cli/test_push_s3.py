@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.seaweed import KEY, SECRET, seaweed
 from thaw.checkpoints import versions
 from thaw.cli.model_stores import checkpoints, s3
 from thaw.cli.model_stores.stores import open_store
@@ -19,28 +17,6 @@ from thaw.model import CHUNK_BYTES
 
 N_CHUNKS = 4
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweed(tmp_path_factory.mktemp("weed"), "models") as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("THAW_S3_ENDPOINT", endpoint),
-        ("AWS_ACCESS_KEY_ID", KEY),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ("AWS_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def uri(request: pytest.FixtureRequest) -> str:
-    return f"s3://models/{request.node.originalname}"
 
 
 class Watched:
@@ -106,42 +82,44 @@ def unfinished(uri: str) -> list[str]:
 
 
 def test_a_push_that_was_cut_goes_on_at_the_part_at_which_it_stopped(
-    model: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+    model: Path, s3_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as cut:
         first = watch(cut, end_at=2)
         with pytest.raises(KeyboardInterrupt):
-            push(model, uri)
+            push(model, s3_store)
     assert first == ["upload_part 1", "upload_part 2"]
     again = watch(monkeypatch)
-    pushed = push(model, uri)
+    pushed = push(model, s3_store)
     assert again == ["upload_part 3", "upload_part 4"]
     assert pushed.sent_bytes == 2 * CHUNK_BYTES - 1000
-    assert unfinished(uri) == []
+    assert unfinished(s3_store) == []
+
+
+def change(model: Path, at: int) -> None:
+    with (model / WEIGHTS).open("r+b") as f:
+        f.seek(at)
+        f.write(os.urandom(64))
 
 
 def test_only_the_chunks_that_the_newest_version_lacks_are_sent(
-    model: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+    model: Path, s3_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = push(model, uri).index
-    with (model / WEIGHTS).open("r+b") as f:
-        f.seek(2 * CHUNK_BYTES + 5)
-        f.write(os.urandom(64))
+    old = push(model, s3_store).index
+    change(model, 2 * CHUNK_BYTES + 5)
     calls = watch(monkeypatch)
-    new = push(model, uri)
+    new = push(model, s3_store)
     assert calls == ["upload_part_copy 1", "upload_part_copy 2", "upload_part 3", "upload_part_copy 4"]
     assert new.sent_bytes == CHUNK_BYTES + (model / "config.json").stat().st_size
-    verify(versions.pin(uri, old.sha256))
+    verify(versions.pin(s3_store, old.sha256))
     calls.clear()
-    assert push(model, uri).sent_bytes == 0, "the version is there"
+    assert push(model, s3_store).sent_bytes == 0, "the version is there"
     assert calls == []
 
 
-def test_a_file_that_changes_while_it_is_pushed_leaves_no_parts(model: Path, uri: str) -> None:
+def test_a_file_that_changes_while_it_is_pushed_leaves_no_parts(model: Path, s3_store: str) -> None:
     hashed = checkpoints.hash_files(model, lambda _: None)
-    with (model / WEIGHTS).open("r+b") as f:
-        f.seek(3 * CHUNK_BYTES)
-        f.write(os.urandom(64))
+    change(model, 3 * CHUNK_BYTES)
     with pytest.raises(ModelCorrupt, match="changed while it was pushed"):
-        checkpoints.upload(hashed, open_store(uri), lambda _: None)
-    assert unfinished(uri) == []
+        checkpoints.upload(hashed, open_store(s3_store), lambda _: None)
+    assert unfinished(s3_store) == []

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import KEY, Run
+from tests.cli.conftest import Run
 from tests.cli.fake_gateway import FakeGateway
-from tests.seaweed import KEY as S3_KEY
-from tests.seaweed import SECRET, seaweed
 from thaw.checkpoints import versions
 from thaw.cli.model_stores import checkpoints, guards, removal
 from thaw.cli.model_stores.stores import Store, open_store
@@ -22,6 +20,8 @@ from thaw.cli.model_uses import Uses
 from thaw.errors import Conflict, ModelNotFound, StoreUnavailable
 from thaw.model import INDEX_NAME
 
+Push = Callable[[str], str]
+Meanwhile = Callable[..., None]
 NOBODY = removal.NOBODY
 MARK = "thaw-gc.0123.mark"
 
@@ -32,28 +32,13 @@ def _verify(uri: str) -> None:
     checkpoints.verify(store, checkpoints.read_index(store), lambda _: None)
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with seaweed(tmp_path_factory.mktemp("weed"), "models") as started:
-        yield started
-
-
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.full)])
-def uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "file":
-        return (tmp_path / "store" / "m").as_uri()
-    for name, value in (
-        ("THAW_S3_ENDPOINT", request.getfixturevalue("endpoint")),
-        ("AWS_ACCESS_KEY_ID", S3_KEY),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ("AWS_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
-    return f"s3://models/{secrets.token_hex(8)}"  # the store is the same for all tests
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.getfixturevalue("s3_store")) if request.param == "s3" else (tmp_path / "store" / "m").as_uri()
 
 
 @pytest.fixture
-def pushed(uri: str, tmp_path: Path) -> Callable[[str], str]:
+def pushed(uri: str, tmp_path: Path) -> Push:
     """Push a model whose content is this text; return the version's URI."""
 
     def push(text: str) -> str:
@@ -69,6 +54,10 @@ def pushed(uri: str, tmp_path: Path) -> Callable[[str], str]:
     return push
 
 
+def used(action: str, uri: str) -> Uses:
+    return Uses(frozenset({(action, uri)}), frozenset())
+
+
 def there(uri: str) -> list[str]:
     return [v.uri for v in removal.versions_of(uri)]
 
@@ -82,7 +71,7 @@ def collect(uri: str, uses: Uses = NOBODY, grace_s: float = 0.0) -> dict[str, st
     return {one.uri: one.kept for one in removal.collect(uri, lambda: uses, grace_s, dry_run=False)}
 
 
-def test_versions_are_listed_with_the_newest_one(uri: str, pushed: Callable[[str], str]) -> None:
+def test_versions_are_listed_with_the_newest_one(uri: str, pushed: Push) -> None:
     one, two = pushed("one"), pushed("two")
     found = removal.versions_of(uri)
     assert {v.uri: (v.newest, v.finished) for v in found} == {one: (False, True), two: (True, True)}
@@ -91,7 +80,7 @@ def test_versions_are_listed_with_the_newest_one(uri: str, pushed: Callable[[str
         removal.versions_of(f"{uri}-other")
 
 
-def test_what_nobody_uses_goes_and_the_newest_stays(uri: str, pushed: Callable[[str], str]) -> None:
+def test_what_nobody_uses_goes_and_the_newest_stays(uri: str, pushed: Push) -> None:
     one, two = pushed("one"), pushed("two")
     assert collect(uri) == {one: ""}
     assert there(uri) == [two]
@@ -99,7 +88,7 @@ def test_what_nobody_uses_goes_and_the_newest_stays(uri: str, pushed: Callable[[
     assert open_store(one).objects() == {}
 
 
-def test_what_a_function_names_or_an_instance_runs_stays(uri: str, pushed: Callable[[str], str]) -> None:
+def test_what_a_function_names_or_an_instance_runs_stays(uri: str, pushed: Push) -> None:
     pins = [pushed(text) for text in ("one", "two", "three")]
     sha256 = checkpoints.read_index(open_store(pins[1])).sha256
     uses = Uses(frozenset({("guest/a", pins[0]), ("guest/b", uri)}), frozenset({("guest/b", sha256)}))
@@ -109,33 +98,22 @@ def test_what_a_function_names_or_an_instance_runs_stays(uri: str, pushed: Calla
         _verify(pin)
 
 
-def test_a_function_that_names_the_version_by_another_address_of_the_store_uses_it(
-    uri: str, pushed: Callable[[str], str]
-) -> None:
+def test_a_function_that_names_the_version_by_another_address_of_the_store_uses_it(uri: str, pushed: Push) -> None:
     one, _ = pushed("one"), pushed("two")
     elsewhere = versions.pin("http://store:9000/models/m", checkpoints.read_index(open_store(one)).sha256)
-    assert collect(uri, Uses(frozenset({("guest/a", elsewhere)}), frozenset())) == {one: "guest/a uses it"}
+    assert collect(uri, used("guest/a", elsewhere)) == {one: "guest/a uses it"}
 
 
-def test_what_may_have_been_the_newest_a_moment_ago_stays_for_a_start_that_chose_it(
-    uri: str, pushed: Callable[[str], str]
-) -> None:
+def test_what_may_have_been_the_newest_a_moment_ago_stays_for_a_start_that_chose_it(uri: str, pushed: Push) -> None:
     one, _ = pushed("one"), pushed("two")
     (kept,) = collect(uri, grace_s=3600.0).values()
     assert "it may have been the newest one until" in kept
     _verify(one)
 
 
-def test_a_dry_run_removes_nothing(uri: str, pushed: Callable[[str], str]) -> None:
-    one, two = pushed("one"), pushed("two")
-    assert [r.kept for r in removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True)] == [""]
-    for pin in (one, two):
-        _verify(pin)
-
-
 @pytest.mark.parametrize("ahead_s", [0.001, 60.0])
 def test_a_store_whose_clock_is_ahead_keeps_nothing_longer_than_asked(
-    uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, ahead_s: float
+    uri: str, pushed: Push, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
     one, _ = pushed("one"), pushed("two")
     changed_s = max(o.modified_s for o in open_store(uri).objects().values())
@@ -152,7 +130,7 @@ def test_a_store_whose_clock_is_ahead_keeps_nothing_longer_than_asked(
 # ── at the same time ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_version_that_is_being_pushed_again_stays(uri: str, pushed: Callable[[str], str]) -> None:
+def test_a_version_that_is_being_pushed_again_stays(uri: str, pushed: Push) -> None:
     one, _ = pushed("one"), pushed("two")
     stamps = [guards.begin_push(open_store(one)), guards.begin_push(open_store(one))]
     for stamp in stamps:
@@ -161,7 +139,7 @@ def test_a_version_that_is_being_pushed_again_stays(uri: str, pushed: Callable[[
     assert collect(uri) == {one: ""}
 
 
-def test_a_push_of_what_is_being_removed_gives_way(uri: str, pushed: Callable[[str], str]) -> None:
+def test_a_push_of_what_is_being_removed_gives_way(uri: str, pushed: Push) -> None:
     one, _ = pushed("one"), pushed("two")
     place = open_store(one)
     place.write(MARK, b"")
@@ -170,9 +148,7 @@ def test_a_push_of_what_is_being_removed_gives_way(uri: str, pushed: Callable[[s
     assert signs(one) == [MARK]
 
 
-def test_the_mark_of_a_removal_that_was_killed_stops_no_push(
-    uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mark_of_a_killed_removal_stops_no_push(uri: str, pushed: Push, monkeypatch: pytest.MonkeyPatch) -> None:
     one = pushed("one")
     open_store(one).write(MARK, b"")
     monkeypatch.setattr(guards, "MARK_S", -1.0)
@@ -181,33 +157,31 @@ def test_the_mark_of_a_removal_that_was_killed_stops_no_push(
 
 
 @pytest.fixture
-def meanwhile(uri: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
-    """Do something once, right before a file of this name is deleted."""
+def meanwhile(uri: str, monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    """Do something once, right before a file of this name is deleted or read."""
 
-    def arrange(file: str, then: Callable[[], None]) -> None:
+    def arrange(file: str, then: Callable[[], None], verb: str = "delete") -> None:
         kind, todo = type(open_store(uri)), [then]
-        delete = kind.delete
+        call = getattr(kind, verb)
 
-        def deleting(store: Store, name: str) -> None:
+        def calling(store: Store, name: str) -> Any:
             if name == file and todo:
                 todo.pop()()
-            delete(store, name)  # type: ignore[arg-type]
+            return call(store, name)
 
-        monkeypatch.setattr(kind, "delete", deleting)
+        monkeypatch.setattr(kind, verb, calling)
 
     return arrange
 
 
-def test_nobody_takes_the_mark_of_a_removal_that_runs(
-    uri: str, pushed: Callable[[str], str], meanwhile: Callable[[str, Callable[[], None]], None]
-) -> None:
+def test_nobody_takes_the_mark_of_a_removal_that_runs(uri: str, pushed: Push, meanwhile: Meanwhile) -> None:
     one, _ = pushed("one"), pushed("two")
     seen: list[object] = []
 
     def others() -> None:
         before = signs(one)
         seen.extend(removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True))
-        collect(uri, Uses(frozenset({("guest/a", one)}), frozenset()))
+        collect(uri, used("guest/a", one))
         seen.append(signs(one) == before)
         with pytest.raises(Conflict, match="is being removed just now"):
             guards.begin_push(open_store(one))
@@ -218,20 +192,17 @@ def test_nobody_takes_the_mark_of_a_removal_that_runs(
     assert open_store(one).objects() == {}
 
 
-def test_a_dry_run_writes_nothing(uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_writes_nothing(uri: str, pushed: Push, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = pushed("one"), pushed("two")
     monkeypatch.setattr(type(open_store(uri)), "write", lambda *_: pytest.fail("a dry run wrote"))
     monkeypatch.setattr(type(open_store(uri)), "delete", lambda *_: pytest.fail("a dry run deleted"))
-    assert [r.uri for r in removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True)] == [one]
+    found = removal.collect(uri, lambda: NOBODY, 0.0, dry_run=True)
+    assert [(r.uri, r.kept) for r in found] == [(one, "")]
 
 
 @pytest.mark.parametrize("file", [INDEX_NAME, "config.json", "model.safetensors"])
 def test_a_removal_that_was_asleep_leaves_what_was_pushed_meanwhile(
-    uri: str,
-    pushed: Callable[[str], str],
-    meanwhile: Callable[[str, Callable[[], None]], None],
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
+    uri: str, pushed: Push, meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     one, _ = pushed("one"), pushed("two")
 
@@ -242,26 +213,14 @@ def test_a_removal_that_was_asleep_leaves_what_was_pushed_meanwhile(
         again.append(one)
 
     again: list[str] = []
-    read = type(open_store(one)).read
-
-    def reading(store: Store, name: str) -> Iterator[bytes]:
-        if name == INDEX_NAME and file == INDEX_NAME and not again:
-            push_past_it()
-        return read(store, name)  # type: ignore[arg-type]
-
-    if file == INDEX_NAME:
-        monkeypatch.setattr(type(open_store(one)), "read", reading)
-    else:
-        meanwhile(file, push_past_it)
+    meanwhile(file, push_past_it, "read" if file == INDEX_NAME else "delete")
     with pytest.raises(Conflict, match="is being pushed again"):
         collect(uri)
     assert again
     assert "tokenizer.json" in open_store(one).objects(), "it goes after the others, and stopped before"
 
 
-def test_the_time_of_a_removal_goes_on_while_the_machine_sleeps(
-    uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removals_time_includes_the_machines_sleep(uri: str, pushed: Push, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = pushed("one"), pushed("two")
     clock = guards.time.clock_gettime
     slept: list[float] = []
@@ -284,28 +243,22 @@ class Cut(Exception):
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 def test_a_removal_that_is_killed_has_taken_nothing_that_was_promised_and_the_next_one_goes_on(
-    uri: str, pushed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, file: str
+    uri: str, pushed: Push, meanwhile: Meanwhile, file: str
 ) -> None:
+    def cut() -> None:
+        raise Cut
+
     one, two = pushed("one"), pushed("two")
-    kind = type(open_store(one))
-    delete = kind.delete
-
-    def cut(store: Store, name: str) -> None:
-        if name == file:
-            raise Cut
-        delete(store, name)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as killed:
-        killed.setattr(kind, "delete", cut)
-        with pytest.raises(Cut):
-            collect(uri)
+    meanwhile(file, cut)
+    with pytest.raises(Cut):
+        collect(uri)
     assert INDEX_NAME not in open_store(one).objects(), "hosts say that there is no such version"
     _verify(two)
     assert collect(uri) == {one: ""}
     assert there(uri) == [two]
 
 
-def test_who_names_the_version_while_it_goes_finds_it_again(uri: str, pushed: Callable[[str], str]) -> None:
+def test_who_names_the_version_while_it_goes_finds_it_again(uri: str, pushed: Push) -> None:
     one, _ = pushed("one"), pushed("two")
     answers = iter([NOBODY, replace(NOBODY, actions=frozenset({("guest/late", one)}))])
     (found,) = removal.collect(uri, lambda: next(answers), 0.0, dry_run=False)
@@ -313,18 +266,10 @@ def test_who_names_the_version_while_it_goes_finds_it_again(uri: str, pushed: Ca
     _verify(one)
 
 
-def test_a_platform_that_is_lost_in_the_middle_costs_nothing(uri: str, pushed: Callable[[str], str]) -> None:
+def test_a_platform_that_is_lost_in_the_middle_costs_nothing(uri: str, pushed: Push) -> None:
     one, _ = pushed("one"), pushed("two")
-    asked: list[int] = []
-
-    def ask() -> Uses:
-        asked.append(1)
-        if len(asked) > 1:
-            raise StoreUnavailable("the platform is away")
-        return NOBODY
-
     with pytest.raises(StoreUnavailable):
-        list(removal.collect(uri, ask, 0.0, dry_run=False))
+        list(removal.collect(uri, lost_after(1), 0.0, dry_run=False))
     _verify(one)
     assert signs(one) == []
 
@@ -332,7 +277,7 @@ def test_a_platform_that_is_lost_in_the_middle_costs_nothing(uri: str, pushed: C
 # ── delete ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_model_goes_with_all_of_its_versions(uri: str, pushed: Callable[[str], str]) -> None:
+def test_a_model_goes_with_all_of_its_versions(uri: str, pushed: Push) -> None:
     pins = [pushed("one"), pushed("two")]
     removed = removal.delete(uri, lambda: NOBODY)
     assert [r.kept for r in removed] == ["", "", ""]
@@ -343,10 +288,10 @@ def test_a_model_goes_with_all_of_its_versions(uri: str, pushed: Callable[[str],
 
 
 @pytest.mark.parametrize("uri", ["s3"], indirect=True)
-def test_on_s3_versions_go_and_then_the_model(uri: str, pushed: Callable[[str], str]) -> None:
+def test_on_s3_versions_go_and_then_the_model(uri: str, pushed: Push) -> None:
     """A short form of the tests that run on both kinds of stores."""
     one, two = pushed("one"), pushed("two")
-    assert collect(uri, Uses(frozenset({("guest/a", one)}), frozenset())) == {one: "guest/a uses it"}
+    assert collect(uri, used("guest/a", one)) == {one: "guest/a uses it"}
     assert collect(uri) == {one: ""}
     assert there(uri) == [two]
     removal.delete(uri, lambda: NOBODY)
@@ -354,12 +299,12 @@ def test_on_s3_versions_go_and_then_the_model(uri: str, pushed: Callable[[str], 
 
 
 @pytest.mark.parametrize("what", ["name", "pin", "runs"])
-def test_what_is_used_is_not_deleted_and_the_names_are_told(uri: str, pushed: Callable[[str], str], what: str) -> None:
+def test_what_is_used_is_not_deleted_and_the_names_are_told(uri: str, pushed: Push, what: str) -> None:
     one, two = pushed("one"), pushed("two")
     sha256 = checkpoints.read_index(open_store(one)).sha256
     uses = {
-        "name": Uses(frozenset({("guest/a", uri)}), frozenset()),
-        "pin": Uses(frozenset({("guest/a", one)}), frozenset()),
+        "name": used("guest/a", uri),
+        "pin": used("guest/a", one),
         "runs": Uses(frozenset(), frozenset({("guest/a", sha256)})),
     }[what]
     with pytest.raises(Conflict, match="is used by guest/a"):
@@ -369,12 +314,12 @@ def test_what_is_used_is_not_deleted_and_the_names_are_told(uri: str, pushed: Ca
     assert removal.versions_of(uri)[-1].newest or removal.versions_of(uri)[0].newest
 
 
-def test_one_version_is_deleted_unless_it_is_the_newest_or_used(uri: str, pushed: Callable[[str], str]) -> None:
+def test_one_version_is_deleted_unless_it_is_the_newest_or_used(uri: str, pushed: Push) -> None:
     one, two = pushed("one"), pushed("two")
     with pytest.raises(Conflict, match="it is the newest one"):
         removal.delete(two, lambda: NOBODY)
     with pytest.raises(Conflict, match="guest/a uses it"):
-        removal.delete(one, lambda: Uses(frozenset({("guest/a", one)}), frozenset()))
+        removal.delete(one, lambda: used("guest/a", one))
     removal.delete(one, lambda: NOBODY)
     assert there(uri) == [two]
     with pytest.raises(ModelNotFound, match="there is no version"):
@@ -388,9 +333,7 @@ def test_a_directory_that_was_not_pushed_goes_without_the_files_of_others(tmp_pa
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_what_was_pushed_while_the_model_went_stays(
-    uri: str, pushed: Callable[[str], str], meanwhile: Callable[[str, Callable[[], None]], None]
-) -> None:
+def test_what_was_pushed_while_the_model_went_stays(uri: str, pushed: Push, meanwhile: Meanwhile) -> None:
     pushed("one")
     late: list[str] = []
     meanwhile("config.json", lambda: late.append(pushed("two")))
@@ -401,9 +344,7 @@ def test_what_was_pushed_while_the_model_went_stays(
 
 
 @pytest.mark.parametrize("answers", [2, 3, 4])
-def test_a_platform_that_is_lost_while_a_model_goes_costs_nothing(
-    uri: str, pushed: Callable[[str], str], answers: int
-) -> None:
+def test_a_platform_that_is_lost_while_a_model_goes_costs_nothing(uri: str, pushed: Push, answers: int) -> None:
     two = pushed("two")
     with pytest.raises(StoreUnavailable):
         removal.delete(uri, lost_after(answers))
@@ -439,38 +380,25 @@ def lost_after(n_answers: int) -> Callable[[], Uses]:
 
 @pytest.mark.parametrize("uri", ["file"], indirect=True)
 def test_the_commands_ask_the_platform_who_uses_what(
-    thaw: Run, gateway: FakeGateway, tmp_path: Path, pushed: Callable[[str], str], uri: str
+    thaw: Run, at: Run, gateway: FakeGateway, tmp_path: Path, pushed: Push, uri: str
 ) -> None:
+    """The base and the adapter of a function are both used by it."""
     one, two = pushed("one"), pushed("two")
-    at = ("--apihost", gateway.url, "--auth", KEY)
-    uses = {"actions": [{"action": "guest/a", "version": "0.0.1", "uri": one}], "running": []}
-    gateway.answers["GET /api/v1/thaw/models"] = (200, uses)
-    listed = thaw("model", "versions", uri, *at).stdout
+    rows = [{"action": "guest/a", "version": "0.0.1", "uri": name} for name in (one, "s3://models/another")]
+    gateway.answers["GET /api/v1/thaw/models"] = (200, {"actions": rows, "running": []})
+    listed = at("model", "versions", uri).stdout
     assert "guest/a" in listed
     assert "newest" in listed
-    refused = thaw("model", "delete", uri, *at)
+    refused = at("model", "delete", uri)
     assert (refused.returncode, f"{uri} is used by guest/a" in refused.stderr) == (153, True), refused.stderr
-    assert f"{one} stays: guest/a uses it" in thaw("model", "gc", uri, "--older-than", "0", *at).stdout
+    assert f"{one} stays: guest/a uses it" in at("model", "gc", uri, "--older-than", "0").stdout
+    assert set(there(uri)) == {one, two}
     gateway.answers["GET /api/v1/thaw/models"] = (200, {"actions": [], "running": []})
-    assert f"{one} would go" in thaw("model", "gc", uri, "--older-than", "0", "--dry-run", *at).stdout
-    assert "ok: 1 versions" in thaw("model", "gc", uri, "--older-than", "0", *at).stdout
+    assert f"{one} would go" in at("model", "gc", uri, "--older-than", "0", "--dry-run").stdout
+    assert "ok: 1 versions" in at("model", "gc", uri, "--older-than", "0").stdout
     assert there(uri) == [two]
     unknown = thaw("model", "delete", uri)
     assert "nobody knows which functions use this model" in unknown.stderr
     assert there(uri) == [two]
     assert thaw("model", "delete", uri, "--force").returncode == 0
     assert not (tmp_path / "store" / "m").exists()
-
-
-@pytest.mark.parametrize("uri", ["file"], indirect=True)
-def test_the_base_and_the_adapter_of_a_function_are_both_used_by_it(
-    thaw: Run, gateway: FakeGateway, pushed: Callable[[str], str], uri: str
-) -> None:
-    one, two = pushed("one"), pushed("two")
-    at = ("--apihost", gateway.url, "--auth", KEY)
-    rows = [{"action": "guest/a", "version": "0.0.1", "uri": name} for name in (one, "s3://models/another")]
-    gateway.answers["GET /api/v1/thaw/models"] = (200, {"actions": rows, "running": []})
-    assert f"{one} stays: guest/a uses it" in thaw("model", "gc", uri, "--older-than", "0", *at).stdout
-    refused = thaw("model", "delete", uri, *at)
-    assert (refused.returncode, f"{uri} is used by guest/a" in refused.stderr) == (153, True), refused.stderr
-    assert set(there(uri)) == {one, two}

@@ -16,13 +16,12 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import KEY, Run
-from tests.cli.fake_gateway import FakeGateway
+from tests.cli.fake_gateway import HERE, FakeGateway
 from thaw.cli.commands.top import _Screen
 from thaw.cli.platform_api import pauses
 from thaw.cli.platform_api.client import ApiError
 from thaw.cli.platform_api.following import ended
 
-HERE = "/api/v1/namespaces/_"
 READY = {"action": "guest/x", "state": "ready", "expected_s": 0.0, "hosts": ["h0"]}
 STARTING = {"action": "guest/x", "state": "starting", "expected_s": 2.5, "hosts": ["h0", "h1"]}
 
@@ -180,9 +179,7 @@ def test_a_record_is_waited_for_where_too_many_are_held_and_at_an_older_gateway(
 
 
 @pytest.mark.parametrize("words", [["logs", "x", "-f"], ["logs", "/guest/x", "--follow"]])
-def test_following_a_function_s_logs_prints_what_its_calls_print(
-    at: Run, gateway: FakeGateway, words: list[str]
-) -> None:
+def test_following_a_function_prints_what_its_calls_print(at: Run, gateway: FakeGateway, words: list[str]) -> None:
     place = HERE if words[1] == "x" else "/api/v1/namespaces/guest"
     gateway.answers[f"GET {place}/logs/x"] = (200, {"outputs": [], "unanswered": []})
     record = {"activationId": "b" * 32, "start": 5, "logs": ["hello"]}

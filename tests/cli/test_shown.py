@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.fake_gateway import FakeGateway
+from tests.cli.fake_gateway import HERE, FakeGateway
 
-HERE = "/api/v1/namespaces/_"
 ID = "b" * 32
 SOURCE = "def main(args):\n    return {}\n"
 

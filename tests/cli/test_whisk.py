@@ -7,9 +7,8 @@ import json
 import pytest
 
 from tests.cli.conftest import KEY, Run
-from tests.cli.fake_gateway import FakeGateway
+from tests.cli.fake_gateway import HERE, FakeGateway
 
-HERE = "/api/v1/namespaces/_"
 MADE = {"name": "x", "namespace": "guest", "version": "0.0.1"}
 
 
@@ -31,7 +30,7 @@ MADE = {"name": "x", "namespace": "guest", "version": "0.0.1"}
         ("action update x --web true", "PUT actions/x", {"annotations": [{"key": "web-export", "value": True}, {"key": "raw-http", "value": False}, {"key": "final", "value": True}]}, "updated action x 0.0.1"),
         ("action update x --web raw --web-secure secret", "PUT actions/x", {"annotations": [{"key": "web-export", "value": True}, {"key": "raw-http", "value": True}, {"key": "final", "value": True}, {"key": "require-whisk-auth", "value": "secret"}]}, "updated action x 0.0.1"),
         ("action update x --del-annotation a --del-annotation b", "PUT actions/x", {"delAnnotations": ["a", "b"]}, "updated action x 0.0.1"),
-        ("action update x -l 5", "PUT actions/x", {"limits": {"logs": 5}}, "updated action x 0.0.1"),
+        ("action update x -l 5 -c 4", "PUT actions/x", {"limits": {"logs": 5, "concurrency": 4}}, "updated action x 0.0.1"),
     ],
 )  # fmt: skip
 def test_a_verb_sends_what_wsk_sends(
@@ -79,19 +78,15 @@ def test_an_action_s_url_is_where_it_answers(
 
 
 def test_a_copy_has_the_code_of_the_other_action_and_the_options_of_this_line(at: Run, gateway: FakeGateway) -> None:
-    found = {
-        **MADE,
-        "exec": {"kind": "python:3.11", "code": "x", "binary": False},
-        "parameters": [],
-        "annotations": [{"key": "a", "value": 1}],
-        "limits": {"timeout": 1000, "memory": 128},
-    }
+    notes = [{"key": "a", "value": 1}]
+    code = {"kind": "python:3.11", "code": "x", "binary": False}
+    found = {**MADE, "exec": code, "parameters": [], "limits": {"timeout": 1000, "memory": 128}}
     mark = {"key": "thaw.dev/modelfunction", "value": {"name": "x"}}  # no resource of a cluster makes the copy
-    gateway.answers[f"GET {HERE}/actions/tools/x"] = (200, {**found, "annotations": [*found["annotations"], mark]})
+    gateway.answers[f"GET {HERE}/actions/tools/x"] = (200, {**found, "annotations": [*notes, mark]})
     gateway.answers[f"PUT {HERE}/actions/y"] = (200, MADE)
     assert at("action", "create", "y", "tools/x", "--copy", "-m", "256").returncode == 0
     sent = gateway.asked[-1].body
-    assert (sent["exec"], sent["annotations"]) == (found["exec"], found["annotations"])
+    assert (sent["exec"], sent["annotations"]) == (code, notes)
     assert sent["limits"] == {"timeout": 1000, "memory": 256}
 
 
@@ -122,21 +117,3 @@ def test_a_trigger_that_its_feed_refuses_is_deleted_again(at: Run, gateway: Fake
     assert done.returncode == 246
     assert "the feed alarm refused CREATE: no cron" in done.stderr
     assert gateway.asked[-1].method == "DELETE"
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("action create x --docker me/image --kind python:3", "--kind and --docker cannot be given together"),
-        ("action create x f.py --web maybe", "--web takes true, raw or false, not 'maybe'"),
-        ("action create x --copy", "there is nothing to deploy"),
-        ("package create x --shared perhaps", "--shared takes yes or no, not 'perhaps'"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_anything_is_sent(
-    at: Run, gateway: FakeGateway, words: str, error: str
-) -> None:
-    done = at(*words.split())
-    assert done.returncode == 144
-    assert error in done.stderr or "cannot be read" in done.stderr
-    assert gateway.asked == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import socket
 import threading
 import uuid
@@ -23,6 +24,7 @@ from tests.kubernetes.schema import problems
 JSON, MERGE, BY_NAME = "application/json", "application/merge-patch+json", "application/strategic-merge-patch+json"
 QUERY = {"labelSelector", "fieldSelector", "watch", "resourceVersion", "allowWatchBookmarks", "timeoutSeconds"}
 NAMESPACE = "functions"
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 
 class Refusal(Exception):
@@ -42,10 +44,6 @@ class Request:
     body: Any
     is_watch: bool = False
 
-    @property
-    def is_write(self) -> bool:
-        return self.method != "GET"
-
 
 @dataclass(frozen=True)
 class Event:
@@ -62,7 +60,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.problems: list[str] = []
-        self.refuse: Callable[[Request], None] = lambda request: None
+        self.refuse: Callable[[Request], object] = lambda request: None
         self.on_change: Callable[[Event], None] = lambda event: None
         self.can_resize = True
         self.noted: dict[str, str] = {}  # a pod's name → its node's note on its image
@@ -93,10 +91,22 @@ class ApiServer:
         with self._changed:
             return copy.deepcopy(self._pods)
 
-    def left(self) -> set[str]:
-        """Return the names of the functions' pods that were not deleted."""
-        pods = self.pods().items()
-        return {name for name, p in pods if "labels" in p["metadata"] and "deletionTimestamp" not in p["metadata"]}
+    def left(self, role: str = "") -> set[str]:
+        """Return the names of the functions' pods that were not deleted: of all, or of those with this role."""
+        kept = {name: p["metadata"] for name, p in self.pods().items() if "deletionTimestamp" not in p["metadata"]}
+        return {name for name, m in kept.items() if "labels" in m and role in ("", m["labels"].get("thaw.dev/role"))}
+
+    def refuse_next(self, refusal: Refusal, *methods: str, path: str = "", times: float = math.inf) -> list[Request]:
+        """Refuse the next requests by these methods whose path ends like this.  Return them in a list, which grows."""
+        refused: list[Request] = []
+
+        def refuse(request: Request) -> None:
+            if request.method in methods and request.path.endswith(path) and len(refused) < times:
+                refused.append(request)
+                raise refusal
+
+        self.refuse = refuse
+        return refused
 
     def add_invoker(self, name: str) -> str:
         """An invoker's own pod, which no node of the test runs; its uid."""
@@ -131,23 +141,22 @@ class ApiServer:
             self._forgotten = self._version
             self._events.clear()
 
-    def wait_watched(self, n_watches: int = 1, deadline_s: float = 20.0) -> None:
+    def wait_until(self, holds: Callable[[], object], deadline_s: float = 20.0) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self._watches >= n_watches, deadline_s)
+            assert self._changed.wait_for(holds, deadline_s), self._pods
 
-    def wait_pod(self, ready: Callable[[dict[str, Any]], bool], deadline_s: float = 20.0) -> dict[str, Any]:
-        """A pod for which ``ready`` is true, once there is one."""
-        with self._changed:
-            self._changed.wait_for(lambda: any(map(ready, self._pods.values())), deadline_s)
-            return copy.deepcopy(next(filter(ready, self._pods.values())))
+    def wait_watched(self, n_watches: int = 1) -> None:
+        self.wait_until(lambda: self._watches >= n_watches)
 
-    def wait_request(self, matches: Callable[[Request], bool], deadline_s: float = 20.0) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: any(map(matches, self.requests)), deadline_s)
+    def wait_pod(self, ready: Callable[[dict[str, Any]], bool]) -> None:
+        self.wait_until(lambda: any(map(ready, self._pods.values())))
+
+    def wait_request(self, matches: Callable[[Request], bool]) -> None:
+        self.wait_until(lambda: any(map(matches, self.requests)))
 
     @property
     def writes(self) -> list[Request]:
-        return [r for r in self.requests if r.is_write]
+        return [r for r in self.requests if r.method != "GET"]
 
     def go_away(self) -> None:
         """Stop listening and cut every connection; ``come_back`` listens at the same port again."""
@@ -161,8 +170,7 @@ class ApiServer:
         self._server = _Server(("127.0.0.1", self.port), self)
         self._serve()
 
-    def close(self) -> None:
-        self.go_away()
+    close = go_away
 
     def _serve(self) -> None:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -175,29 +183,30 @@ class ApiServer:
             self.requests.append(request)
             self._changed.notify_all()
         self.refuse(request)
+        name, _, sub = request.path.removeprefix(self.collection).strip("/").partition("/")
+        with self._changed:
+            if not request.path.startswith(self.collection):
+                return self._elsewhere(request, query)
+            return self._answer(request, name, sub, query, content)
+
+    def _elsewhere(self, request: Request, query: dict[str, str]) -> dict[str, Any]:
         if request.path == f"/api/v1/namespaces/{NAMESPACE}/events":
             return self._events_of(query)
-        name, sub = self._place(request.path)
-        with self._changed:
-            match request.method, bool(name), sub:
-                case "GET", False, "":
-                    return self._list(query)
-                case "POST", False, "":
-                    return self._create(request.body, content)
-                case "GET", True, "":
-                    return self._get(name)
-                case "PATCH", True, "" | "resize":
-                    return self._patch(name, sub, request.body, content)
-                case "DELETE", True, "":
-                    return self._delete(name, request.body)
-        raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        raise Refusal(404, "NotFound", "the server could not find the requested resource")
 
-    def _place(self, path: str) -> tuple[str, str]:
-        """The object's name and the subresource that a path names."""
-        parts = path.removeprefix(self.collection).strip("/").split("/")
-        if not path.startswith(self.collection) or len(parts) > 2:
-            raise Refusal(404, "NotFound", "the server could not find the requested resource")
-        return parts[0], parts[1] if len(parts) > 1 else ""
+    def _answer(self, request: Request, name: str, sub: str, query: dict[str, str], content: str) -> dict[str, Any]:
+        match request.method, bool(name), sub:
+            case "GET", False, "":
+                return self._list(query)
+            case "POST", False, "":
+                return self._create(request.body, content)
+            case "GET", True, "":
+                return self._get(name)
+            case "PATCH", True, "" | "resize":
+                return self._patch(name, sub, request.body, content)
+            case "DELETE", True, "":
+                return self._delete(name, request.body)
+        raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     def watch(self, query: dict[str, str], send: Callable[[dict[str, Any]], None], begin: Callable[[], None]) -> None:
         """Send events until the watch is cut; ``begin`` sends the head."""
@@ -232,8 +241,7 @@ class ApiServer:
 
     def _events_of(self, query: dict[str, str]) -> dict[str, Any]:
         wanted = dict(term.split("=", 1) for term in query["fieldSelector"].split(","))
-        with self._changed:
-            uids = {pod["metadata"]["uid"]: name for name, pod in self._pods.items()}
+        uids = {pod["metadata"]["uid"]: name for name, pod in self._pods.items()}
         said = self.noted.get(uids[wanted["involvedObject.uid"]]) if wanted["reason"] == "Pulled" else None
         return {"kind": "EventList", "items": [{"message": said}] if said else []}
 
@@ -258,9 +266,7 @@ class ApiServer:
         pod = self._pods.get(name) or self._get(name)
         wanted = body.get("metadata", {}).get("resourceVersion")
         if wanted is not None and wanted != pod["metadata"]["resourceVersion"]:
-            raise Refusal(
-                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
-            )
+            raise Refusal(409, "Conflict", "the object has been modified; please apply your changes to the latest")
         if sub:
             for container in body["spec"]["containers"]:
                 own = next(c for c in pod["spec"]["containers"] if c["name"] == container["name"])
@@ -278,10 +284,7 @@ class ApiServer:
         if body["gracePeriodSeconds"] == 0 or pod["status"].get("phase") in ("Succeeded", "Failed"):
             self.vanish(name)
             return copy.deepcopy(pod)
-        pod["metadata"] |= {
-            "deletionTimestamp": "2026-01-01T00:00:00Z",
-            "deletionGracePeriodSeconds": body["gracePeriodSeconds"],
-        }
+        mark_deleted(pod, body["gracePeriodSeconds"])
         return self._put("MODIFIED", name)
 
     def _check(self, body: Any, kind: str, content: str, allowed: set[str], *, partial: bool = False) -> None:
@@ -301,6 +304,11 @@ class ApiServer:
         self._changed.notify_all()
         self.on_change(event)
         return copy.deepcopy(pod)
+
+
+def mark_deleted(pod: dict[str, Any], grace_s: int = 1) -> None:
+    """Mark a pod as ``kubectl delete`` does."""
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": grace_s}
 
 
 def _selected(pod: dict[str, Any], query: dict[str, str]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from invoker.drivers.kubernetes.driver import KubernetesDriver
-from tests.kubernetes.cluster import FakeCluster, fake_cluster
+from tests.kubernetes.cluster import FakeCluster, Node, fake_cluster, runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,3 +32,14 @@ def driver(cluster: FakeCluster, run_dir: Path) -> Iterator[KubernetesDriver]:
     cluster.api.wait_watched()
     yield made
     made.close()
+
+
+@pytest.fixture
+def node(cluster: FakeCluster, driver: KubernetesDriver) -> Node:
+    return Node(cluster, driver)
+
+
+@pytest.fixture
+def simple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers take connections and do nothing else."""
+    runs(monkeypatch)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 
+from tests.gateway.conftest import LLM_CONFIG
 from tests.kubernetes.api_server import JSON, MERGE, ApiServer, Refusal, Request
 from thaw.kubernetes.crd import GROUP, PLURAL, VERSION, definition
 
@@ -53,43 +54,37 @@ class CustomResources(ApiServer):
             found = self.condition(name, kind)
             return (found.get("status"), found.get("reason")) == (status, reason)
 
-        with self._changed:
-            assert self._changed.wait_for(is_so, 30), self.pods()
+        self.wait_until(is_so, 30)
         return self.condition(name, kind)
 
-    def wait_status(self, name: str, **fields: Any) -> dict[str, Any]:
-        with self._changed:
-            assert self._changed.wait_for(lambda: fields.items() <= self._pods[name].get("status", {}).items(), 30), (
-                self.pods()
-            )
-            return copy.deepcopy(self._pods[name]["status"])
+    def wait_status(self, name: str, **fields: Any) -> None:
+        self.wait_until(lambda: fields.items() <= self._pods[name].get("status", {}).items(), 30)
+
+    def deploy(self, *names: str) -> None:
+        """Make resources of ``LLM_CONFIG``, and wait until an operator has deployed each."""
+        for name in names:
+            self.apply(name, LLM_CONFIG)
+        for name in names:
+            self.wait_condition(name, "Ready", "True", "ScaledToZero")
+            assert {c["status"] for c in self.show(name)["status"]["conditions"]} == {"True"}
 
     # what clients ask for --------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, query: dict[str, str], content: str) -> dict[str, Any]:
-        with self._changed:
-            self.requests.append(request)
-            self._changed.notify_all()
-        self.refuse(request)
+    def _elsewhere(self, request: Request, query: dict[str, str]) -> dict[str, Any]:
         if (request.method, request.path) == ("GET", f"/api/v1/namespaces/{NAMESPACE}"):
             return {"metadata": {"name": NAMESPACE, "uid": self.uid}}
-        name, sub = self._place(request.path)
-        with self._changed:
-            match request.method, bool(name), sub:
-                case "GET", False, "":
-                    return self._list(query)
-                case "GET", True, "":
-                    return self._get(name)
-                case "GET", True, "scale":
-                    return self._scale(name)
-                case "PATCH", True, "status":
-                    return self._patch_status(name, request.body, content)
-                case "PATCH", True, "scale":
-                    return self._patch_scale(name, request.body, content)
-                case "DELETE", True, "":
-                    found = self._get(name)
-                    self.vanish(name)  # no finalizer holds it
-                    return found
+        raise Refusal(404, "NotFound", "the server could not find the requested resource")
+
+    def _answer(self, request: Request, name: str, sub: str, query: dict[str, str], content: str) -> dict[str, Any]:
+        match request.method, sub:
+            case "GET", "scale":
+                return self._scale(name)
+            case "PATCH", "status":
+                return self._patch_status(name, request.body, content)
+            case "PATCH", "scale":
+                return self._patch_scale(name, request.body, content)
+            case "GET", "":
+                return super()._answer(request, name, sub, query, content)
         raise Refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     def _patch_status(self, name: str, body: Any, content: str) -> dict[str, Any]:

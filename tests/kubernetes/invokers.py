@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -10,8 +11,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from relay.state import redis_link
 from relay.state.records import Records
@@ -20,7 +22,7 @@ from tests.invoker.platform import HOST, WAIT_S, Events, Host
 from tests.kubernetes.api_server import NAMESPACE
 from tests.kubernetes.cluster import FakeCluster
 from tests.kubernetes.kubelet import NODE
-from thaw.ids import InstanceId, random_hex_id
+from thaw.ids import random_hex_id
 from thaw.instance import InstanceRecord
 
 
@@ -106,11 +108,8 @@ class Invokers(Host):
         super().close()
 
     def call(self, record: InstanceRecord, value: Any) -> Any:
-        connection = self.calling(record, value)
-        try:
+        with closing(self.calling(record, value)) as connection:
             return json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
 
     def calling(self, record: InstanceRecord, value: Any) -> http.client.HTTPConnection:
         """A run whose answer has not been read."""
@@ -127,18 +126,13 @@ class Invokers(Host):
             found = getattr(event, "instance", None)
             return found is not None and found.instance_id == before.instance_id and found.address != before.address
 
-        record: InstanceRecord = self.events.wait(
-            is_newer, f"record of {before.instance_id} by another invoker"
-        ).instance
-        return record
+        told = self.events.wait(is_newer, f"record of {before.instance_id} by another invoker")
+        return cast(InstanceRecord, told.instance)
 
     def pods(self, role: str) -> set[str]:
-        return {
-            name
-            for name, pod in self.cluster.api.pods().items()
-            if pod["metadata"].get("labels", {}).get("thaw.dev/role") == role
-            and "deletionTimestamp" not in pod["metadata"]
-        }
+        return self.cluster.api.left(role)
 
-    def current(self, record: InstanceRecord) -> InstanceRecord | None:
-        return self.registry.instance(InstanceId(record.instance_id))
+
+def directory_of(run_dir: Path, pod: str) -> Path:
+    """Where a container's socket and its owner are."""
+    return run_dir / "c" / hashlib.sha256(pod.removeprefix("thaw-").encode()).hexdigest()[:12]

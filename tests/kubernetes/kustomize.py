@@ -4,10 +4,15 @@ installed, a test compares the result with kubectl's own.
 
 from __future__ import annotations
 
+import json
+import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.kubernetes.schema import problems
 
 Manifest = dict[str, Any]
 _BY_NAME = ("containers", "env", "volumes", "volumeMounts", "ports")
@@ -70,3 +75,40 @@ def _config_map(folder: Path, asked: Manifest) -> Manifest:
     data = {name: (folder / name).read_text() for name in asked["files"]}
     metadata = {"name": asked["name"], "labels": asked["options"]["labels"], "namespace": asked["namespace"]}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+# what tests of manifests ask for -------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "deploy/kubernetes"
+NO_RIGHTS = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+
+def overlay(directory: Path, resources: list[str], components: list[str]) -> Path:
+    """Write an overlay as a user does."""
+    (directory / "deploy").symlink_to(KUBERNETES)
+    plain = {"resources": resources, "components": [f"deploy/components/{name}" for name in components]}
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(plain))
+    return directory
+
+
+def named(made: list[Manifest], kind: str, name: str = "") -> Manifest:
+    (found,) = [m for m in made if m["kind"] == kind and name in ("", m["metadata"]["name"])]
+    return found
+
+
+def variables(settings: type[Any]) -> set[str]:
+    """Return the names of the variables that a component reads."""
+    return {f.metadata["variable"] for f in fields(settings)}
+
+
+def invalid(made: list[Manifest], *unknown: str) -> list[str]:
+    """Describe what the API's description does not allow.  It says nothing of the kinds in ``unknown``."""
+    return [p for one in made if one["kind"] not in unknown for p in problems(one, f"V1{one['kind']}", one["kind"])]
+
+
+def as_kubectl_makes_it(folder: Path, made: list[Manifest]) -> bool:
+    command = ["kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", str(folder)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    one, other = (sorted(json.dumps(m, sort_keys=True) for m in some) for some in (yaml.safe_load_all(said), made))
+    return one == other

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.gateway.conftest import KEY, GatewayProcess
+from tests.gateway.conftest import KEY, LLM_CONFIG, GatewayProcess
 from tests.kubernetes.api_server import MERGE
 from tests.kubernetes.custom_resources import CustomResources
 from thaw.kubernetes.operator import Operator
@@ -21,6 +21,8 @@ from thaw.kubernetes.settings import OperatorSettings
 from thaw.logs import Log
 
 ACTION = "/api/v1/namespaces/_/actions/chat"
+SLOW = {**LLM_CONFIG, "slo": {"tpot_ms": 50}}
+"""Another config of the model."""
 
 
 @pytest.fixture
@@ -49,8 +51,23 @@ def operator(cluster: CustomResources, gateway: GatewayProcess, tmp_path: Path) 
         yield made
 
 
-def action(gateway: GatewayProcess) -> dict[str, Any]:
-    reply = gateway.call("GET", ACTION)
+@pytest.fixture
+def between(gateway: GatewayProcess) -> Iterator[Between]:
+    made = Between(gateway)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def apart(cluster: CustomResources, between: Between, tmp_path: Path) -> Iterator[Operator]:
+    """An operator that reaches the gateway through ``between``."""
+    with operating(cluster, between.url, tmp_path) as made:
+        yield made
+
+
+def action(gateway: GatewayProcess, name: str = "chat") -> dict[str, Any]:
+    """Return the action as the gateway shows it; nothing when there is none."""
+    reply = gateway.call("GET", ACTION.replace("chat", name))
     assert reply.status_code in (200, 404), reply.text
     return dict(reply.json()) if reply.ok else {}
 
@@ -69,10 +86,8 @@ def scale(cluster: CustomResources, replicas: int | None = None) -> dict[str, An
     """Read the scale, or set it to ``replicas``, as an autoscaler does."""
     url = f"http://127.0.0.1:{cluster.port}{cluster.collection}/chat/scale"
     headers = {"Authorization": f"Bearer {cluster.token}", "Content-Type": MERGE}
-    if replicas is None:
-        return dict(requests.get(url, headers=headers, timeout=10).json())
-    body = {"spec": {"replicas": replicas}}
-    return dict(requests.patch(url, json=body, headers=headers, timeout=10).json())
+    method, body = ("GET", None) if replicas is None else ("PATCH", {"spec": {"replicas": replicas}})
+    return dict(requests.request(method, url, json=body, headers=headers, timeout=10).json())
 
 
 class Between:
@@ -81,6 +96,7 @@ class Between:
     in the gateway's place; if it returns None, the connection is cut."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
         self.may_go = threading.Event()
         self.may_go.set()
         self.held = threading.Event()
@@ -104,7 +120,10 @@ class Between:
                     self._send(429, b'{"error": "Too many requests are held"}')
                     return
                 if between.instead is not None:
-                    self._answer_instead(between.instead(*between.calls[-1]))
+                    answer = between.instead(*between.calls[-1])
+                    self.close_connection = answer is None
+                    if answer is not None:
+                        self._send(answer[0], json.dumps(answer[1]).encode())
                     return
                 headers = {name: self.headers[name] for name in ("Authorization", "Content-Type") if self.headers[name]}
                 url = gateway.url + self.path
@@ -114,12 +133,6 @@ class Between:
                     between.held.set()
                     between.may_go.wait(30)
                 self._send(reply.status_code, reply.content)
-
-            def _answer_instead(self, answer: tuple[int, dict[str, Any]] | None) -> None:
-                if answer is None:
-                    self.close_connection = True
-                    return
-                self._send(answer[0], json.dumps(answer[1]).encode())
 
             def _send(self, status: int, content: bytes) -> None:
                 self.send_response(status)

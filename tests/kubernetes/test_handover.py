@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ from invoker.drivers.socket_wait import listens
 from relay.protocol.messages import DemandAdded, InstanceChanged, SetStemCells
 from tests.invoker.platform import HOST, opened, until
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.invokers import Invoker, Invokers
+from tests.kubernetes.invokers import Invoker, Invokers, directory_of
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.clock import wall_ms
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace, random_hex_id
@@ -55,7 +54,7 @@ def one_cell(host: Invokers) -> str:
     def waits() -> bool:
         cells = list(host.pods("stem-cell"))
         known = any(report.stem_cells == 1 for report in host.registry.hosts())
-        return len(cells) == 1 and known and listens(str(directory(host, cells[0]) / "io" / "s"))
+        return len(cells) == 1 and known and listens(str(directory_of(host.run_dir, cells[0]) / "io" / "s"))
 
     until(waits)
     (name,) = host.pods("stem-cell")
@@ -64,7 +63,7 @@ def one_cell(host: Invokers) -> str:
 
 
 def the_end(host: Invokers, invoker: Invoker) -> None:
-    """Nothing is left after an invoker that has no successor."""
+    """A host that its operator drained is not handed over: nothing is left after an invoker without a successor."""
     host.registry.drain_host(HOST, drain=True)
     invoker.end()
     assert host.cluster.api.left() == set()
@@ -72,24 +71,25 @@ def the_end(host: Invokers, invoker: Invoker) -> None:
     assert host.registry.instances() == []
 
 
-def directory(host: Invokers, pod: str) -> Path:
-    return host.run_dir / "c" / hashlib.sha256(pod.removeprefix("thaw-").encode()).hexdigest()[:12]
-
-
 def is_noted(host: Invokers, pod: str) -> bool:
     """Whether it is written beside a container that it is ready.  That comes after everybody has heard it, so that no
     first token waits for a disk; an invoker that is killed in between leaves a container that nobody adopts.
     """
-    labels = json.loads((directory(host, pod) / "owner.json").read_bytes())["labels"]
+    labels = json.loads((directory_of(host.run_dir, pod) / "owner.json").read_bytes())["labels"]
     return '"ready"' in labels["record"]
 
 
-def relabelled(host: Invokers, pod: str, **labels: str) -> None:
-    """Change what is written beside a container, as another version would have written it."""
-    path = directory(host, pod) / "owner.json"
-    owner = json.loads(path.read_bytes())
-    owner["labels"] |= labels
-    path.write_text(json.dumps(owner))
+def hands_over(host: Invokers, invoker: Invoker) -> None:
+    """Ask the invoker to end, and wait until it says that it hands the host over."""
+    invoker.ask_to_end()
+    until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
+
+
+@pytest.fixture
+def fifo(host: Invokers) -> Path:
+    """A run that gets this path in ``waits_for`` goes on when the test has opened and closed it."""
+    os.mkfifo(host.run_dir / "fifo")
+    return host.run_dir / "fifo"
 
 
 def test_the_next_invoker_has_what_was_warm_and_what_waited(host: Invokers) -> None:
@@ -99,14 +99,11 @@ def test_the_next_invoker_has_what_was_warm_and_what_waited(host: Invokers) -> N
     first.end()
     assert first.named("handed_over")[0] | {"instances": 1, "stem_cells": 1} == first.named("handed_over")[0]
     assert (host.pods("instance"), host.pods("stem-cell")) == ({pod}, {cell})
-    assert host.current(record) is not None, "the scheduler goes on counting it"
+    assert host.registry.instance(record.instance_id) is not None, "the scheduler goes on counting it"
     second = host.begin()
     now = host.adopted(record)
-    assert (now.state, now.instance_id, now.reserve_bytes) == (
-        InstanceState.READY,
-        record.instance_id,
-        record.reserve_bytes,
-    )
+    expected = (InstanceState.READY, record.instance_id, record.reserve_bytes)
+    assert (now.state, now.instance_id, now.reserve_bytes) == expected
     assert host.call(now, {}) == {"n": 2}
     assert second.wait("stem_cell_adopted")["container_id"] == cell.removeprefix("thaw-")
     assert (host.pods("instance"), host.pods("stem-cell")) == ({pod}, {cell})
@@ -145,16 +142,13 @@ def test_a_host_that_is_handed_over_says_so_until_the_next_invokers_first_report
     the_end(host, second)
 
 
-def test_a_run_in_progress_may_finish_before_the_host_is_handed_over(host: Invokers) -> None:
+def test_a_run_in_progress_may_finish_before_the_host_is_handed_over(host: Invokers, fifo: Path) -> None:
     first = host.begin()
-    record, fifo = warm(host), host.run_dir / "fifo"
-    os.mkfifo(fifo)
+    record = warm(host)
     run = host.calling(record, {"waits_for": str(fifo)})
     with opened(fifo):
-        first.ask_to_end()
-        until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
-        refused = host.call(record, {})
-        assert "take this host over" in str(refused)
+        hands_over(host, first)
+        assert "take this host over" in str(host.call(record, {}))
     assert json.loads(run.getresponse().read()) == {"n": 2}
     run.close()
     first.end()
@@ -163,11 +157,9 @@ def test_a_run_in_progress_may_finish_before_the_host_is_handed_over(host: Invok
     the_end(host, second)
 
 
-def test_a_function_that_does_not_finish_is_ended_and_the_others_stay(host: Invokers) -> None:
+def test_a_function_that_does_not_finish_is_ended_and_the_others_stay(host: Invokers, fifo: Path) -> None:
     first = host.begin(THAW_DRAIN_S="0.2")
-    slow, fifo = warm(host), host.run_dir / "fifo"
-    quick = warm(host)
-    os.mkfifo(fifo)
+    slow, quick = warm(host), warm(host)
     run = host.calling(slow, {"waits_for": str(fifo)})
     with opened(fifo):
         first.end()
@@ -188,8 +180,7 @@ def killed_meanwhile(host: Invokers, first: Invoker, fifo: Path) -> None:
     one_cell(host)  # it took the one that waited
     run = host.calling(busy, {"waits_for": str(fifo)})
     with opened(fifo):
-        first.ask_to_end()
-        until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
+        hands_over(host, first)
         first.kill()
     run.close()
 
@@ -200,10 +191,8 @@ def killed_after(host: Invokers, first: Invoker, fifo: Path) -> None:
 
 @pytest.mark.parametrize("killed", [killed_before, killed_meanwhile, killed_after])
 def test_the_next_invoker_has_them_whenever_the_first_one_was_killed(
-    host: Invokers, killed: Callable[[Invokers, Invoker, Path], None]
+    host: Invokers, fifo: Path, killed: Callable[[Invokers, Invoker, Path], None]
 ) -> None:
-    fifo = host.run_dir / "fifo"
-    os.mkfifo(fifo)
     first = host.begin()
     record = warm(host)
     one_cell(host)
@@ -218,35 +207,33 @@ def test_the_next_invoker_has_them_whenever_the_first_one_was_killed(
     the_end(host, second)
 
 
-def test_containers_that_end_while_no_invoker_is_there_are_reported_and_replaced(host: Invokers) -> None:
+def ends_while_no_invoker_is_there(host: Invokers, name: str) -> None:
+    host.cluster.kubelet.kill(name)
+    host.cluster.api.wait_until(lambda: host.cluster.api.pods()[name]["status"].get("phase") in ("Succeeded", "Failed"))
+
+
+def is_of_another_contract(host: Invokers, name: str) -> None:
+    """Change what is written beside a container, as another version would have written it."""
+    path = directory_of(host.run_dir, name) / "owner.json"
+    owner = json.loads(path.read_bytes())
+    owner["labels"]["contract"] = "2"
+    path.write_text(json.dumps(owner))
+
+
+@pytest.mark.parametrize("change", [ends_while_no_invoker_is_there, is_of_another_contract])
+def test_containers_that_cannot_be_adopted_are_reported_ended_and_replaced(
+    host: Invokers, change: Callable[[Invokers, str], None]
+) -> None:
     first = host.begin()
     record, cell = warm(host), one_cell(host)
     (pod,) = host.pods("instance")
     first.end()
     for name in (pod, cell):
-        host.cluster.kubelet.kill(name)
-        host.cluster.api.wait_pod(lambda p, name=name: p["metadata"]["name"] == name and has_ended(p))
+        change(host, name)
     second = host.begin()
     host.events.instance(record.instance_id, InstanceState.GONE)
     assert one_cell(host) != cell
     assert second.named("instance_adopted") == second.named("stem_cell_adopted") == []
-    the_end(host, second)
-
-
-def has_ended(pod: object) -> bool:
-    return isinstance(pod, dict) and pod["status"].get("phase") in ("Succeeded", "Failed")
-
-
-def test_containers_of_another_contract_are_ended(host: Invokers) -> None:
-    first = host.begin()
-    record, cell = warm(host), one_cell(host)
-    (pod,) = host.pods("instance")
-    first.end()
-    for name in (pod, cell):
-        relabelled(host, name, contract="2")
-    second = host.begin()
-    host.events.instance(record.instance_id, InstanceState.GONE)
-    assert one_cell(host) != cell
     assert not {pod, cell} & host.cluster.api.left()
     the_end(host, second)
 
@@ -259,12 +246,6 @@ def test_a_stem_cell_of_another_image_is_ended_and_an_instance_of_it_serves_on(h
     assert host.call(host.adopted(record), {}) == {"n": 2}
     assert one_cell(host) != cell
     the_end(host, second)
-
-
-def test_a_host_that_its_operator_drained_is_not_handed_over(host: Invokers) -> None:
-    first = host.begin()
-    warm(host)
-    the_end(host, first)
 
 
 def test_nothing_is_handed_over_unless_it_is_wanted(host: Invokers) -> None:
@@ -305,7 +286,7 @@ def reports_pass(host: Invokers, n_ms: int = 2_500) -> None:
     until(lambda: any(r.seen_wall_ms - since_ms > n_ms for r in host.registry.live_hosts()))
 
 
-def test_a_scheduler_starts_nothing_in_place_of_what_is_handed_over(scheduler: None, host: Invokers) -> None:
+def test_a_scheduler_starts_nothing_instead_of_what_is_handed_over(scheduler: None, host: Invokers, fifo: Path) -> None:
     first = host.begin()
     served = waits(host)
     record: InstanceRecord = host.events.wait(
@@ -313,12 +294,10 @@ def test_a_scheduler_starts_nothing_in_place_of_what_is_handed_over(scheduler: N
     ).instance
     host.registry.drop_demand(served.activation_id, served.action, GATEWAY)
     assert host.call(record, {}) == {"n": 1}
-    (pod,), cell, fifo = host.pods("instance"), one_cell(host), host.run_dir / "fifo"
-    os.mkfifo(fifo)
+    (pod,), cell = host.pods("instance"), one_cell(host)
     run = host.calling(record, {"waits_for": str(fifo)})
     with opened(fifo):
-        first.ask_to_end()
-        until(lambda: any(report.handing_over for report in host.registry.live_hosts()))
+        hands_over(host, first)
         waiting = waits(host)
         reports_pass(host)
     assert json.loads(run.getresponse().read()) == {"n": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,9 @@ from relay.protocol.data_port_messages import PreflightFound, PreflightWanted
 from tests.invoker import fake_llm
 from tests.invoker.fake_fetchd import FakeFetchd
 from tests.invoker.platform import Host, opened, until
-from tests.kubernetes.api_server import NAMESPACE, Refusal, Request
+from tests.kubernetes.api_server import NAMESPACE, Refusal, mark_deleted
 from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import by_hand
+from tests.kubernetes.invokers import directory_of
 from tests.kubernetes.kubelet import NODE
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.config import parse_llm_config
@@ -31,6 +30,7 @@ from thaw.ids import InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 
 HELLO = "def main(args):\n    print('hello')\n    return {'ok': True}\n"
+DENIED = Refusal(400, "BadRequest", 'admission webhook "a.b" denied the request: ask Alice')
 
 
 def taken_by_another(pod: dict[str, Any]) -> None:
@@ -40,40 +40,47 @@ def taken_by_another(pod: dict[str, Any]) -> None:
 
 @contextmanager
 def host_in(cluster: FakeCluster, url: str, run_dir: Path, **settings: Any) -> Iterator[Host]:
-    chosen = {
-        "driver": "kubernetes",
-        "kubeconfig": cluster.kubeconfig,
-        "pod_namespace": NAMESPACE,
-        "node_name": NODE,
-        "pod_logs": str(cluster.directory / "pod-logs"),
-        **settings,
-    }
-    with Host(url, run_dir, **chosen) as host:
+    place = {"pod_namespace": NAMESPACE, "node_name": NODE, "pod_logs": str(cluster.directory / "pod-logs")}
+    with Host(url, run_dir, **{"driver": "kubernetes", "kubeconfig": cluster.kubeconfig, **place, **settings}) as host:
         host.deploy(HELLO)
         yield host
 
 
-def test_a_function_runs_in_a_pod_and_its_lines_are_found(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
-    with host_in(cluster, valkey_url, run_dir) as host:
-        record = host.ready()
-        assert record.start_mode is StartMode.COLD
-        activation = random_hex_id()
-        status, answer = host.run(record.instance_id, {}, activation_id=activation)
-        assert (status, answer) == (200, {"ok": True})
-        lines = host.logs(record.instance_id, activation)
-        assert lines is not None
-        assert [line.partition(": ")[2] for line in lines] == ["hello"]
-        host.release_after_runs(record.instance_id)
-        host.events.instance(record.instance_id, InstanceState.GONE)
+@pytest.fixture
+def host(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> Iterator[Host]:
+    with host_in(cluster, valkey_url, run_dir) as made:
+        yield made
+
+
+def stem_cell(host: Host, kind: str = KIND_PYTHON) -> str:
+    """Have the host make one; its pod."""
+    host.agent.cells.set_target(kind, 1)
+    until(lambda: bool(host.agent.cells.view()))
+    return f"thaw-{host.agent.cells.view()[0].cell_id}"
+
+
+def driver_of(host: Host) -> KubernetesDriver:
+    assert isinstance(host.agent.driver, KubernetesDriver)
+    return host.agent.driver
+
+
+def test_a_function_runs_in_a_pod_and_its_lines_are_found(cluster: FakeCluster, host: Host) -> None:
+    record = host.ready()
+    assert record.start_mode is StartMode.COLD
+    activation = random_hex_id()
+    status, answer = host.run(record.instance_id, {}, activation_id=activation)
+    assert (status, answer) == (200, {"ok": True})
+    lines = host.logs(record.instance_id, activation)
+    assert lines is not None
+    assert [line.partition(": ")[2] for line in lines] == ["hello"]
+    host.release_after_runs(record.instance_id)
+    host.events.instance(record.instance_id, InstanceState.GONE)
     assert cluster.api.left() == set()
 
 
 def test_a_stem_cell_serves_a_start_and_is_claimed_by_it(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
     with host_in(cluster, valkey_url, run_dir) as host:
-        cells = host.agent.cells
-        cells.set_target(KIND_PYTHON, 1)
-        until(lambda: bool(cells.view()))
-        name = f"thaw-{cells.view()[0].cell_id}"
+        name = stem_cell(host)
         record = host.ready()
         assert record.start_mode is StartMode.PREWARMED
         assert host.run(record.instance_id, {}) == (200, {"ok": True})
@@ -83,58 +90,38 @@ def test_a_stem_cell_serves_a_start_and_is_claimed_by_it(cluster: FakeCluster, v
     assert cluster.api.left() == set()
 
 
-def test_a_start_whose_stem_cell_another_invoker_took_makes_a_pod(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path
-) -> None:
+def test_a_start_whose_stem_cell_another_took_makes_a_pod(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
     with host_in(cluster, valkey_url, run_dir) as host:
-        cells = host.agent.cells
-        cells.set_target(KIND_PYTHON, 1)
-        until(lambda: bool(cells.view()))
-        cell_id = cells.view()[0].cell_id
-        cluster.api.change(f"thaw-{cell_id}", taken_by_another)
+        name = stem_cell(host)
+        cluster.api.change(name, taken_by_another)
         record = host.ready()
         assert record.start_mode is StartMode.COLD
         assert host.run(record.instance_id, {}) == (200, {"ok": True})
-        assert (run_dir / "c" / hashlib.sha256(cell_id.encode()).hexdigest()[:12]).exists()  # the other's now
-        cluster.kubelet.kill(f"thaw-{cell_id}")
-    assert cluster.api.left() == {f"thaw-{cell_id}"}
+        assert directory_of(run_dir, name).exists()  # the other's now
+        cluster.kubelet.kill(name)
+    assert cluster.api.left() == {name}
 
 
-def test_a_start_whose_stem_cell_has_just_gone_removes_what_is_left_of_it(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path
-) -> None:
-    with host_in(cluster, valkey_url, run_dir) as host:
-        cells = host.agent.cells
-        cells.set_target(KIND_PYTHON, 1)
-        until(lambda: bool(cells.view()))
-        handle, driver = cells._waiting[0], host.agent.driver
-        assert isinstance(driver, KubernetesDriver)
-        container = driver._get(handle)
-        hears, cluster.api.on_change = cluster.api.on_change, lambda event: None  # the node hears of it later
-        cluster.api.change(f"thaw-{handle.container_id}", by_hand)
-        cluster.api.on_change = hears
-        until(lambda: container.pod is not None and container.pod.deleting)
-        record = host.ready()
-        assert record.start_mode is StartMode.COLD
-        assert not handle.directory.exists()
+def test_a_start_whose_stem_cell_has_just_gone_removes_what_is_left_of_it(cluster: FakeCluster, host: Host) -> None:
+    name, handle = stem_cell(host), host.agent.cells._waiting[0]
+    container = driver_of(host)._get(handle)
+    hears, cluster.api.on_change = cluster.api.on_change, lambda event: None  # the node hears of it later
+    cluster.api.change(name, mark_deleted)
+    cluster.api.on_change = hears
+    until(lambda: container.pod is not None and container.pod.deleting)
+    assert host.ready().start_mode is StartMode.COLD
+    assert not handle.directory.exists()
 
 
-def test_a_start_whose_stem_cell_cannot_have_its_memory_makes_a_pod(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path
-) -> None:
+def test_a_start_whose_stem_cell_cannot_have_its_memory_makes_a_pod(cluster: FakeCluster, host: Host) -> None:
     cluster.kubelet.unresized = {"reason": "Infeasible", "message": "too little"}
-    with host_in(cluster, valkey_url, run_dir) as host:
-        cells, driver = host.agent.cells, host.agent.driver
-        assert isinstance(driver, KubernetesDriver)
-        small = replace(driver._limits, default_memory_mb=64)  # for stem cells; the function has 128
-        driver._limits = driver._bodies._limits = small
-        cells.set_target(KIND_PYTHON, 1)
-        until(lambda: bool(cells.view()))
-        cell_id = cells.view()[0].cell_id
-        record = host.ready()
-        assert record.start_mode is StartMode.COLD
-        assert host.run(record.instance_id, {}) == (200, {"ok": True})
-        assert f"thaw-{cell_id}" not in cluster.api.left()
+    driver = driver_of(host)
+    small = replace(driver._limits, default_memory_mb=64)  # for stem cells; the function has 128
+    driver._limits = driver._bodies._limits = small
+    name, record = stem_cell(host), host.ready()
+    assert record.start_mode is StartMode.COLD
+    assert host.run(record.instance_id, {}) == (200, {"ok": True})
+    assert name not in cluster.api.left()
 
 
 class Listening(FakeFetchd):
@@ -159,8 +146,7 @@ def engine(cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: py
     with ExitStack() as sockets, host_in(cluster, valkey_url, run_dir, memory_mb=8192) as host:
         fetchd = Listening(run_dir, sockets)
         host.agent.fleet.fetch = host.agent.cells._fetch = host.agent.port.preflights._fetch = fetchd
-        host.agent.cells.set_target(KIND_LLM, 1)
-        until(lambda: bool(host.agent.cells.view()))
+        stem_cell(host, KIND_LLM)
         yield host
 
 
@@ -185,41 +171,25 @@ def test_a_preflight_asks_a_stem_cell_that_no_other_invoker_can_take_meanwhile(
     assert f"thaw-{cell.cell_id}" not in cluster.api.left()
 
 
-def test_a_preflight_whose_stem_cell_is_anothers_or_cannot_be_had_refuses_no_deploy(
-    cluster: FakeCluster, engine: Host
-) -> None:
-    def refuse(request: Request) -> None:
-        if request.method == "PATCH":
-            raise Refusal(400, "BadRequest", 'admission webhook "a.b" denied the request: ask Alice')
-
-    (cell,) = engine.agent.cells.view()
-    cluster.api.change(f"thaw-{cell.cell_id}", taken_by_another)
+def test_a_preflight_whose_stem_cell_is_anothers_refuses_no_deploy(cluster: FakeCluster, engine: Host) -> None:
+    name = f"thaw-{engine.agent.cells.view()[0].cell_id}"
+    cluster.api.change(name, taken_by_another)
     assert preflight(engine).unchecked == "another invoker has just taken the host's stem cell"
     until(lambda: bool(engine.agent.cells.view()))
-    cluster.api.refuse = refuse
+    cluster.api.refuse_next(DENIED, "PATCH")
     assert "ask Alice" in preflight(engine).unchecked
     cluster.api.refuse = lambda request: None
-    cluster.kubelet.kill(f"thaw-{cell.cell_id}")
+    cluster.kubelet.kill(name)
 
 
-def test_an_image_that_cannot_be_pulled_is_the_starts_error(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path
-) -> None:
+def test_what_the_cluster_says_is_the_starts_error(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
     cluster.kubelet.trouble = {"reason": "ErrImagePull", "message": "manifest unknown"}
     with host_in(cluster, valkey_url, run_dir, image_python="acme/none:1") as host:
-        gone = host.events.instance(host.launch(), InstanceState.GONE)
-        assert gone.error is not None
-        assert gone.error.message == "the node cannot pull the image acme/none:1: manifest unknown"
+        unpulled = host.events.instance(host.launch(), InstanceState.GONE)
+        cluster.api.refuse_next(DENIED, "POST")
+        denied = host.events.instance(host.launch(), InstanceState.GONE)
+    assert unpulled.error is not None
+    assert unpulled.error.message == "the node cannot pull the image acme/none:1: manifest unknown"
+    assert denied.error is not None
+    assert "denied the request: ask Alice" in denied.error.message
     assert cluster.api.left() == set()
-
-
-def test_a_webhooks_text_is_the_starts_error(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
-    def refuse(request: Request) -> None:
-        if request.method == "POST":
-            raise Refusal(400, "BadRequest", 'admission webhook "a.b" denied the request: ask Alice')
-
-    cluster.api.refuse = refuse
-    with host_in(cluster, valkey_url, run_dir) as host:
-        gone = host.events.instance(host.launch(), InstanceState.GONE)
-        assert gone.error is not None
-        assert "denied the request: ask Alice" in gone.error.message

@@ -5,36 +5,27 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from invoker.drivers.kubernetes.spec import APP
 from invoker.model_port.settings import ModelPortSettings
-from tests.kubernetes.kustomize import Manifest, build
+from tests.kubernetes import kustomize
+from tests.kubernetes.kustomize import NO_RIGHTS, ROOT, Manifest, as_kubectl_makes_it, build, invalid, named, variables
 from tests.kubernetes.schema import problems
 from thaw.kserve.initializer import pairs
 from thaw.kserve.model_port import ModelPortClient
 from thaw.kserve.settings import InitializerSettings
 
-ROOT = Path(__file__).parents[2]
-KUBERNETES = ROOT / "deploy/kubernetes"
-OURS = ("DaemonSet", "Service", "NetworkPolicy")
+OF_KSERVE = "ClusterStorageContainer"
 
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Path:
-    """An overlay as a user writes it, with the component beside others that change the same DaemonSet."""
-    (tmp_path / "deploy").symlink_to(KUBERNETES)
-    components = [f"deploy/components/{name}" for name in ("monitors", "kserve", "gpu")]
-    (tmp_path / "kustomization.yaml").write_text(
-        yaml.safe_dump({"resources": ["deploy/base"], "components": components})
-    )
-    return tmp_path
+    """An overlay with the component beside others that change the same DaemonSet."""
+    return kustomize.overlay(tmp_path, ["deploy/base"], ["monitors", "kserve", "gpu"])
 
 
 @pytest.fixture
@@ -42,29 +33,27 @@ def made(overlay: Path) -> list[Manifest]:
     return build(overlay)
 
 
-def one(made: list[Manifest], kind: str, name: str) -> Manifest:
-    (found,) = [m for m in made if (m["kind"], m["metadata"]["name"]) == (kind, name)]
-    return found
+def node_pod(made: list[Manifest]) -> dict[str, Any]:
+    return dict(named(made, "DaemonSet", "node")["spec"]["template"]["spec"])
 
 
 def port_container(made: list[Manifest]) -> dict[str, Any]:
-    pod = one(made, "DaemonSet", "node")["spec"]["template"]["spec"]
-    (found,) = [c for c in pod["containers"] if c["name"] == "models"]
+    (found,) = [c for c in node_pod(made)["containers"] if c["name"] == "models"]
     return found
 
 
 def init_container(made: list[Manifest]) -> dict[str, Any]:
-    return one(made, "ClusterStorageContainer", "thaw")["spec"]["container"]
+    return named(made, OF_KSERVE)["spec"]["container"]
 
 
 def test_a_manifest_is_what_the_api_describes(made: list[Manifest]) -> None:
-    assert [p for m in made if m["kind"] in OURS for p in problems(m, f"V1{m['kind']}", m["kind"])] == []
+    assert invalid(made, OF_KSERVE, "ServiceMonitor", "PodMonitor") == []
     assert problems(init_container(made), "V1Container", "container") == []
 
 
 def test_kserve_finds_its_container_by_name_and_leaves_the_arguments_free(made: list[Manifest]) -> None:
     """KServe merges the container into its own, which has the URI and the directory as its arguments."""
-    container, resource = init_container(made), one(made, "ClusterStorageContainer", "thaw")
+    container, resource = init_container(made), named(made, OF_KSERVE)
     assert set(resource["spec"]) == {"workloadType", "supportedUriFormats", "container"}
     assert "namespace" not in resource["metadata"], "it is the cluster's"
     assert container["name"] == "storage-initializer"
@@ -83,17 +72,15 @@ def test_the_init_container_runs_with_the_rights_of_nobody(made: list[Manifest])
 
 
 def test_both_ends_are_told_settings_that_they_have(made: list[Manifest]) -> None:
-    known = {f.metadata["variable"] for f in fields(ModelPortSettings)}
     given = {e["name"] for e in port_container(made)["env"] if e["name"].startswith("THAW_")}
-    assert given - known == set()
-    known = {f.metadata["variable"] for f in fields(InitializerSettings)}
-    assert {e["name"] for e in init_container(made)["env"]} - known == set()
+    assert given <= variables(ModelPortSettings)
+    assert {e["name"] for e in init_container(made)["env"]} <= variables(InitializerSettings)
 
 
 def test_the_init_container_reaches_the_port_of_its_own_node(made: list[Manifest]) -> None:
-    service = one(made, "Service", "models")
+    service = named(made, "Service", "models")
     assert service["spec"]["internalTrafficPolicy"] == "Local"
-    labels = one(made, "DaemonSet", "node")["spec"]["template"]["metadata"]["labels"]
+    labels = named(made, "DaemonSet", "node")["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == labels
     (port,) = service["spec"]["ports"]
     container = port_container(made)
@@ -106,32 +93,25 @@ def test_the_init_container_reaches_the_port_of_its_own_node(made: list[Manifest
 
 
 def test_only_servers_of_kserve_may_connect_and_no_function(made: list[Manifest]) -> None:
-    policy = one(made, "NetworkPolicy", "node-models")["spec"]
+    policy = named(made, "NetworkPolicy", "node-models")["spec"]
     (rule,) = policy["ingress"]
     (source,) = rule["from"]
     (selected,) = source["podSelector"]["matchExpressions"]
     assert (selected["key"], selected["operator"]) == ("serving.kserve.io/inferenceservice", "Exists")
     assert rule["ports"] == [{"port": "models"}]
-    functions = one(made, "NetworkPolicy", "functions")["spec"]
-    assert (functions["podSelector"]["matchLabels"], functions["policyTypes"]) == (
-        {"app.kubernetes.io/name": APP},
-        ["Ingress", "Egress"],
-    )
+    functions = named(made, "NetworkPolicy", "functions")["spec"]
+    assert functions["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": APP}
+    assert functions["policyTypes"] == ["Ingress", "Egress"]
 
 
 def test_the_port_has_none_of_the_invokers_rights(made: list[Manifest]) -> None:
     """Its pod's service account may make pods, and its neighbour may open every container's socket."""
     container = port_container(made)
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert container["securityContext"] == NO_RIGHTS
     assert "memory" in container["resources"]["limits"]
     mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
     token = mounts["/var/run/secrets/kubernetes.io/serviceaccount"]
-    pod = one(made, "DaemonSet", "node")["spec"]["template"]["spec"]
-    (volume,) = [v for v in pod["volumes"] if v["name"] == token["name"]]
+    (volume,) = [v for v in node_pod(made)["volumes"] if v["name"] == token["name"]]
     assert set(volume) == {"name", "emptyDir"}, "the cluster mounts no token where something is mounted"
     assert mounts["/run/thaw"]["readOnly"] is True
     assert "secretRef" not in json.dumps(container["envFrom"]), "the store's credentials are fetchd's"
@@ -139,19 +119,13 @@ def test_the_port_has_none_of_the_invokers_rights(made: list[Manifest]) -> None:
 
 
 def test_images_have_the_version_of_the_others(made: list[Manifest]) -> None:
-    others = {c["image"] for c in one(made, "DaemonSet", "node")["spec"]["template"]["spec"]["containers"]}
+    others = {c["image"] for c in node_pod(made)["containers"]}
     assert {port_container(made)["image"], init_container(made)["image"]} <= others
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl to compare with")
 def test_kubectl_makes_the_same_of_it(overlay: Path, made: list[Manifest]) -> None:
-    command = ["kubectl", "kustomize", "--load-restrictor=LoadRestrictionsNone", str(overlay)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def plain(some: list[Any]) -> list[str]:
-        return sorted(json.dumps(one, sort_keys=True) for one in some)
-
-    assert plain(list(yaml.safe_load_all(said))) == plain(made)
+    assert as_kubectl_makes_it(overlay, made)
 
 
 def test_nothing_that_runs_on_a_host_names_the_cluster() -> None:

@@ -12,11 +12,9 @@ import pytest
 
 from invoker.drivers import log_files
 from invoker.drivers.base import Handle
-from invoker.drivers.kubernetes.driver import KubernetesDriver
 from invoker.drivers.kubernetes.log_watch import LogWatch
 from invoker.drivers.kubernetes.logs import PodLogs
-from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import WAIT_S, runs, spec, up
+from tests.kubernetes.cluster import WAIT_S, FakeCluster, Node, up
 from thaw.action import KIND_PYTHON
 
 
@@ -42,13 +40,8 @@ def write(path: Path, text: str) -> None:
 
 
 def inotify_instances() -> int:
-    links = []
-    for fd in Path("/proc/self/fd").iterdir():
-        try:
-            links.append(os.readlink(fd))
-        except FileNotFoundError:  # the listing's own
-            continue
-    return links.count("anon_inode:inotify")
+    names = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
+    return sum(name.endswith("anon_inode:inotify") for name in names)
 
 
 def test_many_containers_share_one_inotify_instance(tmp_path: Path, watch: LogWatch) -> None:
@@ -99,31 +92,26 @@ def test_the_last_line_before_a_rotation_is_kept(tmp_path: Path, watch: LogWatch
     follower.close()
 
 
-def test_lines_are_told_apart_by_stream_and_survive_a_rotation(
-    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs(monkeypatch)
-    handle = up(driver, spec())
-    kubelet = cluster.kubelet
-    assert driver.more_logs(handle, (0, 1 << 20), WAIT_S)  # the container's own line comes first
+@pytest.mark.usefixtures("simple")
+def test_lines_are_told_apart_by_stream_and_survive_a_rotation(node: Node) -> None:
+    handle = node.up()
+    kubelet = node.kubelet
+    assert node.driver.more_logs(handle, (0, 1 << 20), WAIT_S)  # the container's own line comes first
     kubelet.log("thaw-one", "stdout", "P", "a long ")
     kubelet.log("thaw-one", "stdout", "F", "line")
     kubelet.log("thaw-one", "stderr", "F", "an error")
     kubelet.rotate("thaw-one")
     kubelet.log("thaw-one", "stdout", "F", "after it")
     wanted = b"up\na long line\nafter it\n"
-    size = len(wanted) - 1
-    assert driver.more_logs(handle, (size, 1 << 20), WAIT_S)
-    assert driver.logs(handle, "stdout", 0).data == wanted
-    assert driver.logs(handle, "stderr", 0).data == b"an error\n"
+    assert node.driver.more_logs(handle, (len(wanted) - 1, 1 << 20), WAIT_S)
+    assert node.driver.logs(handle, "stdout", 0).data == wanted
+    assert node.driver.logs(handle, "stderr", 0).data == b"an error\n"
 
 
-def test_a_node_whose_logs_cannot_be_read_still_runs_functions(
-    cluster: FakeCluster, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs(monkeypatch)
+@pytest.mark.usefixtures("simple")
+def test_a_node_whose_logs_cannot_be_read_still_runs_functions(cluster: FakeCluster, run_dir: Path) -> None:
     driver = cluster.driver(run_dir, pod_logs=Path("/nonexistent"))
-    handle = up(driver, spec())
+    handle = up(driver)
     assert driver.logs(handle, "stdout", 0).data == b""
     driver.remove(handle)
     driver.close()

@@ -16,8 +16,6 @@ from thaw.standing import RESOURCE_MARK, ColdStart, Standing
 
 SPEC: dict[str, Any] = {"kind": "llm:vllm", "model": {"uri": "s3://models/tiny"}, "scaling": {"min_instances": 0}}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
 HERE, ELSEWHERE = "uid of a namespace", "uid of a namespace of the same name in another cluster"
 
 
@@ -82,16 +80,14 @@ def test_functions_that_share_instances_are_written_whole() -> None:
 def test_an_action_whose_resource_is_gone_is_removed_and_no_other() -> None:
     assert step(None, standing(), HERE) == Remove()
     assert step(replace(resource(), deleting=True), standing(), HERE) == Remove()
-    assert step(None, standing(within=ELSEWHERE), HERE) is None
-    assert step(None, standing(annotations={}), HERE) is None
-    assert step(None, standing(annotations={RESOURCE_MARK: "x"}), HERE) is None
-    assert step(None, standing(name="copy"), HERE) is None, "annotations travel with copies"
+    copied = standing(name="copy")  # annotations travel with copies
+    others = (standing(within=ELSEWHERE), standing(annotations={}), standing(annotations={RESOURCE_MARK: "x"}), copied)
+    assert [step(None, other, HERE) for other in others] == [None] * 4
     assert step(replace(resource(), deleting=True), None, HERE) is None
 
 
 def test_a_resource_that_was_made_anew_takes_over_the_action_of_the_one_before() -> None:
-    found = step(resource(1, uid="new"), standing(uid="old"), HERE)
-    assert isinstance(found, Put)
+    assert isinstance(step(resource(1, uid="new"), standing(uid="old"), HERE), Put)
 
 
 @pytest.mark.parametrize("others", [standing(annotations={}), standing(within=ELSEWHERE)])
@@ -102,44 +98,35 @@ def test_an_action_of_others_is_left_alone(others: Standing) -> None:
 
 MISSING = ErrorInfo("ModelNotFound", "it is not there", "push it")
 NO_ROOM = ErrorInfo("NoCapacity", "no host has room", "add one")
+THREE = parse_llm_config({**SPEC, "scaling": {"min_instances": 3}})
 
 
 @pytest.mark.parametrize(
-    ("is_", "ready"),
+    ("wanted", "is_", "ready"),
     [
-        (standing(), ("True", "ScaledToZero")),
-        (standing(starting=1), ("False", "Starting")),
-        (standing(ready=1), ("True", "Serving")),
-        (standing(trouble=MISSING), ("False", "ModelNotFound")),
-        (standing(trouble=NO_ROOM), ("False", "NoCapacity")),
-        (standing(trouble=ErrorInfo("PoolFull", "")), ("False", "NoCapacity")),
-        (standing(trouble=ErrorInfo("Unavailable", "the API server is away")), ("False", "Unavailable")),
-        (standing(ready=1, trouble=MISSING), ("True", "Serving")),
-        (standing(config=None, ready=1), ("False", "NotAModel")),
+        (0, standing(), ("True", "ScaledToZero")),
+        (0, standing(starting=1), ("False", "Starting")),
+        (0, standing(ready=1), ("True", "Serving")),
+        (0, standing(trouble=MISSING), ("False", "ModelNotFound")),
+        (0, standing(trouble=NO_ROOM), ("False", "NoCapacity")),
+        (0, standing(trouble=ErrorInfo("PoolFull", "")), ("False", "NoCapacity")),
+        (0, standing(trouble=ErrorInfo("Unavailable", "the API server is away")), ("False", "Unavailable")),
+        (0, standing(ready=1, trouble=MISSING), ("True", "Serving")),
+        (0, standing(config=None, ready=1), ("False", "NotAModel")),
+        (3, standing(config=THREE, ready=1, starting=1), ("True", "Starting")),  # fewer than wanted serve
+        (3, standing(config=THREE, ready=1, trouble=NO_ROOM), ("True", "NoCapacity")),
+        (3, standing(config=THREE), ("False", "Starting")),
     ],
 )
-def test_ready_says_why(is_: Standing, ready: tuple[str, str]) -> None:
-    assert said(resource(), is_)["Ready"] == ready
-
-
-def test_fewer_than_wanted_serve_and_the_reason_says_why_there_are_no_more() -> None:
-    three = parse_llm_config({**SPEC, "scaling": {"min_instances": 3}})
-    assert said(resource(min_instances=3), standing(config=three, ready=1, starting=1))["Ready"] == ("True", "Starting")
-    assert said(resource(min_instances=3), standing(config=three, ready=1, trouble=NO_ROOM))["Ready"] == (
-        "True",
-        "NoCapacity",
-    )
-    assert said(resource(min_instances=3), standing(config=three))["Ready"] == ("False", "Starting")
+def test_ready_says_why_and_why_no_more_serve(wanted: int, is_: Standing, ready: tuple[str, str]) -> None:
+    assert said(resource(min_instances=wanted), is_)["Ready"] == ready
 
 
 def test_a_refusal_and_an_absence_are_shown() -> None:
-    refusal = ErrorInfo("Refused", "$.model.uri: no", "another")
+    refusal, away = ErrorInfo("Refused", "$.model.uri: no", "another"), ErrorInfo("GatewayAway", "it does not answer")
     assert said(resource(), None, refusal=refusal)["Deployed"] == ("False", "Refused")
     assert said(resource(), None)["Deployed"] == ("False", "Deploying")
-    assert said(resource(), None, away=ErrorInfo("GatewayAway", "it does not answer")) == {
-        "Deployed": ("Unknown", "GatewayAway"),
-        "Ready": ("Unknown", "GatewayAway"),
-    }
+    assert said(resource(), None, away=away) == dict.fromkeys(("Deployed", "Ready"), ("Unknown", "GatewayAway"))
 
 
 def test_what_became_of_the_action_is_shown_whatever_it_is() -> None:
@@ -154,16 +141,14 @@ def test_what_became_of_the_action_is_shown_whatever_it_is() -> None:
 def test_a_condition_keeps_the_time_since_which_it_holds() -> None:
     before = shown(resource(), standing(starting=1))
     later = datetime(2026, 1, 2, 4, 0, 0, tzinfo=UTC)
-    same = shown(replace(resource(), status=before), standing(trouble=MISSING), now=later)
-    times = {c["type"]: c["lastTransitionTime"] for c in same["conditions"]}
-    assert times["Ready"] == "2026-01-02T03:04:05Z"  # not ready before, not ready now
-    other = shown(replace(resource(), status=before), standing(ready=1), now=later)
-    times = {c["type"]: c["lastTransitionTime"] for c in other["conditions"]}
-    assert times == {
-        "Ready": "2026-01-02T04:00:00Z",
-        "Deployed": "2026-01-02T03:04:05Z",
-        "InSync": "2026-01-02T03:04:05Z",
-    }
+
+    def times(is_: Standing) -> dict[str, str]:
+        found = shown(replace(resource(), status=before), is_, now=later)
+        return {c["type"]: c["lastTransitionTime"] for c in found["conditions"]}
+
+    since = dict.fromkeys(("Ready", "Deployed", "InSync"), "2026-01-02T03:04:05Z")
+    assert times(standing(trouble=MISSING)) == since  # not ready before, not ready now
+    assert times(standing(ready=1)) == {**since, "Ready": "2026-01-02T04:00:00Z"}
 
 
 def test_the_status_has_what_columns_and_autoscalers_read() -> None:

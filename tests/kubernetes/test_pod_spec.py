@@ -10,14 +10,17 @@ from invoker.drivers.base import Spec
 from invoker.drivers.confined import Limits
 from invoker.drivers.kubernetes.client import _node_pod
 from invoker.drivers.kubernetes.place import check_same_path
-from invoker.drivers.kubernetes.seen import Ended, quantity_bytes, seen
+from invoker.drivers.kubernetes.seen import Ended, Seen, quantity_bytes, seen
 from invoker.drivers.kubernetes.spec import Asked, Mounts, Owner, owner_label, pod, pulling_pod, resources, uid_of
+from tests.kubernetes.kustomize import NO_RIGHTS
 from tests.kubernetes.schema import problems
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
 
 DAEMON_SET = Owner("apps/v1", "DaemonSet", "thaw-node", "u-1")
 MOUNTS = Mounts("/run/thaw/c/12/io", "/run/thaw/doors/i.sock", "/run/thaw/relays")
+OWN = Mounts("/run/thaw/c/12/io", closed="/run/thaw/closed")
+CONFINED = {**NO_RIGHTS, "privileged": False}
 
 
 def made(spec: Spec, **other: Any) -> dict[str, Any]:
@@ -35,12 +38,7 @@ def test_every_pod_is_what_the_api_describes_and_hardened(kind: str) -> None:
     assert own["restartPolicy"] == "Never"
     assert own["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert own["securityContext"]["runAsUser"] == own["securityContext"]["runAsGroup"] == uid_of("i") >= 1 << 20
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "privileged": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert container["securityContext"] == CONFINED
     assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(own)
 
 
@@ -76,39 +74,29 @@ def test_a_pod_is_deleted_with_what_made_the_invokers_pod_and_not_with_that_pod(
     (reference,) = made(Spec("i", KIND_PYTHON), owner=DAEMON_SET)["metadata"]["ownerReferences"]
     assert (reference["kind"], reference["name"], reference["uid"]) == ("DaemonSet", "thaw-node", "u-1")
     assert reference["controller"] is False
-    own: dict[str, Any] = {
-        "metadata": {
-            "name": "thaw-node-x",
-            "uid": "u-2",
-            "ownerReferences": [
-                {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "thaw-node", "uid": "u-1", "controller": True}
-            ],
-        },
-        "spec": {
-            "volumes": [{"name": "run", "hostPath": {"path": "/run/thaw"}}, {"name": "c", "configMap": {"name": "c"}}],
-            "containers": [
-                {"volumeMounts": [{"name": "run", "mountPath": "/run/thaw"}, {"name": "c", "mountPath": "/etc/thaw"}]}
-            ],
-        },
-    }
-    assert _node_pod(own).owner == DAEMON_SET
+    own = invoker_pod(mounting(run="/run/thaw", c="/etc/thaw"))
+    assert _node_pod(own).owner == Owner("v1", "Pod", "thaw-node-x", "u-2")
     assert _node_pod(own).host_paths == {"/run/thaw": "/run/thaw"}
     assert (_node_pod(own).name, _node_pod(own).uid) == ("thaw-node-x", "u-2")
-    del own["metadata"]["ownerReferences"]
-    assert _node_pod(own).owner == Owner("v1", "Pod", "thaw-node-x", "u-2")
+    maker = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "thaw-node", "uid": "u-1", "controller": True}
+    own["metadata"]["ownerReferences"] = [maker]
+    assert _node_pod(own).owner == DAEMON_SET
+
+
+def mounting(*env: str, **paths: str) -> dict[str, Any]:
+    mounts = [{"name": name, "mountPath": path} for name, path in paths.items()]
+    return {"env": [{"name": name} for name in env], "volumeMounts": mounts}
+
+
+def invoker_pod(*containers: dict[str, Any]) -> dict[str, Any]:
+    """The pod of the invoker, with a directory of the node and a ConfigMap as volumes."""
+    volumes = [{"name": "run", "hostPath": {"path": "/run/thaw"}}, {"name": "c", "configMap": {"name": "c"}}]
+    spec = {"volumes": volumes, "containers": list(containers)}
+    return {"metadata": {"name": "thaw-node-x", "uid": "u-2"}, "spec": spec}
 
 
 def test_what_another_container_of_the_invokers_pod_mounts_does_not_count() -> None:
-    def mounting(path: str, *env: str) -> dict[str, Any]:
-        return {"env": [{"name": name} for name in env], "volumeMounts": [{"name": "run", "mountPath": path}]}
-
-    own: dict[str, Any] = {
-        "metadata": {"name": "thaw-node-x", "uid": "u-2"},
-        "spec": {
-            "volumes": [{"name": "run", "hostPath": {"path": "/run/thaw"}}],
-            "containers": [mounting("/run/thaw"), mounting("/elsewhere", "THAW_POD_NAME")],
-        },
-    }
+    own = invoker_pod(mounting(run="/run/thaw"), mounting("THAW_POD_NAME", run="/elsewhere"))
     assert _node_pod(own).host_paths == {"/elsewhere": "/run/thaw"}
 
 
@@ -130,9 +118,6 @@ def test_limits_are_those_of_the_function_and_a_stem_cell_asks_for_little() -> N
     assert resources(0.0001, 1 << 20, limits, 1)["limits"]["cpu"] == "10m"
 
 
-OWN = Mounts("/run/thaw/c/12/io", closed="/run/thaw/closed")
-
-
 def test_a_users_image_runs_its_own_program_without_a_path_of_the_node_and_another_container_has_the_socket() -> None:
     image = "docker.io/me/x@sha256:" + "d" * 64
     found = made(Spec("i", KIND_PYTHON, {"PORT": "8080"}, image=image), mounts=OWN)
@@ -152,15 +137,7 @@ def test_a_users_image_runs_its_own_program_without_a_path_of_the_node_and_anoth
     uids = {found["spec"]["securityContext"]["runAsUser"], port["securityContext"]["runAsUser"]}
     assert len(uids) == 2
     for one in (own, port):
-        assert (
-            one["securityContext"].items()
-            >= {
-                "allowPrivilegeEscalation": False,
-                "privileged": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }.items()
-        )
+        assert one["securityContext"].items() >= CONFINED.items()
         assert one["resources"]["limits"]["ephemeral-storage"] == "1Gi"
     assert found["metadata"]["labels"]["app.kubernetes.io/name"] == "thaw-function"
     assert "shareProcessNamespace" not in found["spec"]
@@ -191,31 +168,31 @@ def test_a_hosts_name_becomes_a_label_that_is_allowed() -> None:
     assert owner_label("a b-1") == "a-b-1"
 
 
-def status(**status: Any) -> dict[str, Any]:
-    plain = made(Spec("i", KIND_PYTHON, memory_bytes=256 << 20))
+def reported(phase: str, spec: Spec | None = None, /, port: Any = None, why: Any = None, **state: Any) -> Seen:
+    """A pod as a node reports it: the state of its container, and of the one beside a user's image."""
+    plain = made(spec or Spec("i", KIND_PYTHON, memory_bytes=256 << 20), mounts=OWN if spec else MOUNTS)
     plain["metadata"] |= {"uid": "u", "resourceVersion": "7"}
-    return {**plain, "status": status}
+    beside = [{"name": "port", "state": port}] if port else []
+    own = [{"name": "function", "state": state}] if state else []
+    return seen({**plain, "status": {"phase": phase, "containerStatuses": [*own, *beside], **(why or {})}})
 
 
-def container(**state: Any) -> list[dict[str, Any]]:
-    return [{"name": "function", "state": state}]
+@pytest.mark.parametrize(
+    ("terminated", "ended"),
+    [
+        ({"exitCode": 1, "reason": "Error"}, Ended(1)),
+        ({"exitCode": 137, "reason": "OOMKilled"}, Ended(137, "out of memory: its limit is 256 MiB", True)),
+        ({"exitCode": 128, "reason": "StartError", "message": "no python"}, Ended(128, "StartError: no python")),
+    ],
+)
+def test_an_end_says_what_the_node_knows(terminated: dict[str, Any], ended: Ended) -> None:
+    assert reported("Failed", terminated=terminated).ended == ended
 
 
-def test_an_end_says_what_the_node_knows() -> None:
-    def ended(**terminated: Any) -> Ended | None:
-        return seen(status(phase="Failed", containerStatuses=container(terminated=terminated))).ended
-
-    assert ended(exitCode=1, reason="Error") == Ended(1)
-    assert ended(exitCode=137, reason="OOMKilled") == Ended(137, "out of memory: its limit is 256 MiB", True)
-    assert ended(exitCode=128, reason="StartError", message="no python") == Ended(128, "StartError: no python")
-
-
-def test_an_evicted_pod_and_one_that_the_node_refused_say_why() -> None:
-    def ended(reason: str, message: str) -> Ended | None:
-        return seen(status(phase="Failed", reason=reason, message=message)).ended
-
-    assert ended("Evicted", "The node was low on memory") == Ended(None, "Evicted: The node was low on memory")
-    assert ended("OutOfmemory", "Node didn't have enough") == Ended(None, "OutOfmemory: Node didn't have enough")
+@pytest.mark.parametrize("reason", ["Evicted", "OutOfmemory"])
+def test_an_evicted_pod_and_one_that_the_node_refused_say_why(reason: str) -> None:
+    why = {"reason": reason, "message": "The node has too little memory"}
+    assert reported("Failed", why=why).ended == Ended(None, f"{reason}: The node has too little memory")
 
 
 @pytest.mark.parametrize(
@@ -229,25 +206,16 @@ def test_an_evicted_pod_and_one_that_the_node_refused_say_why() -> None:
     ],
 )
 def test_what_keeps_a_container_from_starting_is_a_sentence(reason: str, text: str) -> None:
-    waiting = {"reason": reason, "message": "no such host"}
-    assert seen(status(phase="Pending", containerStatuses=container(waiting=waiting))).trouble == text
+    assert reported("Pending", waiting={"reason": reason, "message": "no such host"}).trouble == text
 
 
 def test_the_container_beside_a_users_image_may_be_the_one_that_the_node_cannot_start() -> None:
-    found = made(Spec("i", KIND_PYTHON, image="docker.io/me/x:1"), mounts=OWN)
-    found["metadata"] |= {"uid": "u", "resourceVersion": "7"}
-    waiting = {"name": "port", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such host"}}}
-    found["status"] = {"phase": "Pending", "containerStatuses": [*container(running={}), waiting]}
-    assert seen(found).trouble == "the node cannot pull the image thaw/python:1: no such host"
-    assert seen(found).no_image
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such host"}}
+    found = reported("Pending", Spec("i", KIND_PYTHON, image="docker.io/me/x:1"), port=waiting, running={})
+    assert found.trouble == "the node cannot pull the image thaw/python:1: no such host"
+    assert found.no_image
 
 
 def test_amounts_of_memory_are_read_as_the_cluster_writes_them() -> None:
-    assert [quantity_bytes(q) for q in ("268435456", "256Mi", "2Gi", "1M", "", "x")] == [
-        256 << 20,
-        256 << 20,
-        2 << 30,
-        10**6,
-        0,
-        0,
-    ]
+    amounts = {"268435456": 256 << 20, "256Mi": 256 << 20, "2Gi": 2 << 30, "1M": 10**6, "": 0, "x": 0}
+    assert {text: quantity_bytes(text) for text in amounts} == amounts

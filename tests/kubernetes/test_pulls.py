@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from invoker.drivers.kubernetes.driver import KubernetesDriver
 from invoker.drivers.kubernetes.pulls import seconds_in
 from tests.invoker.platform import until
 from tests.kubernetes.api_server import Refusal, Request
-from tests.kubernetes.cluster import FakeCluster
-from tests.kubernetes.helpers import WAIT_S, cell, runs, spec, up
+from tests.kubernetes.cluster import WAIT_S, FakeCluster, Node, cell, spec
 from tests.kubernetes.test_invoker import host_in
 from thaw.ids import random_hex_id
 from thaw.instance import InstanceState
@@ -46,50 +44,41 @@ def test_what_a_node_says_of_a_pull_is_read(message: str, seconds: float) -> Non
 
 
 @pytest.fixture
-def asks_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs(monkeypatch)
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every start is slow, so it asks for the events of its pod."""
     monkeypatch.setattr(pulls, "_SLOW_S", 0.0)
     monkeypatch.setattr(pulls, "_ANSWERED_S", WAIT_S)
 
 
-def test_a_start_that_is_not_slow_asks_nothing(
-    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("simple")
+@pytest.mark.parametrize(("wanted", "slow_s"), [(spec(), WAIT_S), (cell(), 0.0)], ids=["not slow", "a stem cell"])
+def test_a_start_that_is_not_slow_and_a_stem_cell_ask_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, wanted: Spec, slow_s: float
 ) -> None:
-    runs(monkeypatch)
-    monkeypatch.setattr(pulls, "_SLOW_S", WAIT_S)
-    cluster.api.noted["thaw-one"] = PULLED.format("3s")
-    assert up(driver, spec()).image_pull_s == 0.0
-    assert not [r for r in cluster.api.requests if r.path.endswith("/events")]
+    monkeypatch.setattr(pulls, "_SLOW_S", slow_s)
+    node.api.noted["thaw-one"] = PULLED.format("3s")
+    assert node.up(wanted).image_pull_s == 0.0
+    assert not [r for r in node.api.requests if r.path.endswith("/events")]
 
 
-@pytest.mark.usefixtures("asks_always")
-def test_a_start_whose_pull_nobody_explains_does_not_fail(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    def refuse(request: Request) -> None:
-        if request.path.endswith("/events"):
-            raise Refusal(403, "Forbidden", "events is forbidden")
-
-    cluster.api.refuse = refuse
-    assert up(driver, spec()).image_pull_s == 0.0
+@pytest.mark.usefixtures("simple", "slow")
+def test_a_start_whose_pull_nobody_explains_does_not_fail(node: Node) -> None:
+    refused = node.api.refuse_next(Refusal(403, "Forbidden", "events is forbidden"), "GET", path="/events")
+    assert node.up().image_pull_s == 0.0
+    assert refused
 
 
-@pytest.mark.usefixtures("asks_always")
-def test_an_answer_that_is_none_explains_nothing(
-    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.api.noted["thaw-one"] = PULLED.format("1ms")
-    monkeypatch.setattr(driver._cluster, "_request", _without_items(driver._cluster._request))
-    assert up(driver, spec()).image_pull_s == 0.0
+@pytest.mark.usefixtures("simple", "slow")
+def test_an_answer_that_is_none_explains_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.api.noted["thaw-one"] = PULLED.format("1ms")
+    monkeypatch.setattr(node.api, "_events_of", lambda query: {"items": None})
+    assert node.up().image_pull_s == 0.0
 
 
-def _without_items(ask: Any) -> Any:
-    return lambda *words, **named: {"items": None} if named.get("of", "").endswith("/events") else ask(*words, **named)
-
-
-def test_a_start_does_not_wait_for_an_answer_that_does_not_come(
-    cluster: FakeCluster, driver: KubernetesDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs(monkeypatch)
+@pytest.mark.usefixtures("simple")
+def test_a_start_does_not_wait_for_an_answer_that_does_not_come(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulls, "_SLOW_S", 0.0)
+    monkeypatch.setattr(client, "_EVENTS_S", WAIT_S)
     asked, go_on = threading.Event(), threading.Event()
 
     def hold(request: Request) -> None:
@@ -97,20 +86,13 @@ def test_a_start_does_not_wait_for_an_answer_that_does_not_come(
             asked.set()
             go_on.wait(WAIT_S)
 
-    cluster.api.noted["thaw-one"] = PULLED.format("1ms")
-    cluster.api.refuse = hold
-    monkeypatch.setattr(client, "_EVENTS_S", WAIT_S)
+    node.api.noted["thaw-one"] = PULLED.format("1ms")
+    node.api.refuse = hold
     try:
-        assert up(driver, spec()).image_pull_s == 0.0
+        assert node.up().image_pull_s == 0.0
         assert asked.wait(WAIT_S)
     finally:
         go_on.set()
-
-
-@pytest.mark.usefixtures("asks_always")
-def test_a_stem_cell_asks_nothing(cluster: FakeCluster, driver: KubernetesDriver) -> None:
-    up(driver, cell())
-    assert not [r for r in cluster.api.requests if r.path.endswith("/events")]
 
 
 def test_a_start_that_fails_on_a_bug_leaves_no_pod(
@@ -130,11 +112,8 @@ def test_a_start_that_fails_on_a_bug_leaves_no_pod(
         assert f"thaw-{instance_id}" not in cluster.api.left()
 
 
-def test_the_trace_of_a_first_start_has_the_seconds_of_the_pull(
-    cluster: FakeCluster, valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pulls, "_SLOW_S", 0.0)
-    monkeypatch.setattr(pulls, "_ANSWERED_S", WAIT_S)
+@pytest.mark.usefixtures("slow")
+def test_the_trace_of_a_start_has_the_seconds_of_the_pull(cluster: FakeCluster, valkey_url: str, run_dir: Path) -> None:
     with host_in(cluster, valkey_url, run_dir) as host:
         instance_id = random_hex_id()
         cluster.api.noted[f"thaw-{instance_id}"] = PULLED.format("1ms")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import base64
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import redis
+import requests
 
 from tests.gateway.conftest import KEY, GatewayProcess, add_key
 
 WAIT_S = 30.0
+NAMESPACES = "/api/v1/namespaces"
+ACTIONS = f"{NAMESPACES}/_/actions"
+PYTHON = "python:3.11"
+Start = Callable[..., GatewayProcess]
 AUTH = f"Authorization: Basic {base64.b64encode(KEY.encode()).decode()}\r\n"
 
 
@@ -22,9 +28,31 @@ def connect(gateway: GatewayProcess, source: str = "127.0.0.1") -> socket.socket
 
 
 def head(method: str, path: str, *lines: str, auth: str = AUTH) -> bytes:
-    return "".join(
-        [f"{method} {path} HTTP/1.1\r\nHost: x\r\n", auth, *(f"{one}\r\n" for one in lines), "\r\n"]
-    ).encode()
+    text = "".join(f"{one}\r\n" for one in lines)
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{auth}{text}\r\n".encode()
+
+
+def assert_serves(gateway: GatewayProcess) -> None:
+    assert requests.get(f"{gateway.url}/health", timeout=WAIT_S).status_code == 200
+
+
+def credentials(key: str) -> tuple[str, str]:
+    user, _, password = key.partition(":")
+    return user, password
+
+
+def put_code(gateway: GatewayProcess, code: str, name: str = "long", key: str = KEY, **more: Any) -> dict[str, Any]:
+    """Make an action of this code; the answer."""
+    body = {"exec": {"kind": PYTHON, "code": code}, **more}
+    reply = gateway.call("PUT", f"{ACTIONS}/{name}", json=body, auth=credentials(key))
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def put_large(gateway: GatewayProcess, n_bytes: int, name: str = "large", key: str = KEY) -> None:
+    """Make an action whose answer is whole, and not made as it is read."""
+    parameters = [{"key": "a", "value": "#" * n_bytes}]
+    put_code(gateway, "def main(args):\n    return args\n", name, key, parameters=parameters)
 
 
 def read_to_end(sock: socket.socket) -> bytes:
@@ -73,6 +101,16 @@ def worker_pid(gateway: GatewayProcess) -> int:
     """gunicorn's master has one child, which serves."""
     pid = gateway.process.pid
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+@contextmanager
+def memory_bounded(gateway: GatewayProcess, most_mib: int) -> Iterator[int]:
+    """Check that the gateway's worker takes at most so many MiB more meanwhile.  It yields the worker's process id."""
+    assert gateway.call("GET", NAMESPACES).status_code == 200
+    pid = worker_pid(gateway)
+    before = status_of(pid, "VmHWM")
+    yield pid
+    assert status_of(pid, "VmHWM") < before + most_mib * 1024
 
 
 @contextmanager

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
 import pytest
 
-from tests.gateway.conftest import KEY, GatewayProcess, add_key
+from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
-
-WAIT_S = 30.0
+from tests.security.slow import ACTIONS, Start
 
 
 @pytest.fixture
-def gateway(valkey_url: str) -> Iterator[GatewayProcess]:
-    add_key(valkey_url, KEY, "guest")
-    with ExitStack() as stack:
-        process = GatewayProcess(valkey_url, THAW_LLM_RESULT_BYTES="4500")
-        stack.callback(process.end)
-        invoker = FakeInvoker(valkey_url)
-        stack.callback(invoker.stop)
-        process.put_llm()
-        invoker.ready("guest/chat")
-        process.wait_for_routes()
-        yield process
+def gateway(start: Start, invoker: FakeInvoker) -> GatewayProcess:
+    gateway = start(THAW_LLM_RESULT_BYTES="4500")
+    gateway.put_llm()
+    invoker.ready("guest/chat")
+    gateway.wait_for_routes()
+    return gateway
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Thaw-Resumable": "1"}], ids=["plain", "resumable"])
@@ -37,10 +28,7 @@ def test_a_stream_that_never_ends_is_cut(gateway: GatewayProcess, headers: dict[
 
 
 def test_a_whole_answer_has_a_limit(gateway: GatewayProcess) -> None:
-    ask: Callable[[int], int] = lambda n: gateway.chat(max_tokens=n).status_code  # noqa: E731
-    assert (ask(22), ask(23), ask(1_000_000)) == (200, 502, 502)
+    assert [gateway.chat(max_tokens=n).status_code for n in (22, 23, 1_000_000)] == [200, 502, 502]
     assert gateway.chat(max_tokens=1_000_000).json()["error"]["code"] == "DeveloperError"
-    reply = gateway.call(
-        "POST", "/api/v1/namespaces/_/actions/chat?blocking=true", json={"prompt": "hi", "max_tokens": 1_000_000}
-    )
-    assert reply.status_code == 502
+    body = {"prompt": "hi", "max_tokens": 1_000_000}
+    assert gateway.call("POST", f"{ACTIONS}/chat?blocking=true", json=body).status_code == 502

@@ -9,19 +9,24 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-import requests
 
 from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, LLM_CONFIG, OTHER_KEY, GatewayProcess, add_key
 from tests.security.slow import (
+    ACTIONS,
     WAIT_S,
+    Start,
     answer_of,
+    assert_serves,
     connect,
+    credentials,
     crowd,
     head,
+    put_code,
+    put_large,
     read_answer,
     read_to_end,
     status_of,
@@ -33,30 +38,13 @@ OTHER = f"Authorization: Basic {base64.b64encode(OTHER_KEY.encode()).decode()}\r
 CHAT = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()
 ASK_CHAT = head("POST", "/v1/chat/completions", f"Content-Length: {len(CHAT)}") + CHAT
 MODELS = head("GET", "/v1/models")
-Start = Callable[..., GatewayProcess]
+ASK_LARGE = head("GET", f"{ACTIONS}/large", "Connection: close")
+SMALL = {"THAW_GATEWAY_ANSWER_BYTES": "16000000", "THAW_PARAMETERS_BYTES": "12000000"}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _many_sockets() -> None:
     descriptors.raise_limit()
-
-
-@pytest.fixture
-def start(valkey_url: str) -> Iterator[Start]:
-    add_key(valkey_url, KEY, "guest")
-    add_key(valkey_url, OTHER_KEY, "other")
-    with ExitStack() as stack:
-
-        def start(**environ: str) -> GatewayProcess:
-            gateway = GatewayProcess(valkey_url, **environ)
-            stack.callback(gateway.end)
-            return gateway
-
-        yield start
-
-
-def assert_serves(gateway: GatewayProcess) -> None:
-    assert requests.get(f"{gateway.url}/health", timeout=WAIT_S).status_code == 200
 
 
 def slow_reader(gateway: GatewayProcess, ask: bytes, n_bytes: int = 4096) -> socket.socket:
@@ -68,21 +56,17 @@ def slow_reader(gateway: GatewayProcess, ask: bytes, n_bytes: int = 4096) -> soc
     return sock
 
 
-def put_large(gateway: GatewayProcess, key: str, name: str, n_bytes: int) -> None:
-    """An action whose answer is whole, and not made as it is read."""
-    code = "def main(a):\n    return a\n"
-    parameters = [{"key": "a", "value": "#" * n_bytes}]
-    body = {"exec": {"kind": "python:3.11", "code": code}, "parameters": parameters}
-    url = f"{gateway.url}/api/v1/namespaces/_/actions/{name}"
-    user, _, password = key.partition(":")
-    assert requests.put(url, json=body, auth=(user, password), timeout=WAIT_S).status_code == 200
+def busy_gateway(start: Start) -> GatewayProcess:
+    """A gateway without room for more than 256 connections, and with a thread for each request."""
+    gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="400", THAW_GATEWAY_HEAD_S="100")
+    gateway.put_llm()
+    gateway.session.close()
+    return gateway
 
 
 def test_connections_that_are_all_busy_lock_nobody_out(start: Start) -> None:
     """No connection is idle when the last one is accepted, so one can give way only later."""
-    gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="400", THAW_GATEWAY_HEAD_S="100")
-    gateway.put_llm()
-    gateway.session.close()
+    gateway = busy_gateway(start)
     with ExitStack() as stack:
         busy = [stack.enter_context(connect(gateway)) for _ in range(255)]
         for sock in busy[1:]:
@@ -96,9 +80,7 @@ def test_connections_that_are_all_busy_lock_nobody_out(start: Start) -> None:
 
 
 def test_a_newcomer_whose_request_is_on_its_way_makes_no_room_for_a_client_that_had_its_answer(start: Start) -> None:
-    gateway = start(THAW_GATEWAY_CONNECTIONS="256", THAW_GATEWAY_THREADS="400", THAW_GATEWAY_HEAD_S="100")
-    gateway.put_llm()
-    gateway.session.close()
+    gateway = busy_gateway(start)
     with ExitStack() as stack:
         answered = stack.enter_context(connect(gateway))
         for _ in range(254):
@@ -128,14 +110,14 @@ def test_a_tenant_that_hoards_connections_takes_none_from_newcomers(start: Start
 
 
 def test_a_tenant_that_reads_no_answers_cuts_none_of_another_one(start: Start) -> None:
-    gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000", THAW_PARAMETERS_BYTES="12000000")
-    put_large(gateway, KEY, "large", 6_000_000)
-    put_large(gateway, OTHER_KEY, "huge", 10_000_000)
-    path = "/api/v1/namespaces/_/actions/"
+    gateway = start(**SMALL)
+    put_large(gateway, 6_000_000)
+    put_large(gateway, 10_000_000, "huge", OTHER_KEY)
     with ExitStack() as stack:
-        honest = stack.enter_context(slow_reader(gateway, head("GET", path + "large", "Connection: close"), 65536))
+        honest = stack.enter_context(slow_reader(gateway, ASK_LARGE, 65536))
         n_read = len(honest.recv(1000))
-        unread = [stack.enter_context(slow_reader(gateway, head("GET", path + "huge", auth=OTHER))) for _ in range(3)]
+        ask = head("GET", f"{ACTIONS}/huge", auth=OTHER)
+        unread = [stack.enter_context(slow_reader(gateway, ask)) for _ in range(3)]
         assert_serves(gateway)
         for sock in unread[:2]:
             sock.recv(1)
@@ -145,17 +127,17 @@ def test_a_tenant_that_reads_no_answers_cuts_none_of_another_one(start: Start) -
 
 def test_what_is_left_of_an_answer_counts_as_the_whole(start: Start) -> None:
     """The kernel's buffers take megabytes of each answer, but the unsent rest keeps the whole answer in memory."""
-    gateway = start(THAW_GATEWAY_ANSWER_BYTES="16000000", THAW_PARAMETERS_BYTES="12000000")
-    put_large(gateway, KEY, "large", 6_000_000)
-    ask = head("GET", "/api/v1/namespaces/_/actions/large", "Connection: close")
+    gateway = start(**SMALL)
+    put_large(gateway, 6_000_000)
     with ExitStack() as stack:
-        unread = [stack.enter_context(slow_reader(gateway, ask)) for _ in range(8)]
+        unread = [stack.enter_context(slow_reader(gateway, ASK_LARGE)) for _ in range(8)]
         for sock in unread:
             sock.recv(1)
         assert_serves(gateway)
         assert sum(len(read_to_end(sock)) > 6_000_000 for sock in unread) <= 3
 
 
+CHUNKED = head("POST", "/v1/completions", "Transfer-Encoding: chunked")
 FIELDS = "".join(f"A{i}: {'b' * 7000}\r\n" for i in range(8))
 
 
@@ -170,19 +152,34 @@ def test_what_was_refused_holds_no_memory(start: Start) -> None:
         assert status_of(pid, "VmRSS") < rss + 60 * 1024
 
 
-def test_long_bodies_whose_keys_wait_for_the_state_server_are_bounded(own_valkey: ValkeyServer) -> None:
-    gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEAD_S="300")
-    fields = FIELDS + "Authorization: Bearer no:key\r\n"
-    data = head("POST", "/v1/completions", "Content-Length: 70000", auth=fields) + bytes(60_000)
+@contextmanager
+def frozen_state(server: ValkeyServer, **environ: str) -> Iterator[GatewayProcess]:
+    """A gateway that has known a tenant's key, and whose state server answers nothing."""
+    add_key(server.url, KEY, "guest")
+    gateway = GatewayProcess(server.url, **environ)
     try:
-        own_valkey.freeze()
-        with crowd(gateway, 4, data), connect(gateway) as first:  # four have a thread
-            first.sendall(data)
-            with crowd(gateway, 600, data):  # 64 KB of each are read
-                assert read_to_end(first) == b""
+        assert gateway.call("GET", "/v1/models").status_code == 200
+        server.freeze()
+        yield gateway
     finally:
-        own_valkey.thaw()
+        server.thaw()
         gateway.end()
+
+
+def with_key(key: str, *lines: str, fields: str = "") -> bytes:
+    return head("POST", "/v1/completions", *lines, auth=f"{fields}Authorization: Bearer no:{key}\r\n")
+
+
+def test_long_bodies_whose_keys_wait_for_the_state_server_are_bounded(own_valkey: ValkeyServer) -> None:
+    data = with_key("key", "Content-Length: 70000", fields=FIELDS) + bytes(60_000)
+    with (
+        frozen_state(own_valkey, THAW_GATEWAY_HEAD_S="300") as gateway,
+        crowd(gateway, 4, data),  # four have a thread
+        connect(gateway) as first,
+    ):
+        first.sendall(data)
+        with crowd(gateway, 600, data):  # 64 KB of each are read
+            assert read_to_end(first) == b""
 
 
 @pytest.fixture
@@ -194,10 +191,8 @@ def hold_threads(start: Start) -> Iterator[Callable[..., GatewayProcess]]:
             gateway = start(THAW_GATEWAY_THREADS="8", **environ)
             first(gateway)
             for key in (KEY, OTHER_KEY):
-                user, _, password = key.partition(":")
-                url = f"{gateway.url}/api/v1/namespaces/_/actions/chat"
-                reply = requests.put(url, json={"config": LLM_CONFIG}, auth=(user, password), timeout=WAIT_S)
-                assert reply.status_code == 200
+                body, auth = {"config": LLM_CONFIG}, credentials(key)
+                assert gateway.call("PUT", f"{ACTIONS}/chat", json=body, auth=auth).status_code == 200
             others = head("POST", "/v1/chat/completions", f"Content-Length: {len(CHAT)}", auth=OTHER) + CHAT
             for ask in [ASK_CHAT] * 4 + [others] * 4:
                 stack.enter_context(connect(gateway)).sendall(ask)
@@ -217,14 +212,13 @@ def test_a_request_that_finds_no_thread_in_time_is_a_503(hold_threads: Callable[
 def test_an_answer_that_has_begun_goes_on_while_requests_hold_all_threads(
     hold_threads: Callable[..., GatewayProcess],
 ) -> None:
-    path = "/api/v1/namespaces/_/actions/long"
+    ask = head("GET", f"{ACTIONS}/long", "Connection: close")
     with ExitStack() as stack:
         begun: list[socket.socket] = []
 
         def begin(gateway: GatewayProcess) -> None:
-            body = {"exec": {"kind": "python:3.11", "code": "#" * 20_000_000}}
-            assert gateway.call("PUT", path, json=body).status_code == 200
-            begun.append(stack.enter_context(slow_reader(gateway, head("GET", path, "Connection: close"), 65536)))
+            put_code(gateway, "#" * 20_000_000)
+            begun.append(stack.enter_context(slow_reader(gateway, ask, 65536)))
             assert begun[0].recv(1000).startswith(b"HTTP/1.1 200 OK")
 
         gateway = hold_threads(begin, THAW_GATEWAY_HEAD_S="2")
@@ -247,11 +241,10 @@ def test_long_bodies_in_chunks_take_the_memory_that_they_need(start: Start) -> N
     """Each body could be as long as 8 MiB, and all of them may take 128 MiB."""
     gateway = start()
     body = json.dumps({"model": "none", "x": "y" * 100_000}).encode()
-    ask = head("POST", "/v1/completions", "Transfer-Encoding: chunked")
     with ExitStack() as stack:
         crowd = [stack.enter_context(connect(gateway)) for _ in range(40)]
         for sock in crowd:
-            sock.sendall(ask + b"%x\r\n%s\r\n" % (len(body), body))
+            sock.sendall(CHUNKED + b"%x\r\n%s\r\n" % (len(body), body))
         for sock in reversed(crowd):
             sock.sendall(b"0\r\n\r\n")
             assert read_answer(sock)[0] == 404
@@ -260,47 +253,27 @@ def test_long_bodies_in_chunks_take_the_memory_that_they_need(start: Start) -> N
 def test_a_body_in_chunks_gets_more_memory_on_its_way(start: Start) -> None:
     gateway = start()
     body = json.dumps({"model": "none", "x": "y" * 5_000_000}).encode()
-    ask = head("POST", "/v1/completions", "Transfer-Encoding: chunked")
     with connect(gateway) as sock:
-        sock.sendall(ask + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        sock.sendall(CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
         assert read_answer(sock)[0] == 404
 
 
 def test_strangers_whose_keys_wait_for_the_state_server_delay_no_tenant(own_valkey: ValkeyServer) -> None:
-    add_key(own_valkey.url, KEY, "guest")
-    gateway = GatewayProcess(own_valkey.url)
-    try:
-        assert gateway.call("GET", "/v1/models").status_code == 200
-        own_valkey.freeze()
-        with ExitStack() as stack:
-            for i in range(40):
-                sock = stack.enter_context(connect(gateway))
-                long = head(
-                    "POST", "/v1/completions", "Content-Length: 100000", auth=f"Authorization: Bearer no:{i}\r\n"
-                )
-                sock.sendall(long)
-            tenant = stack.enter_context(connect(gateway))
-            tenant.sendall(head("POST", "/v1/completions", "Content-Length: 100000", "Expect: 100-continue"))
-            assert tenant.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
-    finally:
-        own_valkey.thaw()
-        gateway.end()
+    with frozen_state(own_valkey) as gateway, ExitStack() as stack:
+        for i in range(40):
+            stack.enter_context(connect(gateway)).sendall(with_key(str(i), "Content-Length: 100000"))
+        tenant = stack.enter_context(connect(gateway))
+        tenant.sendall(head("POST", "/v1/completions", "Content-Length: 100000", "Expect: 100-continue"))
+        assert tenant.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def test_a_key_that_is_not_checked_in_time_is_a_503(own_valkey: ValkeyServer) -> None:
-    gateway = GatewayProcess(own_valkey.url, THAW_GATEWAY_HEAD_S="2")
-    try:
-        own_valkey.freeze()
-        long = head("POST", "/v1/completions", "Content-Length: 100000", auth="Authorization: Bearer no:key\r\n")
-        with ExitStack() as stack:
-            asking = [stack.enter_context(connect(gateway)) for _ in range(6)]  # four get a thread
-            for sock in asking:
-                sock.sendall(long)
-            for sock in asking:
-                assert read_answer(sock)[0] == 503
-    finally:
-        own_valkey.thaw()
-        gateway.end()
+    with frozen_state(own_valkey, THAW_GATEWAY_HEAD_S="2") as gateway, ExitStack() as stack:
+        asking = [stack.enter_context(connect(gateway)) for _ in range(6)]  # four get a thread
+        for sock in asking:
+            sock.sendall(with_key("key", "Content-Length: 100000"))
+        for sock in asking:
+            assert read_answer(sock)[0] == 503
 
 
 def cpu_ticks(pid: int) -> int:

@@ -17,7 +17,7 @@ from fetchd.allowed_addresses import Place, Reach, parse
 from fetchd.disclosure import disclosed
 from fetchd.sources.http import HttpSource
 from tests.conftest import free_port
-from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_model
+from tests.fetchd.harness import Fault, Fetchd, Request, Store, wait_until, write_model
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable, ThawError
 from thaw.ids import GroupId
 from thaw.logs import Log
@@ -74,106 +74,34 @@ def own_addresses() -> list[str]:
 
 
 HERE = [
-    "127.0.0.1",
-    "127.9.9.9",
-    "localhost",
-    "0.0.0.0",
-    "127.1",
-    "0x7f.1",
-    "2130706433",
-    "017700000001",
-    "[::1]",
-    "[::]",
-    "[::ffff:127.0.0.1]",
-    "[::ffff:7f00:1]",
-    "[0:0:0:0:0:ffff:127.0.0.1]",
+    *("127.0.0.1", "127.9.9.9", "localhost", "0.0.0.0", "127.1", "0x7f.1", "2130706433", "017700000001", "[::1]"),
+    *("[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[0:0:0:0:0:ffff:127.0.0.1]"),
 ]
 
 
-@pytest.mark.parametrize(
-    "host",
-    [*HERE, *own_addresses()],
-)
+@pytest.mark.parametrize("host", [*HERE, *own_addresses()])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_no_way_to_write_this_machine_leads_to_it(careful: Fetchd, trap: Trap, scheme: str, host: str) -> None:
     told = refusal(careful, f"{scheme}://{host}:{trap.port}/m")
     assert not trap.caught()
-    reason = careful.reason(told)["error"]
-    assert re.search("not a public address|address of this machine|Network is unreachable|has no address", reason), (
-        reason
-    )
+    expected = "not a public address|address of this machine|Network is unreachable|has no address"
+    assert re.search(expected, careful.reason(told)["error"])
     assert "not a public" not in told.message + told.hint
 
 
 REFUSED = [
-    "0.0.0.0",
-    "0.1.2.3",
-    "10.0.0.1",
-    "100.64.0.1",
-    "127.0.0.1",
-    "169.254.169.254",
-    "172.16.0.1",
-    "172.31.255.255",
-    "192.0.0.1",
-    "192.0.0.8",
-    "192.0.0.9",
-    "192.0.0.10",
-    "192.0.0.192",
-    "192.31.196.1",
-    "192.52.193.1",
-    "192.175.48.1",
-    "168.63.129.16",
-    "::ffff:168.63.129.16",
-    "64:ff9b::168.63.129.16",
-    "2620:4f:8000::1",
-    "2001:4:112::1",
-    "2001:20::1",
-    "100:0:0:1::1",
-    "4000::1",
-    "192.0.2.1",
-    "192.88.99.1",
-    "192.168.0.1",
-    "198.18.0.1",
-    "198.51.100.1",
-    "203.0.113.1",
-    "224.0.0.1",
-    "239.255.255.255",
-    "240.0.0.1",
-    "255.255.255.255",
-    "::",
-    "::1",
-    "::7f00:1",
-    "::ffff:10.0.0.1",
-    "::ffff:169.254.169.254",
-    "::ffff:0:7f00:1",
-    "64:ff9b::a00:1",
-    "64:ff9b:1::1",
-    "100::1",
-    "2001::1",
-    "2001:db8::1",
-    "2002:7f00:1::",
-    "2002:c0a8:1::",
-    "fc00::1",
-    "fd00:ec2::254",
-    "fe80::1",
-    "fe80::1%lo",
-    "fec0::1",
-    "ff02::1",
-    "ff0e::1",
-    "5f00::1",
-    "3fff::1",
+    *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "172.31.255.255"),
+    *("192.0.0.1", "192.0.0.8", "192.0.0.9", "192.0.0.10", "192.0.0.192", "192.31.196.1", "192.52.193.1"),
+    *("192.175.48.1", "168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::168.63.129.16", "2620:4f:8000::1"),
+    *("2001:4:112::1", "2001:20::1", "100:0:0:1::1", "4000::1", "192.0.2.1", "192.88.99.1", "192.168.0.1"),
+    *("198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255"),
+    *("::", "::1", "::7f00:1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::ffff:0:7f00:1", "64:ff9b::a00:1"),
+    *("64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:7f00:1::", "2002:c0a8:1::", "fc00::1"),
+    *("fd00:ec2::254", "fe80::1", "fe80::1%lo", "fec0::1", "ff02::1", "ff0e::1", "5f00::1", "3fff::1"),
 ]
 PUBLIC = [
-    "1.1.1.1",
-    "8.8.8.8",
-    "168.63.129.17",
-    "172.32.0.1",
-    "192.0.1.1",
-    "192.169.0.1",
-    "::ffff:8.8.8.8",
-    "64:ff9b::808:808",
-    "2002:808:808::",
-    "2606:4700::1111",
+    *("1.1.1.1", "8.8.8.8", "168.63.129.17", "172.32.0.1", "192.0.1.1", "192.169.0.1", "::ffff:8.8.8.8"),
+    *("64:ff9b::808:808", "2002:808:808::", "2606:4700::1111"),
 ]
 
 
@@ -181,11 +109,7 @@ def test_every_address_that_is_not_public_is_refused_however_it_is_written() -> 
     assert [a for a in REFUSED if not Reach().problem(a, 80, is_own=False)] == []
     assert [a for a in PUBLIC if Reach().problem(a, 80, is_own=False)] == []
     assert "8.8.8.8 is an address of this machine" in Reach().problem("8.8.8.8", 80, is_own=True)
-    assert [_is_own(a) for a in ("127.0.0.1", "::1", *own_addresses())] == [
-        True,
-        True,
-        *[True for _ in own_addresses()],
-    ]
+    assert all(map(_is_own, ("127.0.0.1", "::1", *own_addresses())))
     assert not _is_own("198.51.100.7")
 
 
@@ -225,7 +149,15 @@ def test_fetchd_does_not_start_with_such_a_setting(tmp_path: Path) -> None:
         assert "THAW_FETCHD_REFUSE: 'somewhere' is not a network" in fetchd.events[-1]["error"]
 
 
-def answering(data: bytes) -> Callable[[Request], bool]:
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A directory with nothing but an index, which is none."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "thaw-index.json").write_text("{}")
+    return tmp_path
+
+
+def answering(data: bytes) -> Fault:
     def fault(request: Request) -> bool:
         request.sock.sendall(data)
         return True
@@ -233,67 +165,67 @@ def answering(data: bytes) -> Callable[[Request], bool]:
     return fault
 
 
-def silent(request: Request) -> bool:
-    request.sock.recv(1)  # until the other end hangs up
-    return True
-
-
 REDIRECT = b"HTTP/1.1 %b Go\r\nLocation: http://127.0.0.1:%d/m/config.json\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.parametrize("status", [b"301", b"302", b"303", b"307", b"308"])
-def test_a_redirect_leads_nowhere(tmp_path: Path, trap: Trap, status: bytes) -> None:
-    with Store(tmp_path) as store:
-        (tmp_path / "m").mkdir()
-        (tmp_path / "m" / "thaw-index.json").write_text("{}")
+def test_a_redirect_leads_nowhere(odd: Path, trap: Trap, status: bytes) -> None:
+    with Store(odd) as store:
         store.fault = answering(REDIRECT % (status, trap.port))
         port = store.uri.rpartition(":")[2]
-        with Fetchd(tmp_path, THAW_FETCHD_ALLOW=f"127.0.0.1:{port}", THAW_FETCHD_RETRIES=1) as fetchd:
+        with Fetchd(odd, THAW_FETCHD_ALLOW=f"127.0.0.1:{port}", THAW_FETCHD_RETRIES=1) as fetchd:
             told = refusal(fetchd, f"{store.uri}/m")
             assert store.requests
             assert not trap.caught()
             assert str(trap.port) not in told.message + told.hint
 
 
-def test_all_ways_to_fail_read_alike_and_the_log_tells_them_apart(tmp_path: Path) -> None:
-    """A scanner would like to distinguish: nothing listens, another service listens, the address is refused, it is
-    silent."""
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "thaw-index.json").write_text("{}")
-    with Store(tmp_path) as store, Fetchd(tmp_path, THAW_FETCHD_ALLOW="127.0.0.1", THAW_FETCHD_RETRIES=1) as fetchd:
-        told: list[tuple[str, ...]] = []
-        reasons: list[str] = []
+def silent(request: Request) -> bool:
+    request.sock.recv(1)  # until the other end hangs up
+    return True
 
-        def attack(uri: str, fault: Callable[[Request], bool] = lambda request: False) -> None:
+
+def honest(request: Request) -> bool:
+    return False
+
+
+def failing(status: bytes) -> Fault:
+    return answering(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status)
+
+
+def told_of(directory: Path, attacks: Callable[[str], list[tuple[str, Fault]]]) -> tuple[set[Any], list[str]]:
+    """What a tenant is told of all attacks, without their URIs, and what the log says of each."""
+    told, reasons = set(), []
+    with Store(directory) as store, Fetchd(directory, THAW_FETCHD_ALLOW="127.0.0.1", THAW_FETCHD_RETRIES=1) as fetchd:
+        for uri, fault in attacks(store.uri):
             store.fault = fault
             error = refusal(fetchd, uri)
-            told.append((error.code, re.sub(r"\w{8}\)$", "ID)", error.message.removeprefix(uri)), error.hint))
+            told.add((error.code, re.sub(r"\w{8}\)$", "ID)", error.message.removeprefix(uri)), error.hint))
             reasons.append(fetchd.reason(error)["error"])
-
-        attack(f"{store.uri}/m", answering(b"HTTP/1.1 501 No\r\nContent-Length: 0\r\n\r\n"))
-        attack(f"{store.uri}/m", answering(b"-ERR unknown command\r\n"))
-        attack(f"{store.uri}/m", silent)
-        attack(f"{store.uri.replace('http', 'https')}/m")
-        attack(f"http://127.0.0.1:{free_port()}/m")
-        attack("http://127.0.0.2:22/m")
-        attack("http://169.254.169.254/latest")
-        attack("http://nobody.invalid/m")
-        attack(f"http://{'a' * 70}.invalid/m")
-        assert len(set(told)) == 1, told
-        assert len(set(reasons)) == len(reasons), reasons
+    return told, reasons
 
 
-def test_a_missing_a_forbidden_and_a_moved_model_read_alike(tmp_path: Path) -> None:
-    for name in ("m", "n"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "m" / "thaw-index.json").write_text("{}")
-    with Store(tmp_path) as store, Fetchd(tmp_path, THAW_FETCHD_ALLOW="127.0.0.1", THAW_FETCHD_RETRIES=1) as fetchd:
-        told = []
-        for uri, status in (("m", b"401 No"), ("m", b"403 No"), ("m", b"302 Go"), ("n", b"")):
-            store.fault = answering(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status) if status else lambda r: False
-            error = refusal(fetchd, f"{store.uri}/{uri}")
-            told.append((error.code, re.sub(r"\w{8}\)$", "ID)", error.message[len(store.uri) + 2 :]), error.hint))
-        assert len(set(told)) == 1, told
+def test_all_ways_to_fail_read_alike_and_the_log_tells_them_apart(odd: Path) -> None:
+    """A scanner would like to distinguish: nothing listens, another service listens, the address is refused, it is
+    silent."""
+    hosts = [f"127.0.0.1:{free_port()}", "127.0.0.2:22", "169.254.169.254", "nobody.invalid", f"{'a' * 70}.invalid"]
+    told, reasons = told_of(
+        odd,
+        lambda uri: [
+            *((f"{uri}/m", fault) for fault in (failing(b"501 No"), answering(b"-ERR unknown command\r\n"), silent)),
+            (f"{uri.replace('http', 'https')}/m", honest),
+            *((f"http://{host}/m", honest) for host in hosts),
+        ],
+    )
+    assert len(told) == 1, told
+    assert len(set(reasons)) == len(reasons) == 9, reasons
+
+
+def test_a_missing_a_forbidden_and_a_moved_model_read_alike(odd: Path) -> None:
+    (odd / "n").mkdir()
+    statuses = (b"401 No", b"403 No", b"302 Go")
+    told, _ = told_of(odd, lambda uri: [*((f"{uri}/m", failing(s)) for s in statuses), (f"{uri}/n", honest)])
+    assert len(told) == 1, told
 
 
 SECRET = "hunter2-0xdeadbeef"
@@ -339,12 +271,10 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_a_server_whose_numbers_are_none_is_told_of_as_every_other(tmp_path: Path, odd: str) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "thaw-index.json").write_text("{}")
-    with Store(tmp_path) as store, Fetchd(tmp_path) as fetchd:
-        store.fault = lambda r: (r.method == "HEAD") == (odd != "range") and answering(ODD[odd])(r)
+@pytest.mark.parametrize("number", ODD)
+def test_a_server_whose_numbers_are_none_is_told_of_as_every_other(odd: Path, fetchd: Fetchd, number: str) -> None:
+    with Store(odd) as store:
+        store.fault = lambda r: (r.method == "HEAD") == (number != "range") and answering(ODD[number])(r)
         with pytest.raises((ModelCorrupt, ModelUnsupported)) as told:
             fetchd.client.inspect(f"{store.uri}/m")
         assert re.search(r": [a-z ,]+ \(error id \w{8}\)$", told.value.message), told.value.message
@@ -409,11 +339,13 @@ def _serve_one(listener: socket.socket) -> None:
 def test_the_platforms_own_store_needs_no_leave(tmp_path: Path) -> None:
     """An operator has configured the store, and on a single machine it is on loopback."""
     write_model(tmp_path / "models" / "m")
-    environ = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
-    with (
-        Store(tmp_path) as store,
-        Fetchd(tmp_path, THAW_FETCHD_ALLOW="", THAW_S3_ENDPOINT=store.uri, **environ) as fetchd,
-    ):
+    environ = {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_REGION": "us-east-1",
+        "THAW_FETCHD_ALLOW": "",
+    }
+    with Store(tmp_path) as store, Fetchd(tmp_path, THAW_S3_ENDPOINT=store.uri, **environ) as fetchd:
         assert fetchd.client.inspect("s3://models/m").n_layers == 3
         store.requests.clear()
         refusal(fetchd, f"{store.uri}/models/m")

@@ -11,33 +11,17 @@ import redis
 from relay.state import keys
 from relay.state.records import Pending
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import (
-    KEY,
-    OTHER_KEY,
-    GatewayProcess,
-    add_key,
-    invoker,
-    start_gateway,
-    wait_for_record,
-)
+from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key, start_gateway, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.security.slow import ACTIONS, credentials, put_code
 from thaw import wire
 from thaw.ids import ActionName, ActivationId, Namespace
 
-__all__ = ["invoker", "start_gateway"]
+__all__ = ["start_gateway"]
 
-F = "/api/v1/namespaces/_/actions/f"
+CODE = "def main(args):\n    return args\n"
+F = f"{ACTIONS}/f"
 BLOCKING = "?blocking=true"
-
-
-def credentials(key: str) -> tuple[str, str]:
-    user, _, password = key.partition(":")
-    return user, password
-
-
-def put(gateway: GatewayProcess, key: str) -> None:
-    body = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}}
-    assert gateway.call("PUT", F, json=body, auth=credentials(key)).status_code == 200
 
 
 def flood(url: str, namespace: str, n: int) -> None:
@@ -68,7 +52,7 @@ def test_ten_thousand_202s_of_one_namespace_delay_no_202_of_another(
 
     invoker.function = function
     for key in (KEY, OTHER_KEY):
-        put(gateway, key)
+        put_code(gateway, CODE, "f", key)
     invoker.ready("guest/f", instance="i0", slots=64)
     invoker.ready("other/f", instance="i1", group="b" * 32, slots=64)
     flood(valkey_url, "guest", 10_000)
@@ -79,9 +63,7 @@ def test_ten_thousand_202s_of_one_namespace_delay_no_202_of_another(
     assert n_begun[0] <= 64, "it has a thread, although the flood would take all of them"
 
 
-def test_a_flood_of_large_results_ends_in_507_and_another_namespaces_results_are_kept(
-    own_valkey: ValkeyServer,
-) -> None:
+def test_a_flood_of_large_results_ends_in_507_and_another_namespaces_results_are_kept(own_valkey: ValkeyServer) -> None:
     """The state server's memory stays below its limit."""
     with redis.Redis.from_url(own_valkey.url) as client:
         client.config_set("maxmemory", "64mb")
@@ -91,15 +73,14 @@ def test_a_flood_of_large_results_ends_in_507_and_another_namespaces_results_are
         try:
             fake.function = lambda value: (200, {"x": "y" * value["n"]})
             for key, namespace, instance in ((KEY, "guest", "i0"), (OTHER_KEY, "other", "i1")):
-                put(gateway, key)
+                put_code(gateway, CODE, "f", key)
                 fake.ready(f"{namespace}/f", instance=instance, group=instance * 16)
             gateway.wait_for_routes(2)
             flooded = []
             while 507 not in flooded:
                 assert len(flooded) < 233, "megabytes"
-                flooded += [
-                    gateway.call("POST", f"{F}{how}", json={"n": 1_000_000}).status_code for how in ("", BLOCKING)
-                ]
+                for how in ("", BLOCKING):
+                    flooded.append(gateway.call("POST", f"{F}{how}", json={"n": 1_000_000}).status_code)
                 gateway.call("GET", "/api/v1/namespaces/_/activations?limit=1")  # after the records are written
             assert set(flooded) == {200, 202, 507}
             kept = [gateway.call("POST", F + BLOCKING, json={"n": 900_000}, auth=credentials(OTHER_KEY)) for _ in "abc"]

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -23,21 +23,13 @@ from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.security.own_process import document, routes
-from tests.security.slow import module_gateway, status_of, worker_pid
+from tests.security.slow import WAIT_S, assert_serves, module_gateway, status_of, worker_pid
 
 N_LONG: Final = int(os.environ.get("THAW_FUZZ_REQUESTS", "1000000"))
-WAIT_S: Final = 30.0
 N_AGREE: Final = int(os.environ.get("THAW_FUZZ_AGREE", "15"))
 DEPENDS: Final = {
-    *(
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "echo",
-        "return_token_ids",
-        "suffix",
-    ),
+    *("stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "echo", "return_token_ids"),
+    "suffix",
     *("prompt_logprobs", "best_of", "prompt", "top_logprobs", "continue_final_message", "tools", "tool_choice"),
     *("response_format", "text", "add_generation_prompt", "chat_template_kwargs", "stream", "min_tokens", "messages"),
 }
@@ -45,10 +37,7 @@ DEPENDS: Final = {
 
 
 def test_the_document_names_every_route_and_no_other() -> None:
-    known = set()
-    for rule, method in routes():
-        path = re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule)
-        known.add((path, method.lower()))
+    known = {(re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule), method.lower()) for rule, method in routes()}
     described = {(path, method) for path, item in document()["paths"].items() for method in item}
     assert described == known
 
@@ -99,13 +88,16 @@ def test_what_the_document_describes_is_accepted_and_what_it_does_not_is_refused
         agree(gateway, operation.as_strategy(generation_mode=mode), number, N_AGREE, described)
 
 
+def examples(number: int, n: int) -> Callable[[Any], Any]:
+    """Try ``n`` examples, of which the number decides which they are, and no shorter ones when one fails."""
+    found = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
+    return lambda test: seed(number)(settings(max_examples=n, deadline=None, database=None, **found)(test))
+
+
 def agree(
     gateway: GatewayProcess, strategy: st.SearchStrategy[Any], number: int, n: int, described: Draft4Validator
 ) -> None:
-    @seed(number)
-    @settings(
-        max_examples=n, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )
+    @examples(number, n)
     @given(case=strategy)
     def one(case: Any) -> None:
         if not isinstance(case.body, dict):
@@ -161,14 +153,11 @@ def fuzz(gateway: GatewayProcess, number: int, n_each: int) -> None:
             if mode is GenerationMode.POSITIVE or operation.query or operation.body:
                 send(gateway, operation.as_strategy(generation_mode=mode), number, n_each)
     assert worker_pid(gateway) == pid
-    assert requests.get(f"{gateway.url}/health", timeout=WAIT_S).status_code == 200
+    assert_serves(gateway)
 
 
 def send(gateway: GatewayProcess, strategy: st.SearchStrategy[Any], number: int, n: int) -> None:
-    @seed(number)
-    @settings(
-        max_examples=n, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )
+    @examples(number, n)
     @given(case=strategy, good_name=st.booleans())
     def one(case: Any, good_name: bool) -> None:
         if good_name and case.path_parameters and "name" in case.path_parameters:

@@ -16,9 +16,8 @@ from tests.conftest import ValkeyServer
 from tests.gateway.conftest import GatewayProcess
 from tests.invoker.platform import Host
 from tests.security.malformed import KNOWN, mutations
-from tests.security.slow import module_gateway, read_to_end, status_of, worker_pid
+from tests.security.slow import WAIT_S, assert_serves, module_gateway, read_to_end, status_of, worker_pid
 
-WAIT_S = 30.0
 N_LONG = int(os.environ.get("THAW_FUZZ_REQUESTS", "1000000"))
 
 
@@ -49,32 +48,34 @@ def test_the_gateway_refuses_what_is_no_request(gateway: GatewayProcess, data: b
     assert_no_500(data, answer(gateway.port, data))
 
 
-def test_the_gateway_stays_up_under_mutated_requests(gateway: GatewayProcess) -> None:
+def some(n: int) -> Iterator[bytes]:
+    """Mutations that are others each time; the seed is printed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    send_mutations(gateway, seed, 1500)
+    return mutations(random.Random(seed), n)
+
+
+def test_the_gateway_stays_up_under_mutated_requests(gateway: GatewayProcess) -> None:
+    send_mutations(gateway, 1500)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 def test_the_gateway_stays_up_under_many_mutated_requests(gateway: GatewayProcess) -> None:
     """THAW_FUZZ_REQUESTS says how many."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    send_mutations(gateway, seed, 2000)  # memory that a process takes only once
+    send_mutations(gateway, 2000)  # memory that a process takes only once
     rss = status_of(worker_pid(gateway), "VmRSS")
-    send_mutations(gateway, seed + 1, N_LONG)
+    send_mutations(gateway, N_LONG)
     assert status_of(worker_pid(gateway), "VmRSS") < rss + 50 * 1024
 
 
-def send_mutations(gateway: GatewayProcess, seed: int, n: int) -> None:
+def send_mutations(gateway: GatewayProcess, n: int) -> None:
     pid = worker_pid(gateway)
     with ThreadPoolExecutor(4) as pool:
-        requests_ = mutations(random.Random(seed), n)
-        for data, found in pool.map(lambda d: (d, answer(gateway.port, d)), requests_):
+        for data, found in pool.map(lambda d: (d, answer(gateway.port, d)), some(n)):
             assert_no_500(data, found)
     assert worker_pid(gateway) == pid
-    assert requests.get(f"{gateway.url}/health", timeout=WAIT_S).status_code == 200
+    assert_serves(gateway)
 
 
 def test_a_header_sets_nothing_that_only_a_proxy_may_set(gateway: GatewayProcess) -> None:
@@ -83,11 +84,9 @@ def test_a_header_sets_nothing_that_only_a_proxy_may_set(gateway: GatewayProcess
 
 
 def test_the_data_port_refuses_what_is_no_request(valkey_url: str, tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
     with Host(valkey_url, tmp_path) as host:
         port = int(host.agent.address.rpartition(":")[2])
-        for data in (*KNOWN, *mutations(random.Random(seed), 300)):
+        for data in (*KNOWN, *some(300)):
             assert_no_500(data, answer(port, data))
         assert requests.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_S).status_code == 200
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-import requests
 
-from tests.gateway.conftest import KEY, GatewayProcess, add_key
+from tests.gateway.conftest import GatewayProcess
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.security.slow import (
+    ACTIONS,
     AUTH,
     WAIT_S,
+    Start,
     answer_of,
+    assert_serves,
     connect,
     crowd,
     head,
+    put_large,
     read_answer,
     read_to_end,
     status_of,
@@ -29,36 +31,12 @@ from thaw.process import descriptors
 
 FEW_THREADS = {"THAW_GATEWAY_THREADS": "4"}
 CHAT = json.dumps({"model": "none", "messages": [{"role": "user", "content": "hi"}]}).encode()
-INVOKE = "/api/v1/namespaces/_/actions/hello?blocking=true&result=true"
+INVOKE = f"{ACTIONS}/hello?blocking=true&result=true"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _many_sockets() -> None:
     descriptors.raise_limit()
-
-
-@pytest.fixture
-def start(valkey_url: str) -> Iterator[Callable[..., GatewayProcess]]:
-    add_key(valkey_url, KEY, "guest")
-    with ExitStack() as stack:
-
-        def start(**environ: str) -> GatewayProcess:
-            gateway = GatewayProcess(valkey_url, **environ)
-            stack.callback(gateway.end)
-            return gateway
-
-        yield start
-
-
-@pytest.fixture
-def invoker(valkey_url: str) -> Iterator[FakeInvoker]:
-    fake = FakeInvoker(valkey_url)
-    yield fake
-    fake.stop()
-
-
-def assert_serves(gateway: GatewayProcess) -> None:
-    assert requests.get(f"{gateway.url}/health", timeout=WAIT_S).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -74,42 +52,36 @@ def assert_serves(gateway: GatewayProcess) -> None:
     ],
     ids=["nothing", "half-a-line", "half-a-head", "a-stranger's-body", "a-tenant's-body", "a-long-body", "chunks"],
 )
-def test_clients_that_send_no_more_hold_no_thread(start: Callable[..., GatewayProcess], data: bytes) -> None:
+def test_clients_that_send_no_more_hold_no_thread(start: Start, data: bytes) -> None:
     gateway = start(**FEW_THREADS)
     with crowd(gateway, 60, data):
         assert_serves(gateway)
 
 
-def test_a_crowd_of_idle_and_slow_clients_costs_neither_threads_nor_much_memory(
-    start: Callable[..., GatewayProcess],
-) -> None:
-    gateway = start()
+def costs_at_most(gateway: GatewayProcess, most_mib: int, n_idle: int, n_slow: int, n_bytes: int) -> None:
+    """Crowd the gateway: it has no more threads then, and at most so many MiB more."""
     assert_serves(gateway)
     pid = worker_pid(gateway)
     threads, rss = status_of(pid, "Threads"), status_of(pid, "VmRSS")
-    slow = head("POST", "/v1/chat/completions", "Content-Length: 60000", auth="") + bytes(10_000)
-    with crowd(gateway, 2000, b""), crowd(gateway, 400, slow, ("127.0.0.3",)):
+    slow = head("POST", "/v1/chat/completions", "Content-Length: 60000", auth="") + bytes(n_bytes)
+    addresses = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
+    with crowd(gateway, n_idle, b"", addresses), crowd(gateway, n_slow, slow, addresses):
         assert_serves(gateway)
         assert status_of(pid, "Threads") <= threads + 4
-        assert status_of(pid, "VmRSS") <= rss + 40 * 1024
+        assert status_of(pid, "VmRSS") <= rss + most_mib * 1024
+
+
+def test_a_crowd_of_idle_and_slow_clients_costs_neither_threads_nor_much_memory(start: Start) -> None:
+    costs_at_most(start(), 40, 2000, 400, 10_000)
 
 
 @pytest.mark.full
-def test_ten_thousand_idle_and_two_thousand_slow_clients_cost_memory_only(start: Callable[..., GatewayProcess]) -> None:
-    gateway = start(THAW_GATEWAY_HEAD_S="300")
-    assert_serves(gateway)
-    pid = worker_pid(gateway)
-    threads, rss = status_of(pid, "Threads"), status_of(pid, "VmRSS")
-    slow = head("POST", "/v1/chat/completions", "Content-Length: 60000", auth="") + bytes(50_000)
-    addresses = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
-    with crowd(gateway, 10_000, b"", addresses), crowd(gateway, 2000, slow, addresses):
-        assert_serves(gateway)
-        assert status_of(pid, "Threads") <= threads + 4
-        assert status_of(pid, "VmRSS") <= rss + 256 * 1024
+def test_ten_thousand_idle_and_two_thousand_slow_clients_cost_memory_only(start: Start) -> None:
+    costs_at_most(start(THAW_GATEWAY_HEAD_S="300"), 256, 10_000, 2000, 50_000)
 
 
 @pytest.mark.parametrize("data", [b"", b"GET /health HTTP/1.1\r\n"], ids=["nothing", "a-part"])
-def test_a_head_that_does_not_come_ends_its_connection(start: Callable[..., GatewayProcess], data: bytes) -> None:
+def test_a_head_that_does_not_come_ends_its_connection(start: Start, data: bytes) -> None:
     gateway = start(THAW_GATEWAY_HEAD_S="2")
     with connect(gateway) as sock:
         sock.sendall(data)
@@ -117,7 +89,7 @@ def test_a_head_that_does_not_come_ends_its_connection(start: Callable[..., Gate
     assert answer.startswith(b"HTTP/1.1 408 ") if data else answer == b""
 
 
-def test_a_body_that_stops_is_a_408(start: Callable[..., GatewayProcess]) -> None:
+def test_a_body_that_stops_is_a_408(start: Start) -> None:
     gateway = start(THAW_GATEWAY_HEAD_S="2")
     with connect(gateway) as api, connect(gateway) as openai:
         api.sendall(head("POST", INVOKE, "Content-Length: 100") + b"{")
@@ -132,19 +104,19 @@ def test_a_body_that_stops_is_a_408(start: Callable[..., GatewayProcess]) -> Non
 @pytest.mark.parametrize(
     ("method", "path", "n_bytes", "auth", "status"),
     [
-        ("PUT", "/api/v1/namespaces/_/actions/a", 40_000_000, "", 401),
-        ("PUT", "/api/v1/namespaces/_/actions/a", 40_000_000, "Authorization: Bearer no:key\r\n", 401),
+        ("PUT", f"{ACTIONS}/a", 40_000_000, "", 401),
+        ("PUT", f"{ACTIONS}/a", 40_000_000, "Authorization: Bearer no:key\r\n", 401),
         ("PUT", "/api/v1/namespaces/other/actions/a", 40_000_000, AUTH, 403),
-        ("PUT", "/api/v1/namespaces/_/actions/a", 60_000_000, AUTH, 413),
+        ("PUT", f"{ACTIONS}/a", 60_000_000, AUTH, 413),
         ("POST", "/v1/chat/completions", 9_000_000, AUTH, 413),
-        ("POST", "/api/v1/namespaces/_/actions/none", 2_000_000, AUTH, 404),
+        ("POST", f"{ACTIONS}/none", 2_000_000, AUTH, 404),
         ("POST", "/nowhere", 2_000_000, AUTH, 404),
         ("GET", "/health", 2_000_000, "", 401),
         ("DELETE", "/v1/models", 2_000_000, AUTH, 405),
     ],
 )
 def test_a_long_body_is_refused_before_it_is_sent(
-    start: Callable[..., GatewayProcess], method: str, path: str, n_bytes: int, auth: str, status: int
+    start: Start, method: str, path: str, n_bytes: int, auth: str, status: int
 ) -> None:
     gateway = start()
     with connect(gateway) as sock:
@@ -153,16 +125,20 @@ def test_a_long_body_is_refused_before_it_is_sent(
         assert read_to_end(sock) == b""  # the rest of the body would be read as the next request
 
 
-@pytest.mark.parametrize("n_bytes", [10, 500_000])
-def test_a_client_that_expects_100_gets_it_before_its_body(
-    start: Callable[..., GatewayProcess], invoker: FakeInvoker, n_bytes: int
-) -> None:
+@pytest.fixture
+def hello(start: Start, invoker: FakeInvoker) -> GatewayProcess:
+    """A gateway with a function that serves."""
     gateway = start()
     gateway.put_python()
     invoker.ready("guest/hello")
     gateway.wait_for_routes()
+    return gateway
+
+
+@pytest.mark.parametrize("n_bytes", [10, 500_000])
+def test_a_client_that_expects_100_gets_it_before_its_body(hello: GatewayProcess, n_bytes: int) -> None:
     body = json.dumps({"a": "x" * n_bytes}).encode()
-    with connect(gateway) as sock:
+    with connect(hello) as sock:
         sock.sendall(head("POST", INVOKE, f"Content-Length: {len(body)}", "Expect: 100-continue"))
         assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         sock.sendall(body)
@@ -171,18 +147,12 @@ def test_a_client_that_expects_100_gets_it_before_its_body(
 
 @pytest.mark.parametrize("piece", [1000, 70_000, 1_000_000])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_arrives_whole_however_it_is_cut(
-    start: Callable[..., GatewayProcess], invoker: FakeInvoker, piece: int, chunked: bool
-) -> None:
-    gateway = start()
-    gateway.put_python()
-    invoker.ready("guest/hello")
-    gateway.wait_for_routes()
+def test_a_body_arrives_whole_however_it_is_cut(hello: GatewayProcess, piece: int, chunked: bool) -> None:
     value = {"a": "".join(chr(97 + i * i % 26) for i in range(300_000))}
     body = json.dumps(value).encode()
     pieces = [body[i : i + piece] for i in range(0, len(body), piece)]
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
-    with connect(gateway) as sock:
+    with connect(hello) as sock:
         for _ in range(2):  # the second one over the same connection
             sock.sendall(head("POST", INVOKE, framing))
             for one in pieces:
@@ -192,7 +162,7 @@ def test_a_body_arrives_whole_however_it_is_cut(
             assert (status, json.loads(answer)) == (200, value)
 
 
-def test_chunks_beyond_the_limit_are_a_413(start: Callable[..., GatewayProcess]) -> None:
+def test_chunks_beyond_the_limit_are_a_413(start: Start) -> None:
     gateway = start(THAW_LLM_PAYLOAD_BYTES="200000")
     with connect(gateway) as sock:
         sock.sendall(head("POST", "/v1/completions", "Transfer-Encoding: chunked"))
@@ -201,7 +171,7 @@ def test_chunks_beyond_the_limit_are_a_413(start: Callable[..., GatewayProcess])
         assert read_answer(sock)[0] == 413
 
 
-def test_requests_sent_together_are_answered_in_their_order(start: Callable[..., GatewayProcess]) -> None:
+def test_requests_sent_together_are_answered_in_their_order(start: Start) -> None:
     gateway = start()
     with connect(gateway) as sock:
         sock.sendall(b"".join(head("GET", p) for p in ("/api/v1/namespaces", "/v1/models", "/api/v1/namespaces")))
@@ -210,18 +180,10 @@ def test_requests_sent_together_are_answered_in_their_order(start: Callable[...,
     assert found == [b'["guest"]', b'{"object": "list", "data": []}', b'["guest"]']
 
 
-def put_large(gateway: GatewayProcess, n_bytes: int) -> None:
-    """An action whose answer is whole, and not made as it is read."""
-    exec_ = {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}
-    body = {"exec": exec_, "parameters": [{"key": "a", "value": "#" * n_bytes}]}
-    reply = gateway.call("PUT", "/api/v1/namespaces/_/actions/large", json=body)
-    assert reply.status_code == 200, reply.text
-
-
-def test_clients_that_do_not_read_hold_no_thread_and_are_cut(start: Callable[..., GatewayProcess]) -> None:
+def test_clients_that_do_not_read_hold_no_thread_and_are_cut(start: Start) -> None:
     gateway = start(**FEW_THREADS, THAW_GATEWAY_ANSWER_S="4", THAW_PARAMETERS_BYTES="7000000")
     put_large(gateway, 6_000_000)
-    ask = head("GET", "/api/v1/namespaces/_/actions/large", "Connection: close")
+    ask = head("GET", f"{ACTIONS}/large", "Connection: close")
     with ExitStack() as stack:
         unread = [stack.enter_context(connect(gateway)) for _ in range(8)]
         for sock in unread:
@@ -242,7 +204,7 @@ def poll_end(sock: socket.socket) -> None:
     assert poll.poll(WAIT_S * 1000)
 
 
-def test_a_stream_that_nobody_reads_ends(start: Callable[..., GatewayProcess], invoker: FakeInvoker) -> None:
+def test_a_stream_that_nobody_reads_ends(start: Start, invoker: FakeInvoker) -> None:
     gateway = start(THAW_GATEWAY_ANSWER_S="1")
     gateway.put_llm()
     invoker.ready("guest/chat")
@@ -254,7 +216,7 @@ def test_a_stream_that_nobody_reads_ends(start: Callable[..., GatewayProcess], i
         assert invoker.closed.acquire(timeout=WAIT_S)  # the gateway has cut the run
 
 
-def test_an_address_has_so_many_connections_and_its_oldest_gives_way(start: Callable[..., GatewayProcess]) -> None:
+def test_an_address_has_so_many_connections_and_its_oldest_gives_way(start: Start) -> None:
     """All clients behind a router that translates addresses have one address: old connections must not shut out new
     ones."""
     gateway = start(THAW_GATEWAY_PER_ADDRESS="5")
@@ -269,7 +231,7 @@ def test_an_address_has_so_many_connections_and_its_oldest_gives_way(start: Call
                 assert read_answer(sock)[0] == 200
 
 
-def test_when_there_are_too_many_connections_the_oldest_gives_way(start: Callable[..., GatewayProcess]) -> None:
+def test_when_there_are_too_many_connections_the_oldest_gives_way(start: Start) -> None:
     gateway = start(THAW_GATEWAY_CONNECTIONS="256")
     with connect(gateway) as oldest, connect(gateway) as known:
         oldest.sendall(b"")
@@ -282,7 +244,7 @@ def test_when_there_are_too_many_connections_the_oldest_gives_way(start: Callabl
             assert read_answer(known)[0] == 200  # it had a valid key, so strangers gave way before it
 
 
-def test_parts_of_requests_without_a_key_have_a_memory_of_their_own(start: Callable[..., GatewayProcess]) -> None:
+def test_parts_of_requests_without_a_key_have_a_memory_of_their_own(start: Start) -> None:
     gateway = start()
     part = head("POST", "/v1/completions", "Content-Length: 60001", auth="") + bytes(60_000)
     with connect(gateway) as first:
@@ -292,7 +254,7 @@ def test_parts_of_requests_without_a_key_have_a_memory_of_their_own(start: Calla
             assert_serves(gateway)
 
 
-def test_a_long_body_waits_for_the_memory_that_another_one_has(start: Callable[..., GatewayProcess]) -> None:
+def test_a_long_body_waits_for_the_memory_that_another_one_has(start: Start) -> None:
     gateway = start(THAW_CODE_BYTES="1000000", THAW_LLM_PAYLOAD_BYTES="1000000", THAW_GATEWAY_BODY_BYTES="3200000")
     body = json.dumps({"model": "none", "x": "y" * 900_000}).encode()
     ask = head("POST", "/v1/completions", f"Content-Length: {len(body)}", "Expect: 100-continue")
@@ -308,7 +270,7 @@ def test_a_long_body_waits_for_the_memory_that_another_one_has(start: Callable[.
         assert read_answer(three)[0] == 404
 
 
-def test_a_gateway_that_stops_does_not_wait_for_those_that_send_nothing(start: Callable[..., GatewayProcess]) -> None:
+def test_a_gateway_that_stops_does_not_wait_for_those_that_send_nothing(start: Start) -> None:
     gateway = start(THAW_GATEWAY_HEAD_S="600", THAW_GATEWAY_DRAIN_S="600")
     with crowd(gateway, 5, b""), crowd(gateway, 5, b"GET /health HT"):
         assert_serves(gateway)

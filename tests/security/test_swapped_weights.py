@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fetchd.harness import ROOT, Fetchd, Store, digest, file_bytes, write_index, write_model
+from tests import forked
+from tests.fetchd.harness import Fetchd, Store, digest, file_bytes, write_index, write_model
 from thaw.checkpoints import checkpoint, versions
 from thaw.cli.model_stores import checkpoints
 from thaw.cli.model_stores.stores import open_store
@@ -19,16 +21,21 @@ from thaw.ids import GroupId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange
 
 WEIGHTS = "model.safetensors"
+OTHER_VERSION, OTHER_ROOT = "the place holds another version", "its root is not that of its hash tree"
 
 
 @pytest.fixture
-def fetchd(tmp_path: Path) -> Iterator[Fetchd]:
-    with Fetchd(tmp_path) as running:
-        yield running
+def two(tmp_path: Path) -> Iterator[tuple[Fetchd, Fetchd]]:
+    """Two hosts."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    with Fetchd(tmp_path / "a") as first, Fetchd(tmp_path / "b") as second:
+        yield first, second
 
 
-def push(tmp_path: Path) -> Path:
-    """Push a model of two chunks; return the place of its version."""
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The place of the version of a model of two chunks that was pushed."""
     source = write_model(tmp_path / "source", layer_bytes=4_000_000)
     index = checkpoints.push(source, open_store((tmp_path / "x").as_uri()), lambda _: None)
     return tmp_path / f"x@{versions.short(index.sha256)}"
@@ -57,32 +64,27 @@ def rewrite(place: Path, *, root: bool) -> None:
 
 @pytest.mark.parametrize("root", [False, True])
 def test_other_weights_under_equal_headers_are_refused_although_their_digests_were_rewritten(
-    tmp_path: Path, root: bool
+    place: Path, two: tuple[Fetchd, Fetchd], root: bool
 ) -> None:
-    place = push(tmp_path)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    with Fetchd(tmp_path / "a") as first, Fetchd(tmp_path / "b") as second:
-        facts = first.client.inspect(place.as_uri())
-        swap(place / WEIGHTS, CHUNK_BYTES + 5)
-        rewrite(place, root=root)
-        expected = "the place holds another version" if root else "its root is not that of its hash tree"
-        with pytest.raises(ModelCorrupt, match=expected):
-            second.client.inspect(place.as_uri())
-        second.start(facts, "g")  # a plan that was made before
-        with pytest.raises(ModelCorrupt, match=expected):
-            second.client.wait(GroupId("g"), 0, deadline_s=20)
+    first, second = two
+    facts = first.client.inspect(place.as_uri())
+    swap(place / WEIGHTS, CHUNK_BYTES + 5)
+    rewrite(place, root=root)
+    expected = OTHER_VERSION if root else OTHER_ROOT
+    with pytest.raises(ModelCorrupt, match=expected):
+        second.client.inspect(place.as_uri())
+    second.start(facts, "g")  # a plan that was made before
+    with pytest.raises(ModelCorrupt, match=expected):
+        second.client.wait(GroupId("g"), 0, deadline_s=20)
 
 
 def test_weights_that_are_swapped_after_the_inspection_are_named_and_a_host_that_has_the_good_ones_serves_on(
-    tmp_path: Path,
+    tmp_path: Path, place: Path, two: tuple[Fetchd, Fetchd]
 ) -> None:
-    place = push(tmp_path)
+    first, second = two
     good = (place / WEIGHTS).read_bytes()
     (tmp_path / place.name.replace("@", "%40")).symlink_to(place)  # the store does not unquote names
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    with Store(tmp_path) as store, Fetchd(tmp_path / "a") as first, Fetchd(tmp_path / "b") as second:
+    with Store(tmp_path) as store:
         uri = f"{store.uri}/{place.name}"
         facts = first.client.inspect(uri)
         first.start(facts, "before")
@@ -105,9 +107,8 @@ def test_weights_that_are_swapped_after_the_inspection_are_named_and_a_host_that
             descriptors.close()
 
 
-def test_a_stages_part_of_a_chunk_is_bound_too(fetchd: Fetchd, tmp_path: Path) -> None:
+def test_a_stages_part_of_a_chunk_is_bound_too(fetchd: Fetchd, place: Path) -> None:
     """A stage fetches pieces of chunks.  Their digests are those of tensors, which the root binds as well."""
-    place = push(tmp_path)
     facts = fetchd.client.inspect(place.as_uri())
     index = checkpoint.read_index((place / INDEX_NAME).read_bytes())
     layer = next(t for t in index.tensors if t.name == "model.layers.0.w")
@@ -120,14 +121,13 @@ def test_a_stages_part_of_a_chunk_is_bound_too(fetchd: Fetchd, tmp_path: Path) -
     changed = next(t for t in plain["tensors"] if t["name"] == layer.name)
     changed["edges_blake3"] = [digest(data)]
     (place / INDEX_NAME).write_text(json.dumps(plain))
-    with pytest.raises(ModelCorrupt, match="its root is not that of its hash tree"):
+    with pytest.raises(ModelCorrupt, match=OTHER_ROOT):
         checkpoints.read_index(open_store(place.as_uri()))
 
 
 @pytest.mark.parametrize("field", ["name", "dtype", "shape"])
-def test_what_the_index_says_of_tensors_is_bound(fetchd: Fetchd, tmp_path: Path, field: str) -> None:
+def test_what_the_index_says_of_tensors_is_bound(fetchd: Fetchd, place: Path, field: str) -> None:
     """The bytes are unchanged, but the index assigns them to another layer, or says another type or shape."""
-    place = push(tmp_path)
     plain = json.loads((place / INDEX_NAME).read_bytes())
     one, other = (t for t in plain["tensors"] if t["name"] in ("model.layers.0.w", "model.layers.1.w"))
     if field == "name":
@@ -137,75 +137,64 @@ def test_what_the_index_says_of_tensors_is_bound(fetchd: Fetchd, tmp_path: Path,
     else:
         one["shape"] = [1, *one["shape"]]
     (place / INDEX_NAME).write_text(json.dumps(plain))
-    with pytest.raises(ModelCorrupt, match="its root is not that of its hash tree"):
+    with pytest.raises(ModelCorrupt, match=OTHER_ROOT):
         fetchd.client.inspect(place.as_uri())
 
 
 @pytest.mark.parametrize("length", ["other", "same"])
-def test_the_config_is_bound_before_a_plan_is_made_of_it(tmp_path: Path, length: str) -> None:
+def test_the_config_is_bound_before_a_plan_is_made_of_it(
+    tmp_path: Path, place: Path, two: tuple[Fetchd, Fetchd], length: str
+) -> None:
     """The config determines layers, parts and architecture, which the scheduler keeps for each version."""
-    place = push(tmp_path)
+    first, second = two
     config = (place / "config.json").read_bytes()
     swapped = config.replace(b'"num_hidden_layers": 3', b'"num_hidden_layers": 2') + b" " * (length == "other")
     assert swapped != config
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    with Fetchd(tmp_path / "a") as first, Fetchd(tmp_path / "b") as second:
-        facts = first.client.inspect(place.as_uri())
-        (place / "config.json").write_bytes(swapped)
-        with pytest.raises(ModelCorrupt, match="config.json is not the one of this version"):
-            second.client.inspect(place.as_uri())
-        assert first.client.inspect(place.as_uri()) == facts
+    facts = first.client.inspect(place.as_uri())
+    (place / "config.json").write_bytes(swapped)
+    with pytest.raises(ModelCorrupt, match="config.json is not the one of this version"):
+        second.client.inspect(place.as_uri())
+    assert first.client.inspect(place.as_uri()) == facts
     store, root = checkpoints.resolve(open_store((tmp_path / "x").as_uri()))
     with pytest.raises(ModelCorrupt, match="config.json is not the one of this version"):
         checkpoints.read_facts(store, checkpoints.read_index(store, root))
 
 
-def test_the_digits_of_a_name_are_no_proof_and_the_whole_root_is(fetchd: Fetchd, tmp_path: Path) -> None:
+def test_the_digits_of_a_name_are_no_proof_and_the_whole_root_is(fetchd: Fetchd, tmp_path: Path, place: Path) -> None:
     """Somebody has made two models whose roots begin alike; a pointer and a pin with 64 digits tell them apart."""
-    place = push(tmp_path)
     root = checkpoint.read_index((place / INDEX_NAME).read_bytes()).sha256
     twin = root[:16] + "0" * 48
     uri = (tmp_path / "x").as_uri()
     by_name, by_root = (fetchd.client.inspect(f"{uri}@{digits}") for digits in (root[:16], root))
     assert (by_root.uri, by_root.version, by_root.asked_for) == (by_name.uri, root, f"{uri}@{root}")
-    with pytest.raises(ModelCorrupt, match="the place holds another version"):
+    with pytest.raises(ModelCorrupt, match=OTHER_VERSION):
         fetchd.client.inspect(f"{uri}@{twin}")
     (tmp_path / "x" / versions.POINTER_NAME).write_bytes(versions.write_pointer(twin))
-    with pytest.raises(ModelCorrupt, match="the place holds another version"):
+    with pytest.raises(ModelCorrupt, match=OTHER_VERSION):
         fetchd.client.inspect(uri)
     for name in (uri, f"{uri}@{twin}"):
-        with pytest.raises(ModelCorrupt, match="the place holds another version"):
+        with pytest.raises(ModelCorrupt, match=OTHER_VERSION):
             checkpoints.read_index(*checkpoints.resolve(open_store(name)))
 
 
-def test_verify_names_the_chunk_and_tells_an_index_that_was_rewritten(tmp_path: Path) -> None:
-    place = push(tmp_path)
+def test_verify_names_the_chunk_and_tells_an_index_that_was_rewritten(tmp_path: Path, place: Path) -> None:
     store, root = checkpoints.resolve(open_store((tmp_path / "x").as_uri()))
     swap(place / WEIGHTS, CHUNK_BYTES + 5)
     with pytest.raises(ModelCorrupt, match=f"{WEIGHTS}: chunk 1 at byte {CHUNK_BYTES} is not what was pushed"):
         checkpoints.verify(store, checkpoints.read_index(store, root), lambda _: None)
     good = (place / INDEX_NAME).read_bytes()
-    rewrite(place, root=False)
-    with pytest.raises(ModelCorrupt, match="its root is not that of its hash tree"):
-        checkpoints.read_index(store, root)
-    (place / INDEX_NAME).write_bytes(good)
-    rewrite(place, root=True)
-    with pytest.raises(ModelCorrupt, match="the place holds another version"):
-        checkpoints.read_index(store, root)
+    for own_root, expected in (False, OTHER_ROOT), (True, OTHER_VERSION):
+        rewrite(place, root=own_root)
+        with pytest.raises(ModelCorrupt, match=expected):
+            checkpoints.read_index(store, root)
+        (place / INDEX_NAME).write_bytes(good)
 
 
 def test_a_directory_without_an_index_is_said_to_be_unbound(tmp_path: Path, fetchd: Fetchd) -> None:
     model = write_model(tmp_path / "m")
     facts = fetchd.client.inspect(model.as_uri())
     assert (facts.verified, facts.sha256) == (False, "")
-    said = subprocess.run(
-        (sys.executable, "-m", "thaw.cli.main", "model", "inspect", model.as_uri()),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    said = forked.run("thaw.cli.main", "model", "inspect", model.as_uri(), env=os.environ).stdout
     assert "version  not bound" in said
     assert "thaw model push DIR URI" in said
 
