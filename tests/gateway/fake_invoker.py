@@ -28,6 +28,7 @@ from relay.protocol.messages import (
     RunVectors,
     TokenLogprob,
 )
+from relay.state import bus
 from relay.state.registry import Registry
 from thaw.clock import wall_ms
 from thaw.errors import InstanceBusy, ThawError
@@ -96,57 +97,37 @@ class FakeInvoker:
         n_stages: int = 1,
         model_version: str = "",
     ) -> InstanceRecord:
-        record = InstanceRecord(
-            InstanceId(instance),
-            self.host,
-            ActionName(action),
-            version,
-            GroupId(group),
-            InstanceState.READY,
-            self.address,
-            slots,
-            0,
-            "cpu",
-            StartMode.COLD,
-            init_ms=40,
-            stage=stage,
-            n_stages=n_stages,
-            model_version=model_version,
-        )
-        self.registry.put_instance(record)
         self._slots[instance] = slots
+        of_model = {"stage": stage, "n_stages": n_stages, "model_version": model_version}
+        record = self._record(action, instance, version, group, InstanceState.READY, slots, init_ms=40, **of_model)
+        self.registry.put_instance(record)
         return record
 
     def starting(self, action: str, *, instance: str = "i0", group: str = "a" * 32) -> InstanceRecord:
         """The record of an instance that the invoker is starting.  ``ready`` of the same instance ends the start."""
-        starts = InstanceState.STARTING
-        record = InstanceRecord(
-            InstanceId(instance),
-            self.host,
-            ActionName(action),
-            "0.0.1",
-            GroupId(group),
-            starts,
-            self.address,
-            0,
-            0,
-            "cpu",
-            StartMode.COLD,
-        )
+        record = self._record(action, instance, "0.0.1", group, InstanceState.STARTING, 0)
         self.registry.put_instance(record)
         return record
 
+    def _record(
+        self, action: str, instance: str, version: str, group: str, state: InstanceState, slots: int, **more: Any
+    ) -> InstanceRecord:
+        names = InstanceId(instance), self.host, ActionName(action), version, GroupId(group)
+        return InstanceRecord(*names, state, self.address, slots, 0, "cpu", StartMode.COLD, **more)
+
     def report(self, *fetches: FetchReport, driver: str = "process") -> None:
         device = Device("cpu", "cpu", 10**9, 10**9)
-        self.registry.report_host(
-            HostReport(
-                self.host, "boot", self.address, (device,), 2, 10**8, "none", driver, 0, wall_ms(), fetches=fetches
-            )
-        )
+        host = HostReport(self.host, "boot", self.address, (device,), 2, 10**8, "none", driver, 0, wall_ms())
+        self.registry.report_host(replace(host, fetches=fetches))
 
     def gone(self, record: InstanceRecord, error: ThawError | None = None) -> None:
         info = None if error is None else error.info()
         self.registry.put_instance(replace(record, state=InstanceState.GONE, error=info))
+
+    def start_failed(self, error: ThawError, *waiting: messages.DemandAdded) -> None:
+        """End requests that wait for a start, as the scheduler does when it has failed."""
+        named = tuple(demand.activation_id for demand in waiting)
+        bus.publish(self.client, messages.StartFailed(waiting[0].action, named, error.info(), GroupId("b" * 32)))
 
     def wait_for_demand(self, count: int = 1, timeout_s: float = 60) -> list[messages.DemandAdded]:
         """Block on the event stream until ``count`` requests are waiting."""
@@ -158,6 +139,8 @@ class FakeInvoker:
         return found
 
     def stop(self) -> None:
+        if self._server.socket.fileno() < 0:
+            return
         self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the server's thread, which looks twice a second itself
         self._server.shutdown()
         self._server.server_close()
@@ -261,8 +244,7 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 self._wait_for_pace()
                 if fake.cut_after:
                     fake.cut_after.popleft()
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    self.close_connection = True
+                    self._cut()
                     return
                 self._json(*fake.function(value))
 
@@ -271,13 +253,11 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             self._stream_head()
             first = len((run.get("resume") or {}).get("output_token_ids", ()))
             if fake.failures:
-                self._frame(RunFailed(fake.failures.popleft().info()))
-                self.wfile.write(b"0\r\n\r\n")
+                self._end(RunFailed(fake.failures.popleft().info()))
                 return
             if run.get("prefill_only") and cut is None:
                 self._wait_for_pace("prefill_pace")
-                self._frame(RunFinished("prefilled", fake.prompt_tokens, first))
-                self.wfile.write(b"0\r\n\r\n")
+                self._end(RunFinished("prefilled", fake.prompt_tokens, first))
                 return
             if run["endpoint"] == "embeddings":
                 self._embed(run["body"], cut)
@@ -285,15 +265,13 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             count = run["body"].get("max_tokens") or run["body"].get("max_completion_tokens") or 5
             for i in range(first, count):
                 if cut is not None and i - first >= cut:
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    self.close_connection = True
+                    self._cut()
                     return
                 self._wait_for_pace()
                 logprob = TokenLogprob(f"w{i} ", -0.5, ((f"w{i} ", -0.5),)) if run["body"].get("logprobs") else None
                 adapter = fake.adapter if i == first else ""
                 self._frame(RunToken(i, 100 + i, f"w{i} ", logprob, adapter=adapter))
-            self._frame(RunFinished("length", 3, count, prompt=fake.prompt))
-            self.wfile.write(b"0\r\n\r\n")
+            self._end(RunFinished("length", 3, count, prompt=fake.prompt))
 
         def _serve(self, answer: Iterator[Any]) -> None:
             self._stream_head()
@@ -302,8 +280,15 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
                 if isinstance(message, RunFinished | RunFailed):
                     self.wfile.write(b"0\r\n\r\n")
                     return
+            self._cut()
+
+        def _cut(self) -> None:
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+
+        def _end(self, message: Any) -> None:
+            self._frame(message)
+            self.wfile.write(b"0\r\n\r\n")
 
         def _stream_head(self) -> None:
             self.send_response(200)
@@ -317,13 +302,11 @@ def _handler(fake: FakeInvoker) -> type[BaseHTTPRequestHandler]:
             count = 1 if one else len(body["input"])
             for n, i in enumerate(reversed(range(count))):
                 if n == cut:
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    self.close_connection = True
+                    self._cut()
                     return
                 self._wait_for_pace()
                 self._frame(RunVectors(((i, base64.b64encode(struct.pack("<2f", i, fake.version)).decode()),)))
-            self._frame(RunFinished("stop", 3 * count, 0))
-            self.wfile.write(b"0\r\n\r\n")
+            self._end(RunFinished("stop", 3 * count, 0))
 
         def _wait_for_pace(self, name: str = "pace") -> None:
             """Wait until the test allows the next token.  Raise ConnectionResetError if the peer closes meanwhile."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from gateway.serving.runs import llm_tokens
 from relay.protocol.messages import RunFinished, RunToken
 from relay.state.api_keys import Subject
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.waits import WAIT_S, until
 from thaw.action import KIND_LLM, Action, Exec
 from thaw.action import Limits as ActionLimits
 from thaw.errors import NotFound
@@ -36,7 +37,6 @@ from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
 
 CHAT = ActionName("guest/chat")
-WAIT_S = 20.0
 
 
 class NotedDemand:
@@ -140,12 +140,12 @@ class Run:
     def read_all(self) -> None:
         self.gateway.source.pace = self.gateway.dest.pace = None
         self.read(-1)
+        self.is_whole()
 
-    def is_whole(self, n_tokens: int = 40) -> bool:
+    def is_whole(self, n_tokens: int = 40) -> None:
         """Every token came once and in order, and the answer ended."""
-        texts = [t.text for t in self.tokens]
-        indices = [t.index for t in self.tokens]
-        return self.end is not None and indices == list(range(n_tokens)) and texts == [f"w{i} " for i in indices]
+        assert [(t.index, t.text) for t in self.tokens] == [(i, f"w{i} ") for i in range(n_tokens)]
+        assert self.end is not None
 
     @property
     def ends(self) -> list[dict[str, Any]]:
@@ -160,12 +160,13 @@ def limits() -> Limits:
 @pytest.fixture
 def gateway(valkey_url: str, limits: Limits, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """Only ``limits`` bounds a round and a switch.  On a busy machine, a round of these hosts may take longer than a
-    client should wait.
+    client should wait.  Whatever a test does, nothing is held when its runs have ended.
     """
     monkeypatch.setattr(move_rules, "SLOW_ROUND_S", WAIT_S)
     monkeypatch.setattr(move_rules, "PATIENCE_S", WAIT_S)
     made = Gateway(valkey_url, limits)
     yield made
+    until(lambda: nothing_is_held(made), "something is held")
     made.close()
 
 
@@ -177,13 +178,6 @@ def leaving(gateway: Gateway) -> Generator[Run, None, None]:
     gateway.drain()
     yield made
     made.steps.close()
-
-
-def until(happens: Callable[[], object], what: str = "") -> None:
-    until_s, tick = time.monotonic() + WAIT_S, threading.Event()
-    while not happens():
-        assert time.monotonic() < until_s, what or "it never happened"
-        tick.wait(0.005)
 
 
 def movers() -> list[str]:
@@ -202,10 +196,23 @@ def nothing_is_held(gateway: Gateway) -> bool:
     )
 
 
-def caught_up(gateway: Gateway, run: Run) -> None:
-    """Begin the move, before the next token, and let it come to where the token boundary after it switches."""
+def comes_to(gateway: Gateway, state: State, n_moves: int = 1) -> None:
+    """Wait until so many moves have begun, and the last one is in this state."""
+    moves = gateway.migrations.moves
+    until(lambda: len(moves) == n_moves and moves[-1].state is state, f"no {state}")
+
+
+def begins(gateway: Gateway, run: Run, state: State, n_moves: int = 1) -> None:
+    """Begin the move, before the next token, and let it come to this state."""
     run.read(1, paced=gateway.source)
-    until(lambda: gateway.migrations.moves and gateway.migrations.moves[-1].state is State.CAUGHT_UP)
+    comes_to(gateway, state, n_moves)
+    if state is State.RESUMING:
+        until(lambda: gateway.dest.running)
+
+
+def caught_up(gateway: Gateway, run: Run, n_moves: int = 1) -> None:
+    """Begin the move, and let it come to where the token boundary after it switches."""
+    begins(gateway, run, State.CAUGHT_UP, n_moves)
 
 
 def resumed(host: FakeInvoker, *, prefill_only: bool) -> list[int]:

@@ -9,25 +9,18 @@ import pytest
 import redis
 
 from gateway.auth import CACHE_S, Authenticator
-from gateway.serving.call import Call
-from gateway.serving.hangup import Hangup
 from gateway.serving.routing.run_keys import RunKeys
 from relay.state import keys, redis_link
 from relay.state.api_keys import ApiKey, ApiKeys, Subject, digest_of
 from tests.conftest import Clock
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from tests.gateway.calls import call_of
 from thaw.clock import wall_ms
 from thaw.errors import Unauthorized
-from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.ids import Namespace
 
 KEY = "23bc46b1:secret"
 GUEST = Subject(Namespace("guest"), "guest-user")
 ROW = ApiKey(GUEST.namespace, GUEST.subject)
-
-
-def call_of(caller: Subject) -> Call:
-    action = Action(ActionName("guest/f"), caller.namespace, "0.0.1", Exec(KIND_PYTHON), Limits())
-    return Call(ActivationId("a" * 32), action, caller, {}, Hangup())
 
 
 @pytest.fixture
@@ -98,7 +91,7 @@ def test_a_runs_key_ends_with_the_key_that_called_it(client: redis.Redis, with_k
     authenticator = Authenticator(api_keys, Clock(), run_keys)
     api_keys.put("elsewhere", replace(ROW, namespace=Namespace("other")))
     caller = authenticator.subject(f"Bearer {KEY}") if with_key else GUEST
-    key = run_keys.make(call_of(caller), wall_ms() + 60_000)
+    key = run_keys.make(call_of(subject=caller), wall_ms() + 60_000)
     assert authenticator.subject(f"Bearer {key}") == GUEST
     if with_key:
         api_keys.put("another", ROW)
@@ -111,9 +104,8 @@ def test_a_runs_key_ends_with_the_key_that_called_it(client: redis.Redis, with_k
 
 def test_what_is_called_with_a_runs_key_gets_one_that_ends_no_later() -> None:
     run_keys = RunKeys("token")
-    first = run_keys.subject(run_keys.make(call_of(GUEST), 1000), 0)
-    assert first is not None
-    again = run_keys.make(call_of(first), 9000)
+    first = run_keys.subject(run_keys.make(call_of(subject=GUEST), 1000), 0)
+    again = run_keys.make(call_of(subject=first), 9000)
     assert run_keys.subject(again, 1000) == GUEST
     assert run_keys.subject(again, 1001) is None
-    assert run_keys.subject(run_keys.make(call_of(first), 500), 501) is None
+    assert run_keys.subject(run_keys.make(call_of(subject=first), 500), 501) is None

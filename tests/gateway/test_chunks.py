@@ -8,14 +8,12 @@ import pytest
 
 from gateway.serving.answers.event_ids import EventId
 from gateway.serving.answers.openai_format import Chunks
-from gateway.serving.call import Call
-from gateway.serving.hangup import Hangup
 from relay.protocol.messages import RunFinished, RunToken, TokenLogprob
-from relay.state.api_keys import Subject
-from thaw.action import KIND_LLM, Action, Exec, Limits
-from thaw.ids import ActionName, ActivationId, Namespace
+from tests.gateway.calls import CHAT, action_of, call_of
+from thaw.action import KIND_LLM
+from thaw.ids import ActivationId
 
-ACTION = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits())
+ACTION = action_of(CHAT, KIND_LLM)
 TEXTS = ("Hé", "", "llo", " wor", "", "ld")
 """Some tokens end in the middle of a character, so they have no text."""
 
@@ -23,9 +21,7 @@ TEXTS = ("Hé", "", "llo", " wor", "", "ld")
 def events(
     endpoint: str, body: dict[str, Any], end: RunFinished, *, logprobs: bool, had: EventId | None = None
 ) -> list[str]:
-    call = Call(ActivationId("a" * 32), ACTION, Subject(ACTION.namespace, "x"), body, Hangup(), endpoint, 1)
-    call.received_ms = 0
-    chunks = Chunks(call, "ids", had)
+    chunks = Chunks(call_of(action=ACTION, body=body, endpoint=endpoint, received_ms=0), "ids", had)
     text = ""
     for index, shown in enumerate(TEXTS):
         logprob = TokenLogprob(shown, -0.5, ((shown, -0.5),)) if logprobs else None
@@ -58,8 +54,7 @@ def test_after_any_event_the_same_events_follow(endpoint: str, logprobs: bool, h
 
 
 def test_no_empty_line_follows_a_comment_after_the_first_id() -> None:
-    call = Call(ActivationId("a" * 32), ACTION, Subject(ACTION.namespace, "x"), {"model": "chat"}, Hangup(), "chat")
-    chunks = Chunks(call, "ids")
+    chunks = Chunks(call_of(action=ACTION, body={"model": "chat"}, endpoint="chat"), "ids")
     assert chunks.comment("queued") == ": thaw queued\n\n"
     chunks.token(RunToken(0, 100, ""))
     assert chunks.comment("queued") == ": thaw queued\n\n"

@@ -66,6 +66,15 @@ def test_a_zip_that_needs_nothing_or_brings_it_is_taken(files: dict[str, str]) -
     assert not found.packages
 
 
+def takes_little_memory(data: io.BytesIO) -> None:
+    tracemalloc.start()
+    try:
+        packages_of(data)
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def many_files(n_files: int, comment: bytes, is_64: bool) -> bytes:
     """Return a zip whose directory lists "a" ``n_files`` times, and requirements.txt once.  The zip has none of these
     files."""
@@ -89,13 +98,7 @@ def many_files(n_files: int, comment: bytes, is_64: bool) -> bytes:
 @pytest.mark.parametrize("comment", [b"", b"c" * 65_535, b"c" * 65_536, b"PK\5\6" + bytes(30)])
 def test_a_zip_with_a_list_of_files_without_end_takes_little_memory(comment: bytes, is_64: bool) -> None:
     data = io.BytesIO(many_files(100_000, comment, is_64))
-    tracemalloc.start()
-    try:
-        packages_of(data)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 3_000_000
+    takes_little_memory(data)
 
 
 @pytest.mark.parametrize("n_files", [1, 20_000])
@@ -114,13 +117,7 @@ def test_a_list_of_packages_that_opens_to_much_takes_little_memory(method: int) 
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", method) as archive:
         archive.writestr("requirements.txt", b"\n" * 30_000_000)
-    tracemalloc.start()
-    try:
-        packages_of(data)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 3_000_000
+    takes_little_memory(data)
 
 
 @pytest.mark.parametrize("cut", range(0, 200, 7))

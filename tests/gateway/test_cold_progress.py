@@ -8,12 +8,12 @@ import pytest
 
 from gateway.serving.routing.cold_progress import ColdProgress, Group, sentence
 from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
+from tests.gateway.calls import CHAT, instance_of
 from thaw.host import FetchReport
-from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId
-from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.ids import ActivationId, GroupId, HostId
+from thaw.instance import InstanceRecord, InstanceState
 
 NAME = "a" * 32
-CHAT = ActionName("guest/chat")
 
 
 class Registry:
@@ -27,9 +27,7 @@ class Registry:
 
 
 def instance(state: InstanceState) -> InstanceRecord:
-    return InstanceRecord(
-        InstanceId("i"), HostId("h"), CHAT, "0.0.1", GroupId(NAME), state, "h:1", 1, 0, "cpu", next(iter(StartMode))
-    )
+    return instance_of(group=NAME, action=CHAT, state=state)
 
 
 def fetch(done: int, n: int = 1000, rate: float = 100.0, stage: int = 0) -> FetchReport:
@@ -37,7 +35,7 @@ def fetch(done: int, n: int = 1000, rate: float = 100.0, stage: int = 0) -> Fetc
 
 
 def group(due_s: float | None = None) -> Group:
-    return Group(ActionName("guest/chat"), since_s=0.0, due_s=due_s)
+    return Group(CHAT, since_s=0.0, due_s=due_s)
 
 
 @pytest.mark.parametrize(

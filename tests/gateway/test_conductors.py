@@ -7,41 +7,32 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import GatewayProcess, wait_for_record
-from tests.gateway.fake_invoker import FakeInvoker
-from tests.gateway.test_packages import pairs, put, values
-from tests.gateway.test_sequences import invoke, sequence
-
-
-@pytest.fixture
-def conduct(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> Callable[[Callable[[dict[str, Any]], Any]], dict[str, Any]]:
-    """Run a conductor that says what the function returns for its arguments.  Other actions add one to ``n``."""
-    gateway.put_python("lead", annotations=pairs(conductor=True, final=True), parameters=pairs(bound=1))
-    gateway.put_python("add")
-    for i, name in enumerate(("lead", "add")):
-        invoker.ready(f"guest/{name}", instance=f"i{i}")
-    gateway.wait_for_routes(2)
-
-    def run(says: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        def function(value: dict[str, Any]) -> tuple[int, Any]:
-            if invoker.runs[-1]["action_name"] == "/guest/lead":
-                return 200, says(value)
-            return 200, {"n": value["n"] + 1} if "n" in value else {"error": "no n"}
-
-        invoker.function = function
-        return dict(invoke(gateway, "lead", n=1).json())
-
-    return run
-
+from tests.gateway.conftest import GatewayProcess, Start, notes, pairs
+from tests.gateway.test_sequences import sequence
 
 Conduct = Callable[[Callable[[dict[str, Any]], Any]], dict[str, Any]]
 
 
-def test_a_conductor_runs_what_it_names_until_it_names_nothing(
-    conduct: Conduct, gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+@pytest.fixture
+def conduct(gateway: GatewayProcess) -> Conduct:
+    """Run a conductor that says what the function returns for its arguments.  Other actions add one to ``n``."""
+    gateway.put_python("lead", annotations=pairs(conductor=True, final=True), parameters=pairs(bound=1))
+    gateway.put_python("add")
+    gateway.serve("lead", "add")
+
+    def run(says: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        def function(value: dict[str, Any]) -> tuple[int, Any]:
+            if gateway.invoker.runs[-1]["action_name"] == "/guest/lead":
+                return 200, says(value)
+            return 200, {"n": value["n"] + 1} if "n" in value else {"error": "no n"}
+
+        gateway.invoker.function = function
+        return dict(gateway.invoke("lead", n=1).json())
+
+    return run
+
+
+def test_a_conductor_runs_what_it_names_until_it_names_nothing(conduct: Conduct, gateway: GatewayProcess) -> None:
     def says(value: dict[str, Any]) -> dict[str, Any]:
         step = value.get("step", 0)
         if step == 2:
@@ -50,12 +41,12 @@ def test_a_conductor_runs_what_it_names_until_it_names_nothing(
 
     record = conduct(says)
     assert record["response"]["result"] == {"total": 3, "bound": 1}
-    assert [run["action_name"][7:] for run in invoker.runs] == ["lead", "add", "lead", "add", "lead"]
+    assert [run["action_name"][7:] for run in gateway.invoker.runs] == ["lead", "add", "lead", "add", "lead"]
     parts = [gateway.record(one) for one in record["logs"]]
     assert [p["name"] for p in parts] == ["lead", "add", "lead", "add", "lead"]
     assert {p["cause"] for p in parts} == {record["activationId"]}
-    assert {values(p, "annotations")["causedBy"] for p in parts} == {"sequence"}
-    assert invoker.runs[1]["value"] == {"n": 1}, "the state is the conductor's own"
+    assert {notes(p)["causedBy"] for p in parts} == {"sequence"}
+    assert gateway.invoker.runs[1]["value"] == {"n": 1}, "the state is the conductor's own"
 
 
 def test_a_conductor_hears_of_a_components_failure_and_of_names_that_mean_nothing(conduct: Conduct) -> None:
@@ -77,53 +68,53 @@ def test_a_conductor_hears_of_a_components_failure_and_of_names_that_mean_nothin
     ]
 
 
-def test_the_conductors_own_failure_ends_a_composition(conduct: Conduct, invoker: FakeInvoker) -> None:
+def test_the_conductors_own_failure_ends_a_composition(conduct: Conduct, gateway: GatewayProcess) -> None:
     record = conduct(lambda value: {"error": "enough", "params": {"error": "more"}})
     assert (record["response"]["status"], record["response"]["result"]) == ("application error", {"error": "more"})
-    assert len(invoker.runs) == 1
+    assert len(gateway.invoker.runs) == 1
 
 
-def test_an_endless_composition_ends_at_its_limit(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
-) -> None:
+def test_an_endless_composition_ends_at_its_limit(start_gateway: Start) -> None:
     """After the last action that it may run a conductor is told so, and after twice as many runs it is not asked."""
     gateway = start_gateway(THAW_SEQUENCE_LENGTH="2")
     gateway.put_python("lead", annotations=pairs(conductor=True))
     gateway.put_python("add")
-    for i, name in enumerate(("lead", "add")):
-        invoker.ready(f"guest/{name}", instance=f"i{i}")
-    gateway.wait_for_routes(2)
-    invoker.function = lambda value: (200, {"action": "add"})
-    record = invoke(gateway, "lead").json()
+    gateway.serve("lead", "add")
+    gateway.invoker.function = lambda value: (200, {"action": "add"})
+    record = gateway.invoke("lead").json()
     assert record["response"]["result"] == {"error": "Too many actions in the composition."}
-    assert [run["action_name"][7:] for run in invoker.runs] == ["lead", "add", "lead", "add", "lead", "lead", "lead"]
+    assert [run["action_name"][7:] for run in gateway.invoker.runs] == [
+        "lead",
+        "add",
+        "lead",
+        "add",
+        "lead",
+        "lead",
+        "lead",
+    ]
 
 
 def test_a_composition_is_a_component_of_a_sequence(conduct: Conduct, gateway: GatewayProcess) -> None:
     conduct(lambda value: {"params": {"n": value["n"] * 10}})
-    put(gateway, "actions/seq", **sequence("add", "lead", "add"))
-    assert invoke(gateway, "seq", n=1).json()["response"]["result"] == {"n": 21}
+    gateway.put("actions/seq", **sequence("add", "lead", "add"))
+    assert gateway.invoke("seq", n=1).json()["response"]["result"] == {"n": 21}
 
 
-def test_every_run_of_a_conductor_that_nobody_waits_for_has_its_packages_parameters(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
-) -> None:
-    put(gateway, "packages/p", parameters=pairs(of_package=1))
-    put(gateway, "packages/b", binding={"namespace": "_", "name": "p"}, parameters=pairs(of_binding=2))
+def test_every_run_of_a_conductor_that_nobody_waits_for_has_its_packages_parameters(gateway: GatewayProcess) -> None:
+    gateway.put("packages/p", parameters=pairs(of_package=1))
+    gateway.put("packages/b", binding={"namespace": "_", "name": "p"}, parameters=pairs(of_binding=2))
     gateway.put_python("p/lead", annotations=pairs(conductor=True), parameters=pairs(own=3))
     gateway.put_python("add")
-    for i, name in enumerate(("p/lead", "add")):
-        invoker.ready(f"guest/{name}", instance=f"i{i}")
-    gateway.wait_for_routes(2)
+    gateway.serve("p/lead", "add")
 
     def function(value: dict[str, Any]) -> tuple[int, Any]:
-        is_first = invoker.runs[-1]["action_name"].endswith("lead") and "step" not in value
+        is_first = gateway.invoker.runs[-1]["action_name"].endswith("lead") and "step" not in value
         return 200, {"action": "add", "state": {"step": 1}} if is_first else {}
 
-    invoker.function = function
+    gateway.invoker.function = function
     for query in ("blocking=true", "blocking=false"):
-        invoker.runs.clear()
-        wait_for_record(valkey_url, invoke(gateway, "b/lead", query).json()["activationId"])
-        first, _, second = (run["value"] for run in invoker.runs)
+        gateway.invoker.runs.clear()
+        gateway.ended(gateway.invoke("b/lead", query).json()["activationId"])
+        first, _, second = (run["value"] for run in gateway.invoker.runs)
         assert first == {"of_package": 1, "of_binding": 2, "own": 3}, query
         assert second == {**first, "step": 1}, query

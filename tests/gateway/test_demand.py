@@ -8,119 +8,20 @@ import pytest
 import redis
 
 from gateway.core import OwnHeartbeats
-from gateway.serving.call import Call
-from gateway.serving.hangup import Hangup
 from gateway.serving.routing.demand import Demand
 from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from relay.protocol.messages import DemandAdded
 from relay.state import redis_link
-from relay.state.api_keys import Subject
 from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
-from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
+from tests.gateway.calls import GUEST, HELLO, call_of
+from thaw.ids import ActionName, ActivationId, GatewayId
 from thaw.logs import Log
 
-HELLO = ActionName("guest/hello")
 OURS, OTHERS = GatewayId("ours"), GatewayId("others")
 
 
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis_link.connect(valkey_url) as connected:
-        yield connected
-
-
-def demand_of(room: WaitingRoom, registry: Registry) -> Demand:
-    return Demand(room, registry, OURS, Log("gateway"))
-
-
-def added(activation_id: str, gateway: GatewayId = OURS) -> DemandAdded:
-    return DemandAdded(ActivationId(activation_id), HELLO, Namespace("guest"), gateway, 0, 0)
-
-
-def enter(room: WaitingRoom, activation_id: str) -> Ticket:
-    ticket = Ticket(ActivationId(activation_id), HELLO, "0.0.1")
-    room.enter(ticket)
-    return ticket
-
-
-def names(registry: Registry) -> set[str]:
-    return {str(d.activation_id) for d in registry.demand()}
-
-
-def test_demand_that_could_not_be_withdrawn_is_withdrawn_later(own_valkey: ValkeyServer) -> None:
-    with redis_link.connect(own_valkey.url) as client:
-        registry = Registry(client)
-        demand = demand_of(WaitingRoom(), registry)
-        call = call_of("a")
-        demand.add(call)
-        own_valkey.kill()
-        demand.withdraw(call)
-        own_valkey.start()
-        assert names(registry) == {"a"}
-        demand.retry()
-        assert names(registry) == set()
-
-
-def call_of(activation_id: str) -> Call:
-    action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
-    return Call(ActivationId(activation_id), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-
-
-def test_a_run_that_ends_leaves_the_demand_of_its_activations_next_run_at_another_gateway(client: redis.Redis) -> None:
-    registry = Registry(client)
-    demand, ended = demand_of(WaitingRoom(), registry), call_of("a")
-    demand.add(ended)
-    registry.add_demand(added("a", OTHERS))
-    demand.withdraw(ended)
-    assert [d.gateway for d in registry.demand()] == [OTHERS]
-
-
-def test_a_run_that_ends_leaves_the_demand_of_its_activations_next_run_at_this_gateway(client: redis.Redis) -> None:
-    registry, room = Registry(client), WaitingRoom()
-    demand, ended, following = demand_of(room, registry), call_of("a"), call_of("a")
-    demand.add(ended)
-    ticket = enter(room, "a")
-    demand.add(following)
-    demand.withdraw(ended)
-    assert names(registry) == {"a"}
-    room.leave(ticket)
-    demand.withdraw(following)
-    assert names(registry) == set()
-
-
-def test_a_run_that_begins_to_wait_while_the_last_one_withdraws_keeps_its_demand(client: redis.Redis) -> None:
-    registry, room = _Slow(client), WaitingRoom()
-    demand, ended, following = demand_of(room, registry), call_of("a"), call_of("a")
-    demand.add(ended)
-
-    def waits() -> None:
-        enter(room, "a")
-        demand.add(following)
-
-    registry.meanwhile = waits
-    demand.withdraw(ended)
-    assert names(registry) == {"a"}
-
-
-def test_a_late_withdrawal_leaves_the_demand_of_a_request_that_has_moved_to_another_pool(client: redis.Redis) -> None:
-    registry = Registry(client)
-    registry.add_demand(added("a"))
-    registry.drop_demand(ActivationId("a"), ActionName("guest/before"), OURS)
-    assert names(registry) == {"a"}
-
-
-def test_a_reconnection_adds_what_waits_and_drops_what_nobody_holds(client: redis.Redis) -> None:
-    registry, room = Registry(client), WaitingRoom()
-    for one in (added("stray"), added("held"), added("theirs", OTHERS)):
-        registry.add_demand(one)
-    enter(room, "waits")
-    demand_of(room, registry).restore(room.reload(()), lambda activation_id: activation_id == "held")
-    assert names(registry) == {"waits", "held", "theirs"}
-
-
-class _Slow(Registry):
+class Slow(Registry):
     """A registry in which ``meanwhile`` runs just before a write arrives."""
 
     meanwhile: Callable[[], None] | None = None
@@ -139,30 +40,104 @@ class _Slow(Registry):
             meanwhile()
 
 
-def test_who_left_before_its_demand_was_restored_leaves_none(client: redis.Redis) -> None:
-    registry, room = _Slow(client), WaitingRoom()
-    ticket = enter(room, "a")
+class Parts:
+    """The demand of one gateway, its waiting room, and the registry."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.registry, self.room = Slow(client), WaitingRoom()
+        self.demand = Demand(self.room, self.registry, OURS, Log("gateway"))
+
+    def enter(self, activation_id: str) -> Ticket:
+        ticket = Ticket(ActivationId(activation_id), HELLO, "0.0.1")
+        self.room.enter(ticket)
+        return ticket
+
+    def added(self, activation_id: str, gateway: GatewayId = OURS) -> None:
+        demand = DemandAdded(ActivationId(activation_id), HELLO, GUEST, gateway, 0, 0)
+        self.registry.add_demand(demand)
+
+    @property
+    def names(self) -> set[str]:
+        return {str(d.activation_id) for d in self.registry.demand()}
+
+
+@pytest.fixture
+def parts(valkey_url: str) -> Iterator[Parts]:
+    with redis_link.connect(valkey_url) as client:
+        yield Parts(client)
+
+
+def test_demand_that_could_not_be_withdrawn_is_withdrawn_later(own_valkey: ValkeyServer) -> None:
+    with redis_link.connect(own_valkey.url) as client:
+        parts, call = Parts(client), call_of("a")
+        parts.demand.add(call)
+        own_valkey.kill()
+        parts.demand.withdraw(call)
+        own_valkey.start()
+        assert parts.names == {"a"}
+        parts.demand.retry()
+        assert parts.names == set()
+
+
+def test_a_run_that_ends_leaves_the_demand_of_its_activations_next_run_at_another_gateway(parts: Parts) -> None:
+    ended = call_of("a")
+    parts.demand.add(ended)
+    parts.added("a", OTHERS)
+    parts.demand.withdraw(ended)
+    assert [d.gateway for d in parts.registry.demand()] == [OTHERS]
+
+
+def test_a_run_that_ends_leaves_the_demand_of_its_activations_next_run_at_this_gateway(parts: Parts) -> None:
+    ended, following = call_of("a"), call_of("a")
+    parts.demand.add(ended)
+    ticket = parts.enter("a")
+    parts.demand.add(following)
+    parts.demand.withdraw(ended)
+    assert parts.names == {"a"}
+    parts.room.leave(ticket)
+    parts.demand.withdraw(following)
+    assert parts.names == set()
+
+
+def test_a_run_that_begins_to_wait_while_the_last_one_withdraws_keeps_its_demand(parts: Parts) -> None:
+    ended, following = call_of("a"), call_of("a")
+    parts.demand.add(ended)
+    parts.registry.meanwhile = lambda: (parts.enter("a"), parts.demand.add(following))
+    parts.demand.withdraw(ended)
+    assert parts.names == {"a"}
+
+
+def test_a_late_withdrawal_leaves_the_demand_of_a_request_that_has_moved_to_another_pool(parts: Parts) -> None:
+    parts.added("a")
+    parts.registry.drop_demand(ActivationId("a"), ActionName("guest/before"), OURS)
+    assert parts.names == {"a"}
+
+
+def test_a_reconnection_adds_what_waits_and_drops_what_nobody_holds(parts: Parts) -> None:
+    for name, gateway in (("stray", OURS), ("held", OURS), ("theirs", OTHERS)):
+        parts.added(name, gateway)
+    parts.enter("waits")
+    parts.demand.restore(parts.room.reload(()), lambda activation_id: activation_id == "held")
+    assert parts.names == {"waits", "held", "theirs"}
+
+
+def test_who_left_before_its_demand_was_restored_leaves_none(parts: Parts) -> None:
+    ticket = parts.enter("a")
 
     def served() -> None:
-        room.leave(ticket)
-        registry.drop_demand(ticket.activation_id, HELLO, OURS)
+        parts.room.leave(ticket)
+        parts.registry.drop_demand(ticket.activation_id, HELLO, OURS)
 
-    registry.meanwhile = served
-    demand_of(room, registry).restore(room.reload(()), lambda _: False)
-    assert names(registry) == set()
+    parts.registry.meanwhile = served
+    parts.demand.restore(parts.room.reload(()), lambda _: False)
+    assert parts.names == set()
 
 
-def test_who_comes_back_while_its_old_demand_is_dropped_keeps_the_new(client: redis.Redis) -> None:
-    registry, room = _Slow(client), WaitingRoom()
-    registry.add_demand(added("a"))
-
-    def refused() -> None:
-        enter(room, "a")
-        registry.add_demand(added("a"))
-
-    registry.meanwhile = refused
-    demand_of(room, registry).restore((), lambda _: False)
-    assert names(registry) == {"a"}
+def test_who_comes_back_while_its_old_demand_is_dropped_keeps_the_new(parts: Parts) -> None:
+    parts.added("a")
+    parts.registry.meanwhile = lambda: (parts.enter("a"), parts.added("a"))
+    parts.demand.restore((), lambda _: False)
+    assert parts.names == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,13 @@ from typing import Any, cast
 
 from gateway.serving.call import Call
 from gateway.serving.dispatch import Dispatcher
-from gateway.serving.hangup import Hangup
 from gateway.serving.routing.demand import Demand
 from gateway.serving.routing.invoker_pool import InvokerPool, Reply
 from gateway.serving.routing.versions import Versions
 from gateway.serving.routing.waiting_room import WaitingRoom
-from relay.state.api_keys import Subject
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from tests.gateway.calls import HELLO, action_of, call_of, instance_of
 from thaw.errors import InstanceBusy
-from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace
-from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
-
-HELLO = ActionName("guest/hello")
 
 
 class Noted:
@@ -55,32 +49,17 @@ class Noted:
     def abort(self) -> None: ...
 
 
-def instance(address: str = "127.0.0.1:1") -> InstanceRecord:
-    return InstanceRecord(
-        InstanceId("i"),
-        HostId("h"),
-        HELLO,
-        "0.0.1",
-        GroupId("g"),
-        InstanceState.READY,
-        address,
-        1,
-        0,
-        "cpu",
-        StartMode.COLD,
-    )
+def dispatcher_of(room: WaitingRoom, demand: Noted, pool: object) -> Dispatcher:
+    versions = Versions(lambda _: action_of())
+    return Dispatcher(room, cast(Demand, demand), cast(InvokerPool, pool), versions, Log("gateway"))
 
 
 def test_a_slot_does_not_wait_for_the_state_server() -> None:
     """The request is sent before its demand is withdrawn.  If the invoker refuses it, it becomes demand again."""
     noted, room = Noted(), WaitingRoom()
-    dispatcher = Dispatcher(
-        room, cast(Demand, noted), cast(InvokerPool, noted), Versions(lambda _: action), Log("gateway")
-    )
-    action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
-    reached = dispatcher.reach(Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup()))
+    reached = dispatcher_of(room, noted, noted).reach(call_of("a"))
     assert next(reached) == "queued"
-    room.instance_changed(instance())
+    room.instance_changed(instance_of())
     assert next(reached) is cast(Any, noted)
     assert next(reached) == "queued"
     room.retry(HELLO)
@@ -93,15 +72,13 @@ def test_a_slot_does_not_wait_for_the_state_server() -> None:
 def test_an_invoker_that_could_not_be_reached_is_asked_again() -> None:
     """The invoker sends no further message about an idle instance, so a route that was dropped would never return."""
     noted, room, pool = Noted(), WaitingRoom(), InvokerPool("token")
-    dispatcher = Dispatcher(room, cast(Demand, noted), pool, Versions(lambda _: action), Log("gateway"))
-    action = Action(HELLO, Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
     with socket.socket() as invoker:
         invoker.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{invoker.getsockname()[1]}"
-        room.instance_changed(instance(address))
-        call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "x"), {}, Hangup())
+        room.instance_changed(instance_of(address=address))
+        call = call_of("a")
         call.received_s -= 110  # two minutes, so that the test ends soon if the call waits in vain
-        reached = dispatcher.reach(call)
+        reached = dispatcher_of(room, noted, pool).reach(call)
         assert next(reached) == "queued"
         invoker.listen()
         room.retry(HELLO)

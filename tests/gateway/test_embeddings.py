@@ -6,9 +6,6 @@ import base64
 import json
 import struct
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +15,7 @@ import requests
 
 from gateway.api.bad_field import BadField
 from gateway.api.embeddings_body import MOST_INPUTS, check_embeddings
-from tests.gateway.conftest import KEY, LLM_CONFIG, GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.conftest import KEY, LLM_CONFIG, GatewayProcess, Start, pairs
 from tests.gateway.test_hangup import raw_post
 from tests.scheduler.world import report
 from thaw.errors import BadParameter
@@ -27,6 +23,12 @@ from thaw.errors import BadParameter
 
 def embed(gateway: GatewayProcess, given: Any, **more: Any) -> requests.Response:
     return gateway.call("POST", "/v1/embeddings", json={"model": "chat", "input": given, **more})
+
+
+def whole(model: str, *vectors: object) -> dict[str, Any]:
+    usage = {"prompt_tokens": 3 * len(vectors), "total_tokens": 3 * len(vectors)}
+    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
+    return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 @pytest.mark.parametrize("given", ["a", ["a"], ["a", "b"], [1, 2], [[1], [2, 3]], ["a", [1]]])
@@ -62,34 +64,19 @@ def test_what_is_wrong_or_unknown_is_refused_by_its_name(body: dict[str, Any], p
     assert refused.value.param == param
 
 
-def test_vectors_come_in_the_order_of_the_texts_in_both_encodings(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
+def test_vectors_come_in_the_order_of_the_texts_in_both_encodings(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     reply = embed(gateway, ["a", "b", "c"])
     assert reply.headers["X-Thaw-Start"] == "warm"
-    assert reply.json() == {
-        "object": "list",
-        "data": [{"object": "embedding", "index": i, "embedding": [float(i), 1.0]} for i in range(3)],
-        "model": "chat",
-        "usage": {"prompt_tokens": 9, "total_tokens": 9},
-    }
+    assert reply.json() == whole("chat", *([float(i), 1.0] for i in range(3)))
     coded = embed(gateway, ["a", "b"], encoding_format="base64").json()["data"]
     assert [struct.unpack("<2f", base64.b64decode(one["embedding"])) for one in coded] == [(0.0, 1.0), (1.0, 1.0)]
-    record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
-    assert record["response"]["result"] == {
-        "object": "list",
-        "n_embeddings": 3,
-        "model": "chat",
-        "usage": {"prompt_tokens": 9, "total_tokens": 9},
-    }
+    kept = {"object": "list", "n_embeddings": 3, "model": "chat", "usage": {"prompt_tokens": 9, "total_tokens": 9}}
+    assert gateway.record(reply)["response"]["result"] == kept
 
 
-def test_the_openai_sdk_reads_embeddings(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
+def test_the_openai_sdk_reads_embeddings(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     with openai.OpenAI(api_key=KEY, base_url=f"{gateway.url}/v1", max_retries=0) as client:
         found = client.embeddings.create(model="chat", input=["a", "b"])  # it asks for base64
         assert [one.embedding for one in found.data] == [[0.0, 1.0], [1.0, 1.0]]
@@ -98,44 +85,39 @@ def test_the_openai_sdk_reads_embeddings(gateway: GatewayProcess, invoker: FakeI
             client.embeddings.create(model="other", input="a")
 
 
-def test_no_answer_mixes_the_vectors_of_two_workers(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_no_answer_mixes_the_vectors_of_two_workers(gateway: GatewayProcess) -> None:
     """The second one may have another version of the model."""
     gateway.put_llm()
-    invoker.ready("guest/chat", instance="i0", model_version="v1")
-    invoker.cut_after.append(2)
-    with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(embed, gateway, ["a", "b", "c"])
-        invoker.wait_for_demand()
-        invoker.version = 2.0
-        invoker.ready("guest/chat", instance="i1", model_version="v2")
-        data = reply.result().json()["data"]
+    gateway.invoker.ready("guest/chat", instance="i0", model_version="v1")
+    gateway.invoker.cut_after.append(2)
+    reply = gateway.soon(embed, gateway, ["a", "b", "c"])
+    gateway.invoker.wait_for_demand()
+    gateway.invoker.version = 2.0
+    gateway.invoker.ready("guest/chat", instance="i1", model_version="v2")
+    data = reply.result().json()["data"]
     assert [one["embedding"] for one in data] == [[0.0, 2.0], [1.0, 2.0], [2.0, 2.0]]
-    assert [run["value"]["resume"] for run in invoker.runs] == [None, None]
+    assert [run["value"]["resume"] for run in gateway.invoker.runs] == [None, None]
     record = gateway.record(reply.result().headers["X-Openwhisk-Activation-Id"])
     assert {a["key"]: a["value"] for a in record["annotations"]}["modelVersion"] == "v2"
 
 
-def test_a_request_waits_for_a_start_and_one_that_is_left_ends_its_run(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_a_request_waits_for_a_start_and_one_that_is_left_ends_its_run(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(embed, gateway, "a")
-        invoker.wait_for_demand()
-        invoker.ready("guest/chat")
-        assert reply.result().headers["X-Thaw-Start"].startswith("cold; ttft=")
-    assert invoker.entered.acquire(timeout=60)
-    invoker.pace = threading.Semaphore(0)
+    reply = gateway.soon(embed, gateway, "a")
+    gateway.invoker.wait_for_demand()
+    gateway.invoker.ready("guest/chat")
+    assert reply.result().headers["X-Thaw-Start"].startswith("cold; ttft=")
+    assert gateway.invoker.entered.acquire(timeout=60)
+    gateway.invoker.pace = threading.Semaphore(0)
     leaves = raw_post(gateway, "/v1/embeddings", {"model": "chat", "input": "a"})
-    assert invoker.entered.acquire(timeout=60)
+    assert gateway.invoker.entered.acquire(timeout=60)
     leaves.close()
-    assert invoker.closed.acquire(timeout=60)
+    assert gateway.invoker.closed.acquire(timeout=60)
 
 
-def test_an_error_of_the_model_names_the_parameter(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    invoker.failures.append(BadParameter("dimensions", "leave it out"))
+def test_an_error_of_the_model_names_the_parameter(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
+    gateway.invoker.failures.append(BadParameter("dimensions", "leave it out"))
     reply = embed(gateway, "a", dimensions=3)
     assert reply.status_code == 400
     assert json.loads(reply.text)["error"]["message"] == "dimensions: leave it out"
@@ -147,23 +129,12 @@ def test_an_error_of_the_model_names_the_parameter(gateway: GatewayProcess, invo
 ACTION = "/api/v1/namespaces/_/actions/chat"
 
 
-def whole(model: str, *vectors: object) -> dict[str, Any]:
-    usage = {"prompt_tokens": 3 * len(vectors), "total_tokens": 3 * len(vectors)}
-    data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
-    return {"object": "list", "data": data, "model": model, "usage": usage}
-
-
-def test_an_invocation_is_answered_with_the_vectors_as_a_chat_is_with_its_text(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
+def test_an_invocation_is_answered_with_the_vectors_as_a_chat_is_with_its_text(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     reply = gateway.call("POST", f"{ACTION}?blocking=true&result=true", json={"input": ["a", "b"]})
     assert (reply.status_code, reply.json()) == (200, whole("chat", [0.0, 1.0], [1.0, 1.0]))
-    assert (invoker.runs[0]["value"]["endpoint"], invoker.runs[0]["value"]["body"]["input"]) == (
-        "embeddings",
-        ["a", "b"],
-    )
+    run = gateway.invoker.runs[0]["value"]
+    assert (run["endpoint"], run["body"]["input"]) == ("embeddings", ["a", "b"])
     coded = {"input": "a", "encoding_format": "base64", "model": "mine"}
     vector = base64.b64encode(struct.pack("<2f", 0.0, 1.0)).decode()
     record = gateway.call("POST", f"{ACTION}?blocking=true", json=coded).json()
@@ -171,50 +142,31 @@ def test_an_invocation_is_answered_with_the_vectors_as_a_chat_is_with_its_text(
     assert gateway.record(record["activationId"])["response"]["result"] == whole("mine", vector)
 
 
-def test_the_record_of_an_accepted_invocation_has_the_vectors(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_the_record_of_an_accepted_invocation_has_the_vectors(gateway: GatewayProcess) -> None:
     """Nobody else has them."""
-    gateway.put_llm()
-    invoker.ready("guest/chat")
+    gateway.serve_llm()
     reply = gateway.call("POST", ACTION, json={"input": "a"})
     assert reply.status_code == 202
-    path = f"/api/v1/namespaces/_/activations/{reply.json()['activationId']}/result"
-    ended = until_ended(gateway, path)
-    assert ended["result"] == whole("chat", [0.0, 1.0])
+    activation_id = reply.json()["activationId"]
+    gateway.record(activation_id)
+    assert gateway.read(f"activations/{activation_id}/result")["result"] == whole("chat", [0.0, 1.0])
 
 
-def until_ended(gateway: GatewayProcess, path: str) -> dict[str, Any]:
-    deadline_s, tick = time.monotonic() + 60, threading.Event()
-    while (reply := gateway.call("GET", path)).status_code == 404:
-        assert time.monotonic() < deadline_s, reply.text
-        tick.wait(0.05)
-    return dict(reply.json())
-
-
-def test_an_invocation_s_vectors_are_no_longer_than_a_result_may_be(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
-) -> None:
+def test_an_invocation_s_vectors_are_no_longer_than_a_result_may_be(start_gateway: Start) -> None:
     """/v1/embeddings has no such limit, because no record has its vectors."""
     gateway = start_gateway(THAW_RESULT_BYTES="560")
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    longest = gateway.call("POST", f"{ACTION}?blocking=true&result=true", json={"input": ["a"] * 8})
+    gateway.serve_llm()
+    longest, longer = (gateway.invoke("chat", "blocking=true&result=true", input=["a"] * n) for n in (8, 9))
     assert (longest.status_code, len(longest.json()["data"])) == (200, 8), longest.text
-    longer = gateway.call("POST", f"{ACTION}?blocking=true&result=true", json={"input": ["a"] * 9})
-    assert (longer.status_code, longer.json()) == (
-        502,
-        {
-            "error": "The action produced a response that exceeded the allowed length: its vectors take more than 560 "
-            "bytes.",
-            "hint": "send fewer texts at once, or use /v1/embeddings",
-        },
-    )
+    error = "The action produced a response that exceeded the allowed length: its vectors take more than 560 bytes."
+    hint = "send fewer texts at once, or use /v1/embeddings"
+    assert (longer.status_code, longer.json()) == (502, {"error": error, "hint": hint})
     assert embed(gateway, ["a"] * 9).status_code == 200
 
 
-def test_an_invocation_s_arguments_are_checked_as_those_of_a_request(gateway: GatewayProcess) -> None:
-    gateway.put_llm()
+def test_an_invocation_s_arguments_are_checked_as_those_of_a_request(shared_gateway: GatewayProcess) -> None:
     for body, says in (({"input": []}, "input must not be an empty list."), ({"input": "a", "stop": "b"}, "stop")):
-        reply = gateway.call("POST", f"{ACTION}?blocking=true", json=body)
+        reply = shared_gateway.invoke("chat", **body)
         assert (reply.status_code, says in reply.json()["error"]) == (400, True), reply.text
 
 
@@ -226,70 +178,61 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 FOUND = {"uri": "s3://models/m@1", "model_version": "1", "engine": "toy 1.0", "max_model_len": 512}
 
 
-def deploy(gateway: GatewayProcess, invoker: FakeInvoker, **found: Any) -> None:
+def deploy(gateway: GatewayProcess, **found: Any) -> None:
     """Deploy the function, whose check ends with what is ``found``."""
-    invoker.registry.report_host(replace(report("h0"), address=invoker.address))
-    invoker.preflight = lambda: (200, {**FOUND, **found})
-    reply = gateway.call("PUT", "/api/v1/namespaces/_/actions/chat?overwrite=true", json={"config": LLM_CONFIG})
-    assert reply.status_code == 200, reply.text
+    gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address))
+    gateway.invoker.preflight = lambda: (200, {**FOUND, **found})
+    gateway.put("actions/chat?overwrite=true", config=LLM_CONFIG)
 
 
-REFUSED: list[tuple[bool, str, dict[str, Any], str]] = [
-    (True, "/v1/chat/completions", CHAT, NO_TEXT),
-    (True, "/v1/chat/completions", {**CHAT, "stream": True}, NO_TEXT),
-    (True, "/v1/chat/completions", {**CHAT, "n": 2}, NO_TEXT),
-    (True, "/v1/completions", {"prompt": "a"}, NO_TEXT),
-    (True, "/v1/responses", {"input": "a"}, NO_TEXT),
-    (True, ACTION, CHAT, NO_TEXT),
-    (True, f"{ACTION}?blocking=true", {"prompt": "a"}, NO_TEXT),
-    (False, "/v1/embeddings", {"input": "a"}, NO_VECTORS),
-    (False, f"{ACTION}?blocking=true", {"input": "a"}, NO_VECTORS),
+OF_TEXT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ("/v1/chat/completions", {**CHAT, "n": 2}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/responses", {"input": "a"}),
+    (ACTION, CHAT),
+    (f"{ACTION}?blocking=true", {"prompt": "a"}),
 ]
+OF_VECTORS = [("/v1/embeddings", {"input": "a"}), (f"{ACTION}?blocking=true", {"input": "a"})]
 
 
-def test_a_request_of_the_other_kind_is_refused_and_starts_nothing(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    for embeds in (True, False):
-        deploy(gateway, invoker, embeds=embeds)
-        for _, path, body, message in [case for case in REFUSED if case[0] is embeds]:
+def test_a_request_of_the_other_kind_is_refused_and_starts_nothing(gateway: GatewayProcess) -> None:
+    for embeds, refused, message in ((True, OF_TEXT, NO_TEXT), (False, OF_VECTORS, NO_VECTORS)):
+        deploy(gateway, embeds=embeds)
+        for path, body in refused:
             reply = gateway.call("POST", path, json={"model": "chat", **body})
             said = reply.json()["error"]
             text, param = (said["message"], said["param"]) if path.startswith("/v1") else (said, "model")
             assert (reply.status_code, param, text.startswith(message)) == (400, "model", True), reply.text
             assert "update the function" in text
-    assert invoker.registry.demand() == []
+    assert gateway.invoker.registry.demand() == []
 
 
 @pytest.mark.parametrize("found", [{}, {"unchecked": "no cell now", "engine": ""}])
-def test_what_no_deploy_found_out_is_left_to_the_container(
-    gateway: GatewayProcess, invoker: FakeInvoker, found: dict[str, Any]
-) -> None:
+def test_what_no_deploy_found_out_is_left_to_the_container(gateway: GatewayProcess, found: dict[str, Any]) -> None:
     """Nothing is known of a model that was deployed anyway, nor from a host that does not say."""
-    deploy(gateway, invoker, **found)
-    invoker.ready("guest/chat")
+    deploy(gateway, **found)
+    gateway.invoker.ready("guest/chat")
     assert embed(gateway, "a").status_code == 200
     assert gateway.chat().status_code == 200
 
 
-def test_what_a_model_does_is_kept_with_the_function_until_its_model_changes(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    deploy(gateway, invoker, embeds=False)
-    path = "/api/v1/namespaces/_/actions/chat?overwrite=true"
-    assert gateway.call("PUT", path, json={"annotations": [{"key": "a", "value": 1}]}).status_code == 200
+def test_what_a_model_does_is_kept_with_the_function_until_its_model_changes(gateway: GatewayProcess) -> None:
+    deploy(gateway, embeds=False)
+    gateway.put("actions/chat?overwrite=true", annotations=pairs(a=1))
     assert embed(gateway, "a").status_code == 400
-    deploy(gateway, invoker, embeds=True)
-    invoker.ready("guest/chat", version="0.0.3")
+    deploy(gateway, embeds=True)
+    gateway.invoker.ready("guest/chat", version="0.0.3")
     assert embed(gateway, "a").status_code == 200
     assert gateway.chat().status_code == 400
-    deploy(gateway, invoker)
-    invoker.ready("guest/chat", instance="i1", version="0.0.4")
+    deploy(gateway)
+    gateway.invoker.ready("guest/chat", instance="i1", version="0.0.4")
     assert gateway.chat().status_code == 200
 
 
-def test_tokens_are_counted_by_models_of_both_kinds(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_tokens_are_counted_by_models_of_both_kinds(gateway: GatewayProcess) -> None:
     for i, embeds in enumerate((True, False)):
-        deploy(gateway, invoker, embeds=embeds)
-        invoker.ready("guest/chat", instance=f"i{i}", version=f"0.0.{i + 1}")
+        deploy(gateway, embeds=embeds)
+        gateway.invoker.ready("guest/chat", instance=f"i{i}", version=f"0.0.{i + 1}")
         assert gateway.call("POST", "/tokenize", json={"model": "chat", "prompt": "a"}).status_code == 200

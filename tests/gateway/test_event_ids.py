@@ -9,20 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.serving.answers.event_ids import EventId, EventIds, OtherAnswer, Progress, request_digest
-from thaw.action import KIND_LLM, Action, Exec, Limits
+from tests.gateway.calls import CHAT, GUEST, action_of
+from thaw.action import KIND_LLM, Action
 from thaw.errors import NotFound
-from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.ids import ActivationId, Namespace
 
-GUEST, OTHER = Namespace("guest"), Namespace("other")
+OTHER = Namespace("other")
 ACTIVATION = ActivationId("5f" * 16)
 BODY: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
-def action(version: str = "0.0.1", name: str = "guest/chat") -> Action:
-    return Action(ActionName(name), GUEST, version, Exec(KIND_LLM), Limits())
-
-
-DIGEST = request_digest(action(), "chat", BODY)
+CHAT_1 = action_of(CHAT, KIND_LLM)
+DIGEST = request_digest(CHAT_1, "chat", BODY)
 IDS = EventIds("the installation's token")
 STARTED_S = 1_780_000_000
 SENT = f"{IDS.prefix(GUEST, ACTIVATION, STARTED_S, DIGEST)}:17.0000abcd"
@@ -59,15 +57,15 @@ def test_an_id_with_one_other_character_is_another_events_or_none(at: int, chara
 @pytest.mark.parametrize(
     ("of_action", "endpoint", "body"),
     [
-        (action("0.0.2"), "chat", BODY),
-        (action(name="guest/other"), "chat", BODY),
-        (action(), "completions", BODY),
-        (action(), "chat", {**BODY, "seed": 1}),
+        (action_of(CHAT, KIND_LLM, version="0.0.2"), "chat", BODY),
+        (action_of("guest/other", KIND_LLM), "chat", BODY),
+        (CHAT_1, "completions", BODY),
+        (CHAT_1, "chat", {**BODY, "seed": 1}),
     ],
 )
 def test_another_request_has_another_digest(of_action: Action, endpoint: str, body: dict[str, Any]) -> None:
     assert request_digest(of_action, endpoint, body) != DIGEST
-    assert request_digest(action(), "chat", dict(reversed(BODY.items()))) == DIGEST
+    assert request_digest(CHAT_1, "chat", dict(reversed(BODY.items()))) == DIGEST
 
 
 TOKENS = st.lists(st.integers(0, 2**31), min_size=1, max_size=40)

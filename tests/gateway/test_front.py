@@ -71,25 +71,60 @@ def test_a_head_that_two_readers_could_understand_differently_is_refused(data: b
         assert e.value.http_status == status
 
 
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        b"0x2\r\nab\r\n0\r\n\r\n",
-        b"-2\r\nab\r\n0\r\n\r\n",
-        b"9" * 100_000,
-        b"9" * 20 + b"\r\n",
-        b"\r\n",
-        b"2\r\nabc\r\n0\r\n\r\n",
-        b"2\nab\r\n",
-        b"0\r\n" + b"A: b\r\n" * 3000,
-        b"1\r\na\r\n" * 20_000,
-    ],
-    ids=["0x2", "-2", "100000-digits", "20-digits", "empty", "too-long", "bare-lf", "trailers", "tiny"],
-)
-def test_chunks_that_are_none_are_refused(chunks: bytes) -> None:
+BROKEN_CHUNKS = {
+    "0x2": b"0x2\r\nab\r\n0\r\n\r\n",
+    "-2": b"-2\r\nab\r\n0\r\n\r\n",
+    "100000 digits": b"9" * 100_000,
+    "20 digits": b"9" * 20 + b"\r\n",
+    "empty": b"\r\n",
+    "too long": b"2\r\nabc\r\n0\r\n\r\n",
+    "bare line feed": b"2\nab\r\n",
+    "long trailers": b"0\r\n" + b"A: b\r\n" * 3000,
+    "tiny": b"1\r\na\r\n" * 20_000,
+}
+BROKEN_PARTS = {
+    "extension with a line feed": b"2;\nxx\r\nab\r\n0\r\n\r\n",
+    "extension with a zero": b"2;a\x00\r\nab\r\n0\r\n\r\n",
+    "extension with a carriage return": b"2;a\rb\r\nab\r\n0\r\n\r\n",
+    "extension with a delete": b"0;\x7f\r\n\r\n",
+    "trailer without a colon": b"0\r\nno colon\r\n\r\n",
+    "trailer with a space before its colon": b"0\r\nA : b\r\n\r\n",
+    "trailer without a name": b"0\r\n: b\r\n\r\n",
+    "trailer with a line feed": b"0\r\nA: b\nGET / HTTP/1.1\r\n\r\n",
+    "trailer with a length": b"0\r\nContent-Length: 5\r\n\r\n",
+    "trailer with a framing": b"0\r\ntransfer-encoding: chunked\r\n\r\n",
+}
+
+
+def is_refused(chunks: bytes) -> None:
     reader = RequestReader()
     with pytest.raises(BrokenRequest):
         reader.feed(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+
+
+@pytest.mark.parametrize("chunks", BROKEN_CHUNKS.values(), ids=list(BROKEN_CHUNKS))
+def test_chunks_that_are_none_are_refused(chunks: bytes) -> None:
+    is_refused(chunks)
+
+
+@pytest.mark.parametrize("chunks", BROKEN_PARTS.values(), ids=list(BROKEN_PARTS))
+def test_an_extension_or_a_trailer_that_two_readers_could_understand_differently_is_refused(chunks: bytes) -> None:
+    is_refused(chunks)
+
+
+def test_extensions_and_trailers_are_left_out() -> None:
+    reader = RequestReader()
+    assert reader.feed(
+        HEAD + b'Transfer-Encoding: chunked\r\n\r\n2; a="b\tc"\r\nab\r\n0;x\r\nE-Tag:\t"\xe4"\r\n\r\nGET'
+    )
+    assert (reader.body().read(), reader.rest) == (b"ab", b"GET")
+
+
+@pytest.mark.parametrize(("version", "expects"), [(b"1.0", False), (b"1.1", True)])
+def test_a_client_of_the_old_version_gets_no_100(version: bytes, expects: bool) -> None:
+    reader = RequestReader()
+    reader.feed(b"POST / HTTP/" + version + b"\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
+    assert reader.expects is expects
 
 
 def test_a_namespace_gets_no_more_than_is_left_to_others() -> None:

@@ -7,6 +7,7 @@ import selectors
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -155,27 +156,10 @@ def test_a_part_of_an_answer_keeps_the_whole() -> None:
     assert whole_bytes(memoryview(bytes(100))[99:]) == 100
 
 
-class Parts:
-    """An answer that is made as it is read."""
-
-    def go_on(self) -> bool:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
-
-
-class Application:
-    has_ended = False
-
-    def ends(self) -> None:
-        self.has_ended = True
-
-
 @pytest.fixture
 def worker() -> Worker:
     made = Worker.__new__(Worker)  # gunicorn's arbiter makes whole ones
-    made.bounds, made._deadlines, made.app = Bounds(answer_s=60.0, rate=2.0), Deadlines(), Application()
+    made.bounds, made._deadlines, made.app = Bounds(answer_s=60.0, rate=2.0), Deadlines(), Mock()
     made._waiting, made._unread, made.poller = Holdings(), Holdings(), selectors.DefaultSelector()
     return made
 
@@ -185,7 +169,7 @@ def test_the_time_for_an_answer_does_not_begin_anew_with_each_part(make: Make, w
     worker._take_turn = lambda _turns, connection: turns.append(connection)  # type: ignore[method-assign]
     worker._continuations = Turns(ThreadPoolExecutor(1), 1)
     connection = make(A)
-    connection.out.left, connection.out.more = memoryview(bytes(100)), Parts()
+    connection.out.left, connection.out.more = memoryview(bytes(100)), Mock()
     worker._leave_to_read(connection, connection.out.left)
     first_s = connection.deadline_s
     worker._write_on(connection)
@@ -199,13 +183,13 @@ def test_the_time_for_an_answer_does_not_begin_anew_with_each_part(make: Make, w
 
 def test_a_worker_that_stops_gives_an_answer_that_has_begun_its_time(make: Make, worker: Worker) -> None:
     idle, begun = make(A), make(A)
-    begun.out.more = Parts()
+    begun.out.more = Mock()
     for connection in (idle, begun):
         connection.deadline_s = 100.0
         worker._waiting.set(connection)
     worker._cap_keepalive(2.0)
     assert (idle.deadline_s, begun.deadline_s) == (2.0, 100.0)
-    assert worker.app.has_ended, "no request is held any more"
+    worker.app.ends.assert_called_once_with()  # no request is held any more
 
 
 def test_code_that_no_action_names_outlasts_its_slowest_reader() -> None:

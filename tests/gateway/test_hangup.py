@@ -7,8 +7,9 @@ import socket
 import threading
 from typing import Any
 
-from tests.gateway.conftest import KEY, GatewayProcess, wait_for_record
-from tests.gateway.fake_invoker import FakeInvoker
+import pytest
+
+from tests.gateway.conftest import KEY, GatewayProcess, Start
 
 
 def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any], headers: str = "") -> socket.socket:
@@ -21,35 +22,35 @@ def raw_post(gateway: GatewayProcess, path: str, body: dict[str, Any], headers: 
     return sock
 
 
-def test_a_client_that_hangs_up_before_its_first_token_leaves_nothing_waiting(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
-) -> None:
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+RESPONSE = ("/v1/responses", {"input": "x"})
+
+
+def test_a_client_that_hangs_up_before_its_first_token_leaves_nothing_waiting(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    for body in ({"stream": True}, {}):
-        chat = {"model": "chat", "messages": [{"role": "user", "content": "x"}], **body}
-        client = raw_post(gateway, "/v1/chat/completions", chat)
-        (demand,) = invoker.wait_for_demand()
+    path, body = CHAT
+    for stream in (True, False):
+        client = raw_post(gateway, path, {"model": "chat", "stream": stream, **body})
+        (demand,) = gateway.invoker.wait_for_demand()
         client.close()
-        invoker.wait_for_demand(0)
-        record = wait_for_record(valkey_url, demand.activation_id)
-        assert record.status.value == 1
+        gateway.invoker.wait_for_demand(0)
+        assert gateway.ended(demand.activation_id).status.value == 1
 
 
-def test_a_client_that_hangs_up_in_mid_stream_frees_its_slot(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
+@pytest.mark.parametrize(("path", "body"), [CHAT, RESPONSE], ids=["a chat", "a response"])
+def test_a_client_that_leaves_in_the_middle_ends_its_run_and_its_count(
+    start_gateway: Start, path: str, body: dict[str, Any]
 ) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat", slots=1)
-    for body in ({"stream": True}, {}):
-        invoker.pace = threading.Semaphore(1)
-        chat = {"model": "chat", "messages": [{"role": "user", "content": "x"}], **body}
-        client = raw_post(gateway, "/v1/chat/completions", chat)
-        assert invoker.entered.acquire(timeout=60)
-        if body:
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+    gateway.serve_llm(slots=1)
+    for stream in (True, False):
+        gateway.invoker.pace = threading.Semaphore(1)
+        client = raw_post(gateway, path, {"model": "chat", "stream": stream, **body})
+        assert gateway.invoker.entered.acquire(timeout=60)
+        if stream:
             assert client.recv(1)
         client.close()
-        assert invoker.closed.acquire(timeout=20), "without the hang-up it would stream for ever"
-        record = wait_for_record(valkey_url, invoker.runs[-1]["activation_id"])
-        assert record.status.value == 1
-    invoker.pace = None
-    assert gateway.chat(max_tokens=1).status_code == 200
+        assert gateway.invoker.closed.acquire(timeout=20), "without the hang-up it would stream for ever"
+        assert gateway.ended(gateway.invoker.runs[-1]["activation_id"]).status.value == 1
+    gateway.invoker.pace = None
+    assert gateway.chat(max_tokens=1).status_code == 200, "a run that is still counted would keep others out"

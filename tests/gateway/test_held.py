@@ -17,6 +17,7 @@ from gateway.serving.held.following import Followers, Following
 from gateway.serving.held.until_news import LOOK_S, Held, Looks
 from gateway.serving.held.work import WorkBook
 from relay.state.endings import Cursor, Ending, Endings
+from tests.gateway.waits import until
 from thaw.errors import Throttled, Unavailable
 from thaw.ids import ActivationId, Namespace
 from thaw.process.bell import Bell
@@ -71,13 +72,6 @@ def ringing(*bells: Bell) -> Iterator[None]:
         thread.join()
 
 
-def until(is_true: Callable[[], bool]) -> None:
-    tick, end_s = threading.Event(), time.monotonic() + 20
-    while not is_true() and time.monotonic() < end_s:
-        tick.wait(0.005)
-    assert is_true()
-
-
 def test_a_request_ends_in_time_and_looks_seldom_however_often_others_change_something() -> None:
     bell = Bell()
     look = Rung(bell)
@@ -99,12 +93,12 @@ def test_whoever_hangs_up_and_whoever_is_left_at_the_worker_s_end_wait_no_more()
     look = Looked()
     with ThreadPoolExecutor(2) as pool:
         gone = pool.submit(wait, held, bell, look, 60.0, hangup)
-        until(lambda: bool(bell._listening))
+        until(lambda: bell._listening)
         hangup.set()
         with pytest.raises(ClientGone):
             gone.result(20)
         left = pool.submit(wait, held, bell, Looked())
-        until(lambda: bool(bell._listening))
+        until(lambda: bell._listening)
         held.end_all()
         assert left.result(20) is False
     assert wait(held, bell, Looked()) is False, "nobody is held any more"

@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from relay.protocol.messages import RunFailed, RunFinished, RunHead, RunPart
 from relay.state.records import Records
 from tests.conftest import ValkeyServer
+from tests.gateway.calls import action_of
 from tests.gateway.conftest import GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
 from tests.security.slow import connect, module_gateway, read_to_end
-from thaw.action import HTTP_SERVER, KIND_PYTHON, Action, Exec, Limits
+from thaw.action import HTTP_SERVER, KIND_PYTHON, Exec, Limits
 from thaw.errors import DeveloperError
-from thaw.ids import ActionName, Namespace
 
 PATH = "/api/v1/web/guest/default/server"
 EVENTS = RunHead(200, {"content-type": "text/event-stream", "set-cookie": ["a=1", "b=2"]})
@@ -31,29 +29,15 @@ LEFT = "The client closed the connection"
 
 @pytest.fixture(scope="module")
 def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
+    notes = {HTTP_SERVER: True, "web-export": True, "raw-http": True}
+    code = Exec(KIND_PYTHON, image="me/server@sha256:" + "a" * 64)
     with module_gateway(_shared_valkey.url, THAW_RESULT_BYTES="2000") as process:
+        for name, timeout in (("server", 60_000), ("brief", 1_000), ("lost", 60_000)):
+            limits = Limits(timeout=timeout, concurrency=8)
+            action = action_of(f"guest/{name}", exec=code, limits=limits, annotations=notes)
+            Records(process.invoker.client).put_action(action, last=None)
+        process.serve("server", "brief", "lost")
         yield process
-
-
-@pytest.fixture(scope="module")
-def invoker(gateway: GatewayProcess, _shared_valkey: ValkeyServer) -> Iterator[FakeInvoker]:
-    fake = FakeInvoker(_shared_valkey.url)
-    for i, (name, timeout) in enumerate((("server", 60_000), ("brief", 1_000), ("lost", 60_000))):
-        notes = {HTTP_SERVER: True, "web-export": True, "raw-http": True}
-        action = Action(
-            ActionName(f"guest/{name}"),
-            Namespace("guest"),
-            "0.0.1",
-            Exec(KIND_PYTHON, image="me/server@sha256:" + "a" * 64),
-            Limits(timeout=timeout, concurrency=8),
-            annotations=notes,
-        )
-        with redis.Redis.from_url(_shared_valkey.url) as client:
-            Records(client).put_action(action, last=None)
-        fake.ready(f"guest/{name}", instance=f"i{i}")
-    gateway.wait_for_routes(3)
-    yield fake
-    fake.stop()
 
 
 class Server:
@@ -72,11 +56,11 @@ class Server:
 
 
 @pytest.fixture
-def server(invoker: FakeInvoker) -> Iterator[Server]:
+def server(gateway: GatewayProcess) -> Iterator[Server]:
     made = Server()
-    invoker.server = made.answer
+    gateway.invoker.server = made.answer
     yield made
-    invoker.server = None
+    gateway.invoker.server = None
 
 
 def part(data: bytes) -> RunPart:
@@ -98,9 +82,11 @@ def read_until(sock: socket.socket, end: bytes) -> bytes:
     return data
 
 
-def activation_of(head: bytes) -> str:
+def record_of(gateway: GatewayProcess, head: bytes) -> dict[str, Any]:
+    """The record of the call whose answer begins with this head."""
     lines = head.decode().lower().split("\r\n")
-    return next(line.split(": ")[1] for line in lines if line.startswith("x-openwhisk-activation-id"))
+    prefix = "x-openwhisk-activation-id: "
+    return gateway.record(next(line.removeprefix(prefix) for line in lines if line.startswith(prefix)))
 
 
 def test_each_part_reaches_the_client_before_the_next_is_made(gateway: GatewayProcess, server: Server) -> None:
@@ -113,12 +99,9 @@ def test_each_part_reaches_the_client_before_the_next_is_made(gateway: GatewayPr
         assert read_to_end(sock) == b"9\r\ndata: 2\n\n\r\n0\r\n\r\n"
     lines = head.decode().split("\r\n")
     assert lines[0] == "HTTP/1.1 200 OK"
-    assert [line for line in lines if line.lower().startswith(("content-type", "set-cookie", "content-length"))] == [
-        "content-type: text/event-stream",
-        "set-cookie: a=1",
-        "set-cookie: b=2",
-    ]
-    record = gateway.record(activation_of(head))
+    told = [line for line in lines if line.lower().startswith(("content-type", "set-cookie", "content-length"))]
+    assert told == ["content-type: text/event-stream", "set-cookie: a=1", "set-cookie: b=2"]
+    record = record_of(gateway, head)
     assert record["response"]["status"] == "success"
     headers = {"content-type": "text/event-stream", "set-cookie": ["a=1", "b=2"]}
     assert record["response"]["result"] == {"statusCode": 200, "headers": headers, "bodyBytes": 18}
@@ -133,19 +116,18 @@ def test_an_answer_of_known_length_has_it_and_is_longer_than_a_result(gateway: G
     assert body == b"x" * 6000
 
 
-def test_a_whole_answer_is_as_every_web_actions(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_a_whole_answer_is_as_every_web_actions(gateway: GatewayProcess) -> None:
     headers = {"content-type": "text/plain"}
-    invoker.function = lambda value: (200, {"statusCode": 201, "headers": headers, "body": value["__ow_path"]})
+    gateway.invoker.function = lambda value: (200, {"statusCode": 201, "headers": headers, "body": value["__ow_path"]})
     reply = gateway.call("GET", f"{PATH}/any/path")
     assert (reply.status_code, reply.text) == (201, "/any/path")
     assert (reply.headers["Content-Type"], reply.headers["Content-Length"]) == ("text/plain; charset=UTF-8", "9")
-    record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
-    assert record["response"]["result"] == {"statusCode": 201, "headers": headers, "body": "/any/path"}
-    invoker.function = lambda value: (502, {"error": "it does not listen"})
+    result = {"statusCode": 201, "headers": headers, "body": "/any/path"}
+    assert gateway.record(reply)["response"]["result"] == result
+    gateway.invoker.function = lambda value: (502, {"error": "it does not listen"})
     reply = gateway.call("GET", PATH)
     assert (reply.status_code, reply.json()["error"]) == (400, "There was an error processing your request.")
-    record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
-    assert record["response"]["result"] == {"error": "it does not listen"}
+    assert gateway.record(reply)["response"]["result"] == {"error": "it does not listen"}
     assert gateway.call("GET", f"{PATH}.json").status_code == 400, "other extensions take results, and this is none"
 
 
@@ -166,7 +148,7 @@ def test_an_answer_that_breaks_off_has_no_end(
         server.say(EVENTS, part(b"half"), ending)
         head, _, body = read_to_end(sock).partition(b"\r\n\r\n")
     assert body == b"4\r\nhalf\r\n", "the last chunk is missing"
-    record = gateway.record(activation_of(head))
+    record = record_of(gateway, head)
     assert record["response"]["success"] is False
     assert record["response"]["result"]["error"].startswith(error)
 
@@ -185,21 +167,18 @@ def test_a_client_of_http_1_0_reads_a_reset_when_an_answer_breaks_off(gateway: G
         assert sock.recv(1) == b""
 
 
-def test_a_client_that_leaves_ends_the_run(gateway: GatewayProcess, invoker: FakeInvoker, server: Server) -> None:
+def test_a_client_that_leaves_ends_the_run(gateway: GatewayProcess, server: Server) -> None:
     with ask(gateway) as sock:
         server.say(EVENTS, part(b"first"))
         head = read_until(sock, b"first\r\n")
     server.say(*[part(b"x" * 10_000)] * 1000)  # until its connection is cut
-    assert invoker.closed.acquire(timeout=WAIT_S)
+    assert gateway.invoker.closed.acquire(timeout=WAIT_S)
     while not server.said.empty():
         server.said.get()
-    record = gateway.record(activation_of(head.partition(b"\r\n\r\n")[0]))
-    assert record["response"]["result"]["error"].startswith(LEFT)
+    assert record_of(gateway, head.partition(b"\r\n\r\n")[0])["response"]["result"]["error"].startswith(LEFT)
 
 
-def test_a_client_that_does_not_read_stops_the_server(
-    gateway: GatewayProcess, invoker: FakeInvoker, server: Server
-) -> None:
+def test_a_client_that_does_not_read_stops_the_server(gateway: GatewayProcess, server: Server) -> None:
     made = 0
 
     def endless() -> Iterator[Any]:
@@ -209,7 +188,7 @@ def test_a_client_that_does_not_read_stops_the_server(
             made += 1
             yield part(b"x" * 48_000)
 
-    invoker.server = endless
+    gateway.invoker.server = endless
     with ask(gateway) as sock:
         assert sock.recv(100)
         before, tick = -1, threading.Event()
@@ -217,7 +196,7 @@ def test_a_client_that_does_not_read_stops_the_server(
             before = made
             tick.wait(0.5)
         assert made < 1000, "what the sockets on the way hold, and no more"
-    assert invoker.closed.acquire(timeout=WAIT_S)
+    assert gateway.invoker.closed.acquire(timeout=WAIT_S)
 
 
 def test_the_time_limit_ends_an_answer_that_goes_on(gateway: GatewayProcess, server: Server) -> None:
@@ -226,7 +205,7 @@ def test_the_time_limit_ends_an_answer_that_goes_on(gateway: GatewayProcess, ser
         head, _, body = read_to_end(sock).partition(b"\r\n\r\n")
     server.say(None)
     assert body == b"1\r\n1\r\n"
-    record = gateway.record(activation_of(head))
+    record = record_of(gateway, head)
     assert record["response"]["result"] == {"error": "The action exceeded its time limits of 1000 milliseconds."}
     assert {"key": "timeout", "value": True} in record["annotations"]
 
@@ -236,5 +215,4 @@ def test_a_head_that_cannot_be_sent_is_an_error(gateway: GatewayProcess, server:
     server.say(head, None)
     reply = gateway.call("GET", PATH)
     assert (reply.status_code, reply.json()["error"]) == (400, "Response is not valid 'message/http'.")
-    record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
-    assert record["response"]["status"] == "action developer error"
+    assert gateway.record(reply)["response"]["status"] == "action developer error"

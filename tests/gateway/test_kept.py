@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -32,26 +31,11 @@ def shelf_with(*n_tokens: int, bounds: Bounds = BOUNDS) -> tuple[Shelf, list[Kep
     return shelf, found
 
 
-def test_an_absent_client_finds_its_stream_until_its_time_is_over() -> None:
-    shelf, (first, second) = shelf_with(1, 1)
-    assert shelf.due_s() is None
-    assert not shelf.leave(first, 100.0, resumable=True)
-    assert not shelf.leave(second, 110.0, resumable=True)
-    assert shelf.due_s() == 160.0
-    shelf.attach(first)
-    assert shelf.due_s() == 170.0
-    assert not shelf.expire(169.0)
-    assert shelf.expire(170.0) == [second]
-    assert (shelf.get(second.activation_id), shelf.get(first.activation_id)) == (None, first)
-    assert (shelf.n_absent, shelf.n_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize("bounds", [BOUNDS, Bounds(0, 10 * SIZE, 15 * SIZE)])
-def test_a_stream_without_a_client_that_may_return_is_dropped(bounds: Bounds) -> None:
-    shelf, (kept,) = shelf_with(1, bounds=bounds)
-    assert shelf.leave(kept, 100.0, resumable=bounds.seconds == 0) == (kept,)
-    assert kept.dropped
-    assert not shelf.leave(kept, 100.0, resumable=True)
+def test_streams_whose_clients_stay_away_are_dropped_together_when_their_time_is_over() -> None:
+    shelf, both = shelf_with(1, 1)
+    for kept in both:
+        shelf.leave(kept, 100.0, resumable=True)
+    assert (shelf.expire(159.0), shelf.expire(160.0)) == ([], both)
 
 
 def test_an_error_is_kept_for_a_client_that_has_not_read_it() -> None:
@@ -61,11 +45,6 @@ def test_an_error_is_kept_for_a_client_that_has_not_read_it() -> None:
     shelf.leave(absent, 100.0, resumable=True)
     shelf.finish(absent, WorkerLost("lost"))
     assert shelf.get(absent.activation_id) is absent
-
-
-def test_a_stream_may_grow_while_it_is_read_but_not_be_left_then() -> None:
-    shelf, (kept,) = shelf_with(11)
-    assert shelf.leave(kept, 100.0, resumable=True) == (kept,)
 
 
 def test_what_has_ended_gives_way_to_what_runs() -> None:
@@ -80,38 +59,17 @@ def test_what_has_ended_gives_way_to_what_runs() -> None:
     assert shelf.get(running.activation_id) is running
 
 
-def test_the_run_of_a_dropped_stream_changes_nothing_for_the_next_one_of_its_activation() -> None:
-    shelf, (old,) = shelf_with(9)
-    shelf.leave(old, 100.0, resumable=False)
-    new = Kept(old.activation_id)
-    shelf.put(new)
-    shelf.leave(new, 100.0, resumable=True)
-    for _ in range(3):
-        assert not shelf.add(old, TOKEN)
-    assert (shelf.get(new.activation_id), shelf.n_bytes, shelf.n_absent) == (new, 0, 1)
-
-
-def test_a_requests_body_takes_memory_until_its_answer_has_ended() -> None:
-    shelf = Shelf(BOUNDS)
-    long, longer = Kept(ActivationId("1"), 10 * SIZE), Kept(ActivationId("2"), 10 * SIZE + 1)
-    for kept in (long, longer):
-        shelf.put(kept)
-    assert shelf.leave(longer, 100.0, resumable=True) == (longer,)
-    assert not shelf.leave(long, 100.0, resumable=True)
-    assert shelf.n_bytes == 10 * SIZE
-    shelf.finish(long, END)
-    assert (shelf.n_bytes, long.n_bytes) == (0, 0)
-
-
-def test_the_end_of_a_dropped_stream_takes_nothing_from_the_next_one_of_its_activation() -> None:
+def test_what_a_dropped_stream_still_says_changes_nothing_for_the_next_one_of_its_activation() -> None:
     shelf = Shelf(BOUNDS)
     old, new = Kept(ActivationId("1"), SIZE), Kept(ActivationId("1"), SIZE)
     shelf.put(old)
     shelf.leave(old, 100.0, resumable=False)
     shelf.put(new)
     shelf.leave(new, 100.0, resumable=True)
+    for _ in range(12):
+        assert not shelf.add(old, TOKEN)
     shelf.finish(old, END)
-    assert shelf.n_bytes == SIZE
+    assert (shelf.get(new.activation_id), shelf.n_bytes, shelf.n_absent) == (new, SIZE, 1)
 
 
 def test_alternatives_take_memory_too() -> None:
@@ -175,8 +133,14 @@ class Streams(RuleBasedStateMachine):
     @rule(n=st.integers(0, 2), resumable=st.booleans())
     def leave(self, n: int, resumable: bool) -> None:
         if (m := self.chosen(n, lambda m: m in self.reads)) is not None:
+            kept = self.kept[m]
             self.reads.discard(m)
-            self.gone(self.shelf.leave(self.kept[m], self.now_s, resumable=resumable))
+            self.gone(self.shelf.leave(kept, self.now_s, resumable=resumable))
+            assert kept.dropped == (m not in self.kept)
+            assert resumable or kept.dropped, "nobody may return to it"
+            if kept.dropped:
+                assert not self.shelf.leave(kept, self.now_s, resumable=True)
+                assert self.shelf.get(kept.activation_id) is None
 
     @rule(n=st.integers(0, 2))
     def come_back(self, n: int) -> None:
@@ -188,7 +152,10 @@ class Streams(RuleBasedStateMachine):
     @rule(s=st.floats(0, 70))
     def time_passes(self, s: float) -> None:
         self.now_s += s
-        self.gone(self.shelf.expire(self.now_s))
+        over = [kept for kept in self.kept.values() if kept.until_s is not None and kept.until_s <= self.now_s]
+        dropped = self.shelf.expire(self.now_s)
+        assert sorted(k.activation_id for k in dropped) == sorted(k.activation_id for k in over)
+        self.gone(dropped)
 
     @precondition(lambda self: hasattr(self, "shelf"))
     @invariant()

@@ -14,13 +14,12 @@ from gateway.serving.actions.quotas import QuotaBook
 from gateway.serving.scaling.kept_instances import KeptInstances
 from relay.state import redis_link
 from relay.state.records import Records
-from thaw.action import KIND_LLM, Action, Exec, Limits
+from tests.gateway.calls import GUEST, action_of
+from thaw.action import KIND_LLM, Action, Exec
 from thaw.config import parse_llm_config
 from thaw.errors import Forbidden
-from thaw.ids import ActionName, Namespace
+from thaw.ids import Namespace
 from thaw.quotas import Quotas
-
-GUEST = Namespace("guest")
 
 
 class Book:
@@ -76,6 +75,12 @@ class Deploys:
         return sum(a.config.scaling.min_instances for a in stored if a.config is not None and a.served_by == a.name)
 
 
+@pytest.fixture
+def guest(valkey_url: str) -> Iterator[Deploys]:
+    with redis_link.connect(valkey_url) as client:
+        yield Deploys(client, 16)
+
+
 def function(name: str, old: Action | None = None, *, min_instances: int = 16, **scaling: float) -> Action:
     plain = {
         "kind": "llm:vllm",
@@ -84,17 +89,10 @@ def function(name: str, old: Action | None = None, *, min_instances: int = 16, *
     }
     version = "0.0.1" if old is None else f"0.0.{int(old.version.rpartition('.')[2]) + 1}"
     code = Exec(KIND_LLM, json.dumps(plain))
-    return Action(ActionName(f"guest/{name}"), GUEST, version, code, Limits(), config=parse_llm_config(plain))
+    return action_of(f"guest/{name}", exec=code, version=version, config=parse_llm_config(plain))
 
 
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis_link.connect(valkey_url) as made:
-        yield made
-
-
-def test_a_function_that_leaves_a_shared_pool_keeps_instances_of_another(client: redis.Redis) -> None:
-    guest = Deploys(client, 16)
+def test_a_function_that_leaves_a_shared_pool_keeps_instances_of_another(guest: Deploys) -> None:
     for name in "abc":
         guest.deploy(name)
     assert (guest.n_kept, guest.kept.count(GUEST)) == (16, 16), "they share the instances"
@@ -104,8 +102,7 @@ def test_a_function_that_leaves_a_shared_pool_keeps_instances_of_another(client:
     assert (guest.n_kept, guest.kept.count(GUEST)) == (16, 16)
 
 
-def test_a_function_that_joins_a_pool_adds_nothing_to_what_is_kept(client: redis.Redis) -> None:
-    guest = Deploys(client, 16)
+def test_a_function_that_joins_a_pool_adds_nothing_to_what_is_kept(guest: Deploys) -> None:
     guest.deploy("a")
     guest.book.kept = 8
     guest.deploy("b")
@@ -116,24 +113,22 @@ def test_a_function_that_joins_a_pool_adds_nothing_to_what_is_kept(client: redis
         guest.deploy("c", keep_alive_s=100.0)
 
 
-def test_the_last_function_of_a_pool_takes_its_instances_along(client: redis.Redis) -> None:
-    guest = Deploys(client, 16)
+def test_the_last_function_of_a_pool_takes_its_instances_along(guest: Deploys) -> None:
     guest.deploy("a")
     guest.book.kept = 8
     guest.deploy("a", keep_alive_s=100.0)
     assert guest.n_kept == 16, "what it keeps already is refused to nobody"
 
 
-def test_functions_that_leave_a_pool_at_once_keep_no_more_than_the_quota(client: redis.Redis) -> None:
-    guest = Deploys(client, 32)
+def test_functions_that_leave_a_pool_at_once_keep_no_more_than_the_quota(guest: Deploys) -> None:
+    guest.book.kept = 32
     for name in "abc":
         guest.deploy(name)
     assert guest.update_at_once("a", "b", "c")
     assert guest.n_kept <= 32
 
 
-def test_a_function_that_comes_while_the_only_other_one_leaves_is_counted(client: redis.Redis) -> None:
-    guest = Deploys(client, 16)
+def test_a_function_that_comes_while_the_only_other_one_leaves_is_counted(guest: Deploys) -> None:
     guest.deploy("a")
     a = guest.stored("a")
     joins, leaves = function("b"), function("a", a, keep_alive_s=100.0)

@@ -12,18 +12,18 @@ from gateway.serving.moving.move import Limits
 from gateway.serving.moving.move_rules import State
 from tests.gateway.moves import (
     CHAT,
-    WAIT_S,
     Gateway,
     Run,
+    begins,
     caught_up,
+    comes_to,
     gateway,
     leaving,
     limits,
     movers,
-    nothing_is_held,
     resumed,
-    until,
 )
+from tests.gateway.waits import WAIT_S, until
 from thaw.errors import WorkerLost
 from thaw.instance import InstanceState
 
@@ -45,14 +45,12 @@ def test_a_run_whose_host_is_emptied_goes_on_elsewhere_and_no_token_comes_twice_
     assert resumed(gateway.dest, prefill_only=False) == [4]
     assert gateway.source.closed.acquire(timeout=WAIT_S)  # stopped, and its slot is free
     run.read_all()
-    assert run.is_whole()
     (moved,) = run.ends
     assert (moved["to"], moved["rounds"], moved["tokens"]) == ("h1", 1, 3 + first)
     assert moved["pause_s"] > 0
     assert moved["rounds_s"] > 0
     assert [e.name for e in run.call.events].count("move.begin") == 1
     assert run.call.losses == 0
-    until(lambda: nothing_is_held(gateway))
 
 
 @pytest.mark.parametrize("limits", [Limits(first_message_s=3.0)])
@@ -67,9 +65,7 @@ def test_the_deadline_of_the_switch_is_none_for_the_rest_of_the_answer(gateway: 
     run.read(1)
     later.join()
     run.read_all()
-    assert run.is_whole()
     assert run.call.losses == 0
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_the_destination_is_sent_what_came_meanwhile_until_little_is_missing(gateway: Gateway, run: Run) -> None:
@@ -82,12 +78,10 @@ def test_the_destination_is_sent_what_came_meanwhile_until_little_is_missing(gat
     until(lambda: len(resumed(gateway.dest, prefill_only=True)) == 2)
     run.read(2, paced=gateway.source)
     gateway.dest.prefill_pace.release()
-    until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    comes_to(gateway, State.CAUGHT_UP)
     run.read_all()
-    assert run.is_whole()
     assert resumed(gateway.dest, prefill_only=True)[1] == 21
     assert run.ends[0]["tokens"] == 300 + 21  # each token once
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_run_that_finds_no_slot_elsewhere_asks_for_one_as_a_new_request_and_is_counted_once(
@@ -100,11 +94,9 @@ def test_a_run_that_finds_no_slot_elsewhere_asks_for_one_as_a_new_request_and_is
     run.read(5, paced=gateway.source)  # the source goes on meanwhile
     assert gateway.room.counts()[0] == 1
     gateway.ready(gateway.dest)
-    until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    comes_to(gateway, State.CAUGHT_UP)
     assert gateway.demand.waits == {}
     run.read_all()
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_many_runs_move_with_a_bounded_number_of_threads_that_end(gateway: Gateway) -> None:
@@ -127,16 +119,13 @@ def test_many_runs_move_with_a_bounded_number_of_threads_that_end(gateway: Gatew
     for run, move in zip(runs, gateway.migrations.moves, strict=True):
         until(lambda move=move: move.state is State.CAUGHT_UP)
         run.read_all()
-        assert run.is_whole()
         assert run.ends[0]["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_run_whose_worker_stays_is_never_looked_at(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Moving, "at_boundary", None)
     run = Run(gateway, gateway.call())
     run.read_all()
-    assert run.is_whole()
 
 
 # one answer, one model ---------------------------------------------------------------------------------------------
@@ -147,19 +136,20 @@ def updated(gateway: Gateway, version: str) -> None:
     gateway.room.action_changed(CHAT)
 
 
-def test_a_run_moves_to_no_other_version_of_its_action(gateway: Gateway, run: Run) -> None:
+def later_is_ready(gateway: Gateway) -> None:
     there = gateway.dest.ready(CHAT, instance="later", group="d" * 32, version="0.0.2")
     gateway.room.instance_changed(there)
+
+
+def test_a_run_moves_to_no_other_version_of_its_action(gateway: Gateway, run: Run) -> None:
+    later_is_ready(gateway)
     updated(gateway, "0.0.2")
-    run.read(1, paced=gateway.source)
-    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    begins(gateway, run, State.ENDED)
     assert not gateway.demand.waits  # demand would start another worker of the later version
     run.read_all()
-    assert run.is_whole()
     assert gateway.dest.runs == []
     (stayed,) = run.ends
     assert "Version 0.0.1 of guest/chat began this answer, and the action is version 0.0.2 now" in stayed["stayed"]
-    until(lambda: nothing_is_held(gateway))
 
 
 @pytest.mark.parametrize("version", ["0.0.2", ""])
@@ -169,8 +159,6 @@ def test_a_move_ends_when_its_action_changes_while_it_asks_for_a_slot(gateway: G
     updated(gateway, version)
     until(lambda: gateway.migrations.moves[0].state is State.ENDED and not gateway.demand.waits)
     run.read_all()
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_run_still_moves_to_a_worker_of_its_version_when_the_action_has_a_later_one(
@@ -180,9 +168,7 @@ def test_a_run_still_moves_to_a_worker_of_its_version_when_the_action_has_a_late
     gateway.ready(gateway.dest)
     caught_up(gateway, run)
     run.read_all()
-    assert run.is_whole()
     assert run.ends[0]["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))
 
 
 @pytest.mark.parametrize("when", ["before", "while it waits"])
@@ -193,8 +179,7 @@ def test_an_answer_whose_worker_was_lost_is_not_continued_by_another_version(
     run = Run(gateway, gateway.call())
     run.read(3, paced=gateway.source)
     if when == "before":
-        there = gateway.dest.ready(CHAT, instance="later", group="d" * 32, version="0.0.2")
-        gateway.room.instance_changed(there)
+        later_is_ready(gateway)
         updated(gateway, version)
     else:
         changes = threading.Thread(target=lambda: (until(lambda: gateway.demand.waits), updated(gateway, version)))
@@ -205,7 +190,6 @@ def test_an_answer_whose_worker_was_lost_is_not_continued_by_another_version(
     assert gateway.dest.runs == []
     if when != "before":
         changes.join()
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_an_answer_that_has_not_begun_may_be_made_by_a_later_version(gateway: Gateway) -> None:
@@ -214,10 +198,8 @@ def test_an_answer_that_has_not_begun_may_be_made_by_a_later_version(gateway: Ga
     gateway.dest.pace = None
     assert next(run.steps) == "the worker was lost, continuing elsewhere"
     updated(gateway, "0.0.2")
-    there = gateway.dest.ready(CHAT, instance="later", group="d" * 32, version="0.0.2")
-    gateway.room.instance_changed(there)
+    later_is_ready(gateway)
     run.read_all()
-    assert run.is_whole()
 
 
 # other requests ----------------------------------------------------------------------------------------------------
@@ -229,7 +211,6 @@ def test_an_instance_that_drains_for_another_reason_keeps_its_runs(gateway: Gate
     gateway.room.instance_changed(replace(gateway.here, state=InstanceState.DRAINING))
     gateway.ready(gateway.dest)
     run.read_all()
-    assert run.is_whole()
     assert gateway.migrations.moves == []
 
 
@@ -248,9 +229,7 @@ def test_the_runs_of_a_pipeline_move_off_the_group_and_may_move_to_one(gateway: 
     gateway.room.instance_changed(there)
     caught_up(gateway, run)
     run.read_all()
-    assert run.is_whole()
     assert {r["path"] for r in gateway.dest.runs} == {"/instances/d0/run"}
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_moved_run_may_move_again(gateway: Gateway, run: Run) -> None:
@@ -262,8 +241,6 @@ def test_a_moved_run_may_move_again(gateway: Gateway, run: Run) -> None:
     gateway.room.instance_changed(replace(gateway.here, state=InstanceState.GONE))
     gateway.room.instance_changed(replace(gateway.here, instance_id="back"))  # type: ignore[arg-type]
     run.read(1, paced=gateway.dest)
-    until(lambda: len(gateway.migrations.moves) == 2 and gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    comes_to(gateway, State.CAUGHT_UP, n_moves=2)
     run.read_all()
-    assert run.is_whole()
     assert [end["to"] for end in run.ends] == ["h1", "h0"]
-    until(lambda: nothing_is_held(gateway))

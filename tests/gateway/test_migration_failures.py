@@ -16,18 +16,18 @@ from gateway.serving.moving.move_rules import State
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.gateway.moves import (
     CHAT,
-    WAIT_S,
     Gateway,
     Run,
+    begins,
     caught_up,
+    comes_to,
     gateway,
     leaving,
     limits,
     movers,
-    nothing_is_held,
     resumed,
-    until,
 )
+from tests.gateway.waits import WAIT_S, until
 from thaw.errors import InstanceBusy, InstanceGone, PlatformError, Throttled, WorkerLost
 
 __all__ = ["gateway", "leaving", "limits"]
@@ -36,50 +36,50 @@ __all__ = ["gateway", "leaving", "limits"]
 # the rules for failures --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("while_", ["asking", "computing", "caught up"])
-def test_a_run_that_ends_first_is_answered_by_its_source_and_everything_is_given_back(
-    gateway: Gateway, run: Run, while_: str
-) -> None:
-    if while_ == "computing":
+WHILE = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}
+"""What a move does when something happens."""
+
+
+def comes(gateway: Gateway, run: Run, state: State) -> None:
+    """Let a move come to this state, and remain there."""
+    if state is State.RESUMING:
         gateway.dest.prefill_pace = threading.Semaphore(0)
-    if while_ != "asking":
+    if state is not State.ASKING:
         gateway.ready(gateway.dest)
-    run.read(1 if while_ == "caught up" else 36, paced=gateway.source)  # a further token would be the boundary
-    wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[while_]
-    until(lambda: gateway.migrations.moves[0].state is wanted)
-    if while_ == "computing":
-        until(lambda: gateway.dest.running)
-    if while_ == "caught up":
+    begins(gateway, run, state)
+    if state is State.ASKING:
+        until(lambda: gateway.demand.waits)
+
+
+@pytest.mark.parametrize("state", WHILE.values(), ids=list(WHILE))
+def test_a_run_that_ends_first_is_answered_by_its_source_and_everything_is_given_back(
+    gateway: Gateway, run: Run, state: State
+) -> None:
+    if state is State.CAUGHT_UP:
+        comes(gateway, run, state)
         run.steps.close()  # its thread comes to no boundary any more
     else:
+        run.read(35, paced=gateway.source)
+        comes(gateway, run, state)  # a further token would be the boundary
         run.read_all()
-        assert run.is_whole()
     assert run.ends[0]["stayed"] == "the run ended first"
     assert resumed(gateway.dest, prefill_only=False) == []
-    until(lambda: nothing_is_held(gateway))
 
 
-@pytest.mark.parametrize("computing", [True, False])
+@pytest.mark.parametrize("state", [State.RESUMING, State.CAUGHT_UP], ids=["computing", "caught up"])
 def test_a_run_whose_source_is_lost_meanwhile_goes_on_at_the_destination_at_hand(
-    gateway: Gateway, run: Run, computing: bool
+    gateway: Gateway, run: Run, state: State
 ) -> None:
-    gateway.dest.prefill_pace = threading.Semaphore(0) if computing else None
+    gateway.dest.prefill_pace = threading.Semaphore(0) if state is State.RESUMING else None
     gateway.ready(gateway.dest, slots=1)  # its only slot is held by the move
-    run.read(1, paced=gateway.source)
-    wanted = State.RESUMING if computing else State.CAUGHT_UP
-    until(lambda: gateway.migrations.moves[0].state is wanted)
-    if computing:
-        until(lambda: gateway.dest.running)
-    move = gateway.migrations.moves[0]
-    if not computing:
-        move.state = State.RESUMING  # it catches up just after the boundary
+    begins(gateway, run, state)
+    (move,) = gateway.migrations.moves
+    move.state = State.RESUMING  # one that has caught up did so just after the boundary
     gateway.source.drop_runs()
     run.read_all()
-    assert run.is_whole()
     assert resumed(gateway.dest, prefill_only=False) == [4]
     assert run.ends[0]["to"] == "h1"
     assert run.call.losses == 1
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_run_whose_source_is_lost_while_it_asks_waits_as_every_run_that_lost_its_worker(
@@ -88,42 +88,52 @@ def test_a_run_whose_source_is_lost_while_it_asks_waits_as_every_run_that_lost_i
     run.read(1, paced=gateway.source)
     gateway.source.drop_runs()
     gateway.source.pace = None
-    reader = threading.Thread(target=run.read_all)
+    reader = threading.Thread(target=run.read, args=(-1,))
     reader.start()
     # it waited as a run that asks for another worker before, with the time at which it asked
     until(lambda: run.call.losses and gateway.demand.waits == {"a": run.call.received_s})
     assert gateway.room.counts()[0] == 1
     gateway.ready(gateway.dest)
     reader.join(WAIT_S)
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
+    run.is_whole()
 
 
 FAULTS: dict[str, Callable[[FakeInvoker], None]] = {
-    "is lost in a round": lambda d: d.cut_after.extend([0]),
-    "fails a round": lambda d: d.failures.append(PlatformError("the engine is full")),
-    "reports its loss in a round": lambda d: d.failures.append(WorkerLost("the engine failed")),
+    "is lost": lambda d: d.cut_after.append(0),
+    "fails": lambda d: d.failures.append(PlatformError("the engine is full")),
+    "reports its loss": lambda d: d.failures.append(WorkerLost("the engine failed")),
     "has left": lambda d: d.refusals.append(InstanceGone("no such instance")),
 }
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-def test_when_the_destination_fails_the_source_goes_on_and_another_one_is_tried(
+def test_when_the_destination_fails_in_a_round_the_source_goes_on_and_another_one_is_tried(
     gateway: Gateway, run: Run, fault: str
 ) -> None:
     FAULTS[fault](gateway.dest)
     gateway.ready(gateway.dest)
-    run.read(1, paced=gateway.source)
-    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    begins(gateway, run, State.ENDED)
     run.read(1, paced=gateway.source)
     gateway.ready(gateway.dest)  # it is there again
-    caught_up(gateway, run)
+    caught_up(gateway, run, n_moves=2)
     run.read_all()
-    assert run.is_whole()
     failed, moved = run.ends
     assert failed["stayed"]
     assert moved["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_destination_that_does_not_take_the_run_over_leaves_it_with_the_source(
+    gateway: Gateway, run: Run, fault: str
+) -> None:
+    gateway.ready(gateway.dest)
+    caught_up(gateway, run)
+    FAULTS[fault](gateway.dest)
+    run.read(1, paced=gateway.source)
+    assert len(run.tokens) == 5
+    assert gateway.migrations.moves[0].state is State.ENDED
+    assert gateway.source.running == 1
+    run.read_all()
 
 
 @pytest.mark.parametrize(
@@ -141,72 +151,34 @@ def test_a_destination_that_hangs_counts_as_failed_after_a_deadline_and_no_token
     gateway.dest.pace = threading.Semaphore(0)
     gateway.dest.prefill_pace = threading.Semaphore(0) if in_a_round else None
     gateway.ready(gateway.dest)
-    run.read(1, paced=gateway.source)
-    if in_a_round:
-        until(lambda: gateway.migrations.moves[0].state is State.ENDED)
-    else:
-        until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    begins(gateway, run, State.ENDED if in_a_round else State.CAUGHT_UP)
     run.read(1, paced=gateway.source)
     assert gateway.migrations.moves[0].state is State.ENDED
     assert len(run.tokens) == 5
     assert gateway.dest.closed.acquire(timeout=WAIT_S)  # its tokens are dropped
     gateway.dest.prefill_pace = None
     run.read_all()
-    assert run.is_whole()
     assert run.ends[0]["stayed"] == said
-    until(lambda: nothing_is_held(gateway))
 
 
-@pytest.mark.parametrize("fault", ["is lost", "fails", "has left"])
-def test_a_destination_that_does_not_take_the_run_over_leaves_it_with_the_source(
-    gateway: Gateway, run: Run, fault: str
-) -> None:
-    gateway.ready(gateway.dest)
-    caught_up(gateway, run)
-    match fault:
-        case "is lost":
-            gateway.dest.cut_after.append(0)
-        case "fails":
-            gateway.dest.failures.append(WorkerLost("the engine failed"))
-        case "has left":
-            gateway.dest.refusals.append(InstanceGone("no such instance"))
-    run.read(1, paced=gateway.source)
-    assert len(run.tokens) == 5
-    assert gateway.migrations.moves[0].state is State.ENDED
-    assert gateway.source.running == 1
-    run.read_all()
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
-
-
-def test_destinations_are_tried_three_times_at_most(gateway: Gateway, run: Run) -> None:
-    gateway.dest.failures.extend(Throttled("no") for _ in range(9))
+def fails_three_times(gateway: Gateway, run: Run) -> None:
     gateway.ready(gateway.dest)
     for n in range(1, 4):
         run.read(2, paced=gateway.source)
-        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
-    run.read_all()
-    assert run.is_whole()
-    assert len(gateway.migrations.moves) == len(run.ends) == 3
-    until(lambda: nothing_is_held(gateway))
+        comes_to(gateway, State.ENDED, n)
 
 
-def test_what_failed_in_one_drain_is_tried_again_in_the_next(gateway: Gateway, run: Run) -> None:
+def test_destinations_are_tried_three_times_in_a_drain_and_again_in_the_next(gateway: Gateway, run: Run) -> None:
     gateway.dest.failures.extend(Throttled("no") for _ in range(3))
-    gateway.ready(gateway.dest)
-    for n in range(1, 4):
-        run.read(2, paced=gateway.source)
-        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    fails_three_times(gateway, run)
     run.read(2, paced=gateway.source)
-    assert len(gateway.migrations.moves) == 3
+    assert len(gateway.migrations.moves) == len(run.ends) == 3
     gateway.room.instance_changed(replace(gateway.here))
     run.read(1, paced=gateway.source)
     gateway.drain()
-    caught_up(gateway, run)
+    caught_up(gateway, run, n_moves=4)
     run.read_all()
-    assert run.is_whole()
     assert run.ends[-1]["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_slot_that_is_there_does_not_wait_until_the_state_server_knows_of_all_demand(gateway: Gateway) -> None:
@@ -226,7 +198,6 @@ def test_a_slot_that_is_there_does_not_wait_until_the_state_server_knows_of_all_
     answers.release(20)
     for run in runs:
         run.steps.close()
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Gateway, run: Run) -> None:
@@ -237,8 +208,6 @@ def test_a_start_that_fails_elsewhere_leaves_the_run_with_its_source(gateway: Ga
     run.read(1, paced=gateway.source)
     assert run.ends[0] == {"stayed": "no host has room", "rounds": 0, "tokens": 0, "rounds_s": 0.0}
     run.read_all()
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_run_whose_slot_others_took_asks_again_less_and_less_often_and_moves(
@@ -260,10 +229,8 @@ def test_a_run_whose_slot_others_took_asks_again_less_and_less_often_and_moves(
     assert asked == [1, 2, 3, 4]  # each time after a longer pause
     assert not gateway.dest.refusals  # and so many refusals are no three failures
     run.read_all()
-    assert run.is_whole()
     assert gateway.migrations.moves == [move]
     assert [e.name for e in run.call.events if e.name.startswith("move.")] == ["move.begin", "move.end"]
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_a_run_whose_slot_others_took_before_the_switch_stays_and_asks_again(gateway: Gateway, run: Run) -> None:
@@ -275,9 +242,7 @@ def test_a_run_whose_slot_others_took_before_the_switch_stays_and_asks_again(gat
     (move,) = gateway.migrations.moves
     until(lambda: move.state is State.CAUGHT_UP)  # again
     run.read_all()
-    assert run.is_whole()
     assert run.ends[-1]["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_the_last_slot_of_the_destination_is_asked_for_at_once_again_when_a_round_has_just_ended_there(
@@ -289,26 +254,15 @@ def test_the_last_slot_of_the_destination_is_asked_for_at_once_again_when_a_roun
     run.read(1)
     assert run.ends[0]["to"] == "h1"
     run.read_all()
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
 
 
-@pytest.mark.parametrize("when", ["asking", "computing", "switching"])
+@pytest.mark.parametrize("state", WHILE.values(), ids=["asking", "computing", "switching"])
 def test_a_client_that_leaves_frees_both_ends_and_is_no_fault_of_the_destination(
-    gateway: Gateway, run: Run, when: str, capsys: pytest.CaptureFixture[str]
+    gateway: Gateway, run: Run, state: State, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.dest.pace = threading.Semaphore(0)
-    if when == "computing":
-        gateway.dest.prefill_pace = threading.Semaphore(0)
-    if when != "asking":
-        gateway.ready(gateway.dest)
-    run.read(1, paced=gateway.source)
-    if when == "asking":
-        until(lambda: gateway.demand.waits)
-    if when == "computing":
-        until(lambda: gateway.dest.running)
-    if when == "switching":
-        until(lambda: gateway.migrations.moves[0].state is State.CAUGHT_UP)
+    comes(gateway, run, state)
+    if state is State.CAUGHT_UP:
         leaves = threading.Thread(target=lambda: (until(lambda: gateway.dest.running), run.call.hangup.set()))
         leaves.start()
     else:
@@ -317,44 +271,32 @@ def test_a_client_that_leaves_frees_both_ends_and_is_no_fault_of_the_destination
         run.read(1)
     assert run.ends[0]["stayed"] == "the run ended first"
     assert "move_failed" not in capsys.readouterr().err
-    until(lambda: nothing_is_held(gateway))
 
 
-@pytest.mark.parametrize("when", ["asking", "computing", "caught up"])
+@pytest.mark.parametrize("state", WHILE.values(), ids=list(WHILE))
 def test_a_drain_that_is_withdrawn_ends_the_move_and_the_source_goes_on_and_is_a_route_again(
-    gateway: Gateway, run: Run, when: str
+    gateway: Gateway, run: Run, state: State
 ) -> None:
-    if when == "computing":
-        gateway.dest.prefill_pace = threading.Semaphore(0)
-    if when != "asking":
-        gateway.ready(gateway.dest)
-    run.read(1, paced=gateway.source)
-    wanted = {"asking": State.ASKING, "computing": State.RESUMING, "caught up": State.CAUGHT_UP}[when]
-    until(lambda: gateway.migrations.moves[0].state is wanted)
+    comes(gateway, run, state)
     gateway.room.instance_changed(gateway.here)
     run.read(1, paced=gateway.source)
     assert gateway.migrations.moves[0].state is State.ENDED
     (route,) = (r for r in gateway.room._table._routes[CHAT].values() if r.record.host_id == "h0")
     assert (route.inflight, route.leaves) == (1, False)  # it knows its run still
     run.read_all()
-    assert run.is_whole()
     assert [end["stayed"] for end in run.ends] == ["the host is not emptied after all"]
     assert resumed(gateway.dest, prefill_only=False) == []
-    until(lambda: nothing_is_held(gateway))
 
 
 @pytest.mark.parametrize("limits", [Limits(boundary_s=0.05)])
 def test_a_run_whose_client_does_not_read_gives_its_slot_at_the_destination_back(gateway: Gateway, run: Run) -> None:
     gateway.ready(gateway.dest)
-    run.read(1, paced=gateway.source)
-    until(lambda: gateway.migrations.moves[0].state is State.ENDED)
+    begins(gateway, run, State.ENDED)
     until(lambda: not movers())
     (route,) = gateway.room._table._routes[CHAT].values()
     assert route.inflight == 0
     run.read_all()
-    assert run.is_whole()
     assert "read no token" in run.ends[0]["stayed"]
-    until(lambda: nothing_is_held(gateway))
 
 
 @pytest.mark.parametrize("limits", [Limits(boundary_s=300)])
@@ -373,7 +315,6 @@ def test_clients_that_do_not_read_keep_no_worker_from_the_others(gateway: Gatewa
     until(lambda: gateway.migrations.moves[8].state is State.CAUGHT_UP)
     for run in runs:
         run.steps.close()
-    until(lambda: nothing_is_held(gateway))
 
 
 # the switch is short -----------------------------------------------------------------------------------------------
@@ -388,23 +329,16 @@ def test_a_switch_that_was_too_slow_is_not_tried_again(gateway: Gateway, run: Ru
     run.read(5, paced=gateway.source)
     assert len(gateway.migrations.moves) == len(run.ends) == 1
     run.read_all()
-    assert run.is_whole()
-    until(lambda: nothing_is_held(gateway))
 
 
 def test_there_is_no_switch_to_a_destination_whose_rounds_are_slow(
     gateway: Gateway, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(move_rules, "SLOW_ROUND_S", -1.0)
-    gateway.ready(gateway.dest)
-    for n in range(1, 4):
-        run.read(2, paced=gateway.source)
-        until(lambda n=n: len(gateway.migrations.moves) == n and gateway.migrations.moves[-1].state is State.ENDED)
+    fails_three_times(gateway, run)
     run.read_all()
-    assert run.is_whole()
     assert resumed(gateway.dest, prefill_only=False) == []
     assert all("for a round" in end["stayed"] for end in run.ends)
-    until(lambda: nothing_is_held(gateway))
 
 
 # errors of our own -------------------------------------------------------------------------------------------------
@@ -424,13 +358,11 @@ def test_a_move_that_fails_on_a_bug_ends_alone(gateway: Gateway) -> None:
     runs[1].read(1)
     until(lambda: gateway.demand.waits)
     gateway.ready(gateway.dest)
-    until(lambda: gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    comes_to(gateway, State.CAUGHT_UP, n_moves=2)
     for run in runs:
         run.read_all()
-        assert run.is_whole()
     assert "a row that cannot be read" in runs[0].ends[0]["stayed"]
     assert runs[1].ends[0]["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))
 
 
 @pytest.mark.parametrize("name", ["move-asker", "mover"])
@@ -456,8 +388,6 @@ def test_a_run_stays_and_others_move_later_when_no_thread_can_be_started(
     if name == "move-asker":
         until(lambda: gateway.demand.waits)
         gateway.ready(gateway.dest)
-    until(lambda: gateway.migrations.moves[1].state is State.CAUGHT_UP)
+    comes_to(gateway, State.CAUGHT_UP, n_moves=2)
     run.read_all()
-    assert run.is_whole()
     assert run.ends[-1]["to"] == "h1"
-    until(lambda: nothing_is_held(gateway))

@@ -43,37 +43,31 @@ def test_the_source_is_stopped_only_when_the_destination_has_answered() -> None:
     assert stopping == [(State.SWITCHING, Event.FIRST_MESSAGE)]
 
 
-@pytest.mark.parametrize("state", AT_DEST)
-def test_a_run_that_ends_first_is_answered_by_its_source_and_the_destination_drops_what_it_computed(
-    state: State,
-) -> None:
-    assert step(state, Event.RUN_ENDED) == Step(State.ENDED, (Command.DROP_AT_DEST,))
+DROPS, LEAVES = Step(State.ENDED, (Command.DROP_AT_DEST,)), Step(State.ENDED, (Command.LEAVE_QUEUE,))
+CONTINUES = Step(State.ENDED, (Command.CONTINUE_AT_DEST,))
+ASKS_AGAIN = Step(State.ASKING, (Command.DROP_AT_DEST, Command.ASK_AGAIN))
+HAS_SLOT = (State.RESUMING, State.CAUGHT_UP)
 
 
-@pytest.mark.parametrize("event", [Event.RUN_ENDED, Event.STAYS, Event.SOURCE_FAILED, Event.DEST_FAILED])
-def test_before_a_slot_was_found_there_is_only_a_place_in_the_queue_to_give_up(event: Event) -> None:
-    assert step(State.ASKING, event) == Step(State.ENDED, (Command.LEAVE_QUEUE,))
-
-
-@pytest.mark.parametrize("state", [State.RESUMING, State.CAUGHT_UP])
-def test_a_source_that_fails_has_its_run_continued_at_the_destination_at_hand(state: State) -> None:
-    assert step(state, Event.SOURCE_FAILED) == Step(State.ENDED, (Command.CONTINUE_AT_DEST,))
-
-
-@pytest.mark.parametrize("state", AT_DEST)
-def test_r22_a_destination_that_fails_leaves_the_source_going_on(state: State) -> None:
-    """The paper prints "src server fails" for both paragraphs, but the second one describes the destination."""
-    assert step(state, Event.DEST_FAILED) == Step(State.ENDED, (Command.DROP_AT_DEST,))
-
-
-@pytest.mark.parametrize("state", [State.RESUMING, State.CAUGHT_UP])
-def test_a_drain_that_is_withdrawn_ends_the_move_and_the_source_goes_on(state: State) -> None:
-    assert step(state, Event.STAYS) == Step(State.ENDED, (Command.DROP_AT_DEST,))
-
-
-def test_a_run_whose_client_does_not_read_holds_no_slot_at_the_destination() -> None:
-    assert step(State.CAUGHT_UP, Event.OVERDUE) == Step(State.ENDED, (Command.DROP_AT_DEST,))
-    assert step(State.SWITCHING, Event.OVERDUE) == Step(State.SWITCHING)  # its boundary came meanwhile
+@pytest.mark.parametrize(
+    ("event", "states", "becomes"),
+    [
+        pytest.param(Event.RUN_ENDED, AT_DEST, DROPS, id="a run that ends first is answered by its source"),
+        pytest.param(Event.RUN_ENDED, (State.ASKING,), LEAVES, id="a run that ends before a slot was found"),
+        pytest.param(Event.STAYS, (State.ASKING,), LEAVES, id="a drain that is withdrawn before a slot was found"),
+        pytest.param(Event.SOURCE_FAILED, (State.ASKING,), LEAVES, id="a source that fails before a slot was found"),
+        pytest.param(Event.DEST_FAILED, (State.ASKING,), LEAVES, id="a failure before a slot was found"),
+        pytest.param(Event.SOURCE_FAILED, HAS_SLOT, CONTINUES, id="a lost run continues at the destination at hand"),
+        # the paper's R22 prints "src server fails" for both paragraphs, but the second one describes the destination
+        pytest.param(Event.DEST_FAILED, AT_DEST, DROPS, id="R22: the source goes on when the destination fails"),
+        pytest.param(Event.STAYS, HAS_SLOT, DROPS, id="the source goes on when the drain is withdrawn"),
+        pytest.param(Event.OVERDUE, (State.CAUGHT_UP,), DROPS, id="a run whose client does not read holds no slot"),
+        pytest.param(Event.OVERDUE, (State.SWITCHING,), Step(State.SWITCHING), id="its boundary came meanwhile"),
+        pytest.param(Event.DEST_BUSY, (State.RESUMING, State.SWITCHING), ASKS_AGAIN, id="others took the slot"),
+    ],
+)
+def test_a_failure_has_its_row(event: Event, states: tuple[State, ...], becomes: Step) -> None:
+    assert {state: step(state, event) for state in states} == dict.fromkeys(states, becomes)
 
 
 def test_whatever_happens_in_whatever_order_a_slot_at_the_destination_is_used_or_given_back_once() -> None:
@@ -137,9 +131,3 @@ def test_no_client_waits_for_a_switch_after_a_slow_round_or_with_much_missing(mi
 def test_the_switch_may_take_little_longer_than_the_last_round() -> None:
     assert patience_s(0.1, most_s=10) < 2
     assert patience_s(60.0, most_s=10) == 10
-
-
-@pytest.mark.parametrize("state", [State.RESUMING, State.SWITCHING])
-def test_a_destination_whose_slots_others_took_is_no_failure_and_the_same_move_asks_again(state: State) -> None:
-    again = Step(State.ASKING, (Command.DROP_AT_DEST, Command.ASK_AGAIN))
-    assert step(state, Event.DEST_BUSY) == again

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,109 +12,79 @@ import pytest
 import requests
 
 from gateway.api.bounded_json import MAX_DEPTH
-from tests.gateway.conftest import KEY, ROOT, GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.conftest import KEY, GatewayProcess, Patched, Start, events_of, notes, text_of
 from thaw.errors import InstanceBusy, InstanceGone
 from thaw.host import FetchReport
 
 
-def data_lines(lines: Iterator[Any]) -> Iterator[str]:
-    return (line.decode().removeprefix("data: ") for line in lines if line.startswith(b"data: "))
-
-
-def texts(chunks: list[str]) -> str:
-    deltas = [json.loads(c)["choices"][0]["delta"] for c in chunks if c != "[DONE]"]
-    return "".join(d.get("content") or "" for d in deltas)
-
-
-def test_a_chat_is_answered_whole_with_usage_and_an_activation(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
+def test_a_chat_is_answered_whole_with_usage_and_an_activation(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     reply = gateway.chat(max_tokens=3, seed=7)
     assert reply.status_code == 200, reply.text
     body = reply.json()
-    assert body["choices"] == [
-        {
-            "index": 0,
-            "finish_reason": "length",
-            "logprobs": None,
-            "message": {"role": "assistant", "content": "w0 w1 w2 "},
-        }
-    ]
+    message = {"role": "assistant", "content": "w0 w1 w2 "}
+    assert body["choices"] == [{"index": 0, "finish_reason": "length", "logprobs": None, "message": message}]
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     activation_id = reply.headers["X-Openwhisk-Activation-Id"]
     assert body["id"] == f"chatcmpl-{activation_id}"
     record = gateway.record(activation_id)
     assert record["response"]["result"] == body
-    annotations = {a["key"]: a["value"] for a in record["annotations"]}
-    assert annotations["seed"] == 7
-    assert annotations["startMode"] == "warm"
-    assert invoker.runs[0]["value"]["seed"] == 7
+    assert (notes(record)["seed"], notes(record)["startMode"]) == (7, "warm")
+    assert gateway.invoker.runs[0]["value"]["seed"] == 7
 
 
-def test_the_first_token_reaches_the_client_before_the_second_is_made(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    invoker.pace = threading.Semaphore(1)
+def test_the_first_token_reaches_the_client_before_the_second_is_made(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
+    gateway.invoker.pace = threading.Semaphore(1)
     with gateway.chat(stream=True, max_tokens=3) as reply:
-        lines = data_lines(reply.iter_lines())
-        assert json.loads(next(lines))["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        assert json.loads(next(lines))["choices"][0]["delta"] == {"content": "w0 "}
-        invoker.pace.release(2)
+        lines = reply.iter_lines()
+        events = events_of(lines)
+        assert next(events)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert next(events)["choices"][0]["delta"] == {"content": "w0 "}
+        gateway.invoker.pace.release(2)
         rest = list(lines)
-    assert texts(rest) == "w1 w2 "
-    assert rest[-1] == "[DONE]"
+    assert text_of(events_of(rest)) == "w1 w2 "
+    assert b"data: [DONE]" in rest
 
 
-def test_a_client_that_waits_for_a_cold_start_is_told_what_happens(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_a_client_that_waits_for_a_cold_start_is_told_what_happens(gateway: GatewayProcess) -> None:
     gateway.put_llm()
     with gateway.chat(stream=True, max_tokens=2) as reply:
         lines = reply.iter_lines()
         assert next(lines) == b": thaw queued"
-        (demand,) = invoker.wait_for_demand()
+        (demand,) = gateway.invoker.wait_for_demand()
         assert demand.activation_id == reply.headers["X-Openwhisk-Activation-Id"]
-        invoker.ready("guest/chat")
-        assert texts(list(data_lines(lines))) == "w0 w1 "
-    invoker.wait_for_demand(0)
+        gateway.invoker.ready("guest/chat")
+        assert text_of(events_of(lines)) == "w0 w1 "
+    gateway.invoker.wait_for_demand(0)
     activation_id = reply.headers["X-Openwhisk-Activation-Id"]
-    annotations = {a["key"]: a["value"] for a in gateway.record(activation_id)["annotations"]}
-    assert annotations["startMode"] == "cold"
-    assert annotations["initTime"] == 40
-    assert annotations["groupId"] == "a" * 32
-    trace = gateway.call("GET", f"/api/v1/namespaces/_/activations/{activation_id}/trace").json()
+    told = notes(gateway.record(activation_id))
+    assert (told["startMode"], told["initTime"], told["groupId"]) == ("cold", 40, "a" * 32)
+    trace = gateway.read(f"activations/{activation_id}/trace")
     names = [e["name"] for e in trace["events"]]
     assert names == ["received", "queued.begin", "queued.end", "clock", "dispatched", "first_token", "finished"]
     assert trace["group_id"] == "a" * 32
 
 
-def test_a_client_that_waits_reads_how_far_the_start_is(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_a_client_that_waits_reads_how_far_the_start_is(gateway: GatewayProcess) -> None:
     gateway.put_llm()
     with gateway.chat(stream=True, max_tokens=2) as reply:
         assert reply.headers["X-Thaw-Start"] == "cold"
         lines = (line.decode() for line in reply.iter_lines() if line.startswith(b":"))
         assert next(lines) == ": thaw queued"
-        invoker.report(FetchReport("a" * 32, 1000, 437, 100.0))
-        invoker.starting("guest/chat")
+        gateway.invoker.report(FetchReport("a" * 32, 1000, 437, 100.0))
+        gateway.invoker.starting("guest/chat")
         assert next(lines) == ": thaw starting on h0"
         assert next(lines) == ": thaw fetching 43 % eta 5.6 s"
-        invoker.report()
+        gateway.invoker.report()
         assert next(lines) == ": thaw loading"
-        invoker.ready("guest/chat")
+        gateway.invoker.ready("guest/chat")
         assert list(lines) == []
 
 
-def test_an_answer_says_whether_its_request_waited_for_a_start(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
+def test_an_answer_says_whether_its_request_waited_for_a_start(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(gateway.chat, max_tokens=2)
-        invoker.wait_for_demand()
-        invoker.ready("guest/chat")
-        assert re.fullmatch(r"cold; ttft=\d+\.\d{3}", reply.result().headers["X-Thaw-Start"])
+    assert re.fullmatch(r"cold; ttft=\d+\.\d{3}", gateway.cold_chat().headers["X-Thaw-Start"])
     assert gateway.chat(max_tokens=2).headers["X-Thaw-Start"] == "warm"
     with gateway.chat(stream=True, max_tokens=2) as stream:
         assert stream.headers["X-Thaw-Start"] == "warm"
@@ -136,70 +103,47 @@ def test_models_are_listed_by_the_names_that_lead_to_them(gateway: GatewayProces
 
 
 @pytest.mark.parametrize("error", [InstanceGone("left"), InstanceBusy("full")])
-def test_a_refused_request_is_routed_again(
-    gateway: GatewayProcess, invoker: FakeInvoker, error: InstanceGone | InstanceBusy
-) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    invoker.refusals.append(error)
-    with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(gateway.chat, max_tokens=2)
-        if isinstance(error, InstanceGone):
-            invoker.wait_for_demand()
-            invoker.ready("guest/chat", instance="i1")
-        assert reply.result().json()["choices"][0]["message"]["content"] == "w0 w1 "
+def test_a_refused_request_is_routed_again(gateway: GatewayProcess, error: InstanceGone | InstanceBusy) -> None:
+    gateway.serve_llm()
+    gateway.invoker.refusals.append(error)
+    reply = gateway.soon(gateway.chat, max_tokens=2)
+    if isinstance(error, InstanceGone):
+        gateway.invoker.wait_for_demand()
+        gateway.invoker.ready("guest/chat", instance="i1")
+    assert reply.result().json()["choices"][0]["message"]["content"] == "w0 w1 "
 
 
-def test_a_worker_lost_in_mid_stream_costs_no_token_and_doubles_none(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_a_worker_lost_in_mid_stream_costs_no_token_and_doubles_none(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    invoker.ready("guest/chat", instance="i0", model_version="v1")
-    invoker.cut_after.append(2)
+    gateway.invoker.ready("guest/chat", instance="i0", model_version="v1")
+    gateway.invoker.cut_after.append(2)
     with gateway.chat(stream=True, max_tokens=6) as reply:
-        lines = reply.iter_lines()
-        assert next(data_lines(lines))
-        invoker.wait_for_demand()
-        invoker.ready("guest/chat", instance="i1", model_version="v1")
-        rest = list(data_lines(lines))
-    assert texts(rest) == "w0 w1 w2 w3 w4 w5 "
-    assert [r["value"]["resume"] for r in invoker.runs] == [
+        events = events_of(reply.iter_lines())
+        assert next(events)
+        gateway.invoker.wait_for_demand()
+        gateway.invoker.ready("guest/chat", instance="i1", model_version="v1")
+        rest = list(events)
+    assert text_of(rest) == "w0 w1 w2 w3 w4 w5 "
+    assert [r["value"]["resume"] for r in gateway.invoker.runs] == [
         None,
         {"output_token_ids": [100, 101], "model_version": "v1", "adapter": ""},
     ]
-    assert {r["value"]["seed"] for r in invoker.runs} == {invoker.runs[0]["value"]["seed"]}
+    assert {r["value"]["seed"] for r in gateway.invoker.runs} == {gateway.invoker.runs[0]["value"]["seed"]}
 
 
-def test_an_answer_is_given_up_after_its_fourth_lost_worker(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.cut_after.extend([1, 1, 1, 1])
-    with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(gateway.chat, max_tokens=9)
-        for n in range(4):
-            invoker.wait_for_demand()
-            invoker.ready("guest/chat", instance=f"i{n}")
-            assert invoker.entered.acquire(timeout=60)
-        body = reply.result()
-    assert body.status_code == 500
-    assert body.json()["error"]["code"] == "WorkerLost"
-
-
-def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
+def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     with openai.OpenAI(api_key=KEY, base_url=f"{gateway.url}/v1", max_retries=0) as client:
         assert [m.id for m in client.models.list()] == ["tiny"]
         messages: Any = [{"role": "user", "content": "hi"}]
         whole = client.chat.completions.create(model="chat", messages=messages, max_tokens=2, logprobs=True)
         assert whole.choices[0].message.content == "w0 w1 "
-        assert whole.choices[0].logprobs is not None
         assert [t.token for t in whole.choices[0].logprobs.content or []] == ["w0 ", "w1 "]
         stream = client.chat.completions.create(
             model="tiny", messages=messages, max_tokens=2, stream=True, stream_options={"include_usage": True}
         )
         chunks = list(stream)
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "w0 w1 "
-        assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 2
         text = client.completions.create(model="chat", prompt="once", max_tokens=2, logprobs=1)
         assert text.choices[0].text == "w0 w1 "
@@ -226,14 +170,11 @@ def test_the_openai_sdk_works_unmodified(gateway: GatewayProcess, invoker: FakeI
     ],
 )
 def test_a_body_that_cannot_be_run_names_its_parameter(
-    gateway: GatewayProcess, change: dict[str, Any], param: str, message: str
+    shared_gateway: GatewayProcess, change: dict[str, Any], param: str, message: str
 ) -> None:
-    gateway.put_llm()
-    reply = gateway.chat(**change)
-    assert reply.status_code == 400
-    assert reply.json() == {
-        "error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}
-    }
+    reply = shared_gateway.chat(**change)
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    assert (reply.status_code, reply.json()) == (400, {"error": error})
 
 
 BROKEN = """
@@ -247,29 +188,22 @@ sending.run_body = broken
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, tmp_path: Path, stream: bool
+    start_gateway: Start, patched: Patched, stream: bool
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(BROKEN)
-    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
+    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1", **patched(BROKEN))
+    gateway.serve_llm()
     for _ in range(2):
         reply = gateway.chat(stream=stream, user="unlucky")
         assert reply.status_code == 500
         assert reply.json()["error"]["message"] == "There was an internal server error."
-        assert gateway.record(reply.headers["X-Openwhisk-Activation-Id"])["statusCode"] == 3
+        assert gateway.record(reply)["statusCode"] == 3
     assert gateway.chat(max_tokens=1).status_code == 200
 
 
 @pytest.mark.parametrize("resumable", ["0", "1"])
-def test_a_body_that_is_nested_too_deep_is_refused_and_counts_for_nothing(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, resumable: str
-) -> None:
+def test_a_body_that_is_nested_too_deep_is_refused_and_counts_for_nothing(start_gateway: Start, resumable: str) -> None:
     gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
+    gateway.serve_llm()
 
     def ask(depth: int) -> requests.Response:
         """The list is in an object, in an object."""
@@ -287,22 +221,18 @@ def test_a_body_that_is_nested_too_deep_is_refused_and_counts_for_nothing(
     assert gateway.chat(max_tokens=1).status_code == 200
 
 
-@pytest.mark.parametrize("content", [rb"\ud800", b"\xed\xa0\x80"])
-def test_half_a_surrogate_pair_is_refused(gateway: GatewayProcess, invoker: FakeInvoker, content: bytes) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
+def test_half_a_surrogate_pair_is_refused(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
 
     def status(content: bytes) -> int:
         body = b'{"model": "chat", "stream": true, "messages": [{"role": "user", "content": "' + content + b'"}]}'
         return gateway.call("POST", "/v1/chat/completions", data=body).status_code
 
-    assert status(content) == 400
+    assert (status(rb"\ud800"), status(b"\xed\xa0\x80")) == (400, 400)
     assert status(rb"\ud83d\ude00 \\ud800") == 200
 
 
-def test_a_thousand_held_requests_are_all_answered_when_the_instance_comes(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
-) -> None:
+def test_a_thousand_held_requests_are_all_answered_when_the_instance_comes(start_gateway: Start) -> None:
     gateway = start_gateway()
     gateway.put_llm()
     count = 1000
@@ -315,7 +245,7 @@ def test_a_thousand_held_requests_are_all_answered_when_the_instance_comes(
 
     with ThreadPoolExecutor(count) as pool:
         answers = pool.map(ask, range(count))
-        invoker.wait_for_demand(count, timeout_s=180)
-        invoker.ready("guest/chat", slots=64)
+        gateway.invoker.wait_for_demand(count, timeout_s=180)
+        gateway.invoker.ready("guest/chat", slots=64)
         assert list(answers) == ["w0 w1 "] * count
-    assert len({r["activation_id"] for r in invoker.runs}) == count
+    assert len({r["activation_id"] for r in gateway.invoker.runs}) == count

@@ -14,16 +14,15 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 NAMED = {"name": "city", "schema": SCHEMA, "strict": True}
 
 
-def refused(endpoint: str = "chat", **body: Any) -> tuple[str, str]:
-    plain = {"messages": MESSAGES} if endpoint == "chat" else {"prompt": "Once"}
-    with pytest.raises(BadField) as caught:
-        validate(endpoint, {"model": "m", **plain, **body})
-    return caught.value.param, caught.value.message
-
-
 def accepted(endpoint: str = "chat", **body: Any) -> None:
     plain = {"messages": MESSAGES} if endpoint == "chat" else {"prompt": "Once"}
     validate(endpoint, {"model": "m", **plain, **body})
+
+
+def refused(endpoint: str = "chat", **body: Any) -> tuple[str, str]:
+    with pytest.raises(BadField) as caught:
+        accepted(endpoint, **body)
+    return caught.value.param, caught.value.message
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
@@ -107,13 +106,13 @@ def test_a_message_that_cannot_be_rendered_is_refused_where_it_is_wrong(message:
 
 def test_a_history_with_calls_and_their_results_is_accepted() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    said: Any = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "4"},
-    ]
-    accepted(messages=said)
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    accepted(messages=[*MESSAGES, called, {"role": "tool", "tool_call_id": "c1", "content": "4"}])
     accepted(messages=[{"role": "assistant", "content": "4", "tool_calls": [], "tool_call_id": None}])
+
+
+def schema_of(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": fields}}
 
 
 @pytest.mark.parametrize(
@@ -124,18 +123,9 @@ def test_a_history_with_calls_and_their_results_is_accepted() -> None:
         ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
         ({"max_tokens": 7, "max_completion_tokens": 5}, "max_tokens"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            "response_format.json_schema.name",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 3}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "shape": {}}}},
-            "response_format.json_schema.shape",
-        ),
+        (schema_of(schema={}), "response_format.json_schema.name"),
+        (schema_of(name="a", schema=3), "response_format.json_schema.schema"),
+        (schema_of(name="a", shape={}), "response_format.json_schema.shape"),
         ({"structured_outputs": {"jason": {}}}, "structured_outputs.jason"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
@@ -184,6 +174,7 @@ def test_several_choices_and_prompts_are_accepted() -> None:
 
 
 JSON_OBJECT = {"type": "json_object"}
+NO_PARAMETERS = {"type": "function", "function": {"name": "a"}}
 
 
 def tool(**parameters: Any) -> dict[str, Any]:
@@ -200,16 +191,10 @@ def tool(**parameters: Any) -> dict[str, Any]:
         ({"tools": [tool(type="string")]}, "tools[0].function.parameters.type"),
         ({"tools": [tool(anyOf=[{"type": "string"}])]}, "tools[0].function.parameters.anyOf"),
         ({"tools": [tool()], "tool_choice": "required", "response_format": JSON_OBJECT}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools"),
+        ({"tools": [NO_PARAMETERS] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "any"}, "tool_choice"),
-        (
-            {
-                "tools": [{"type": "function", "function": {"name": "a"}}],
-                "tool_choice": {"type": "function", "function": {"name": "b"}},
-            },
-            "tool_choice",
-        ),
+        ({"tools": [NO_PARAMETERS], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [NO_PARAMETERS], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "tool_choice"),
     ],
 )
 def test_tools_that_are_none_are_refused_where_they_are_wrong(change: dict[str, Any], param: str) -> None:

@@ -4,7 +4,6 @@ answer."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +12,15 @@ import requests
 
 from gateway.serving.deploying.preflight import Verdict, by_kind, merged
 from relay.protocol.data_port_messages import PreflightFound
-from tests.gateway.conftest import LLM_CONFIG, GatewayProcess
+from tests.gateway.conftest import LLM_CONFIG, GatewayProcess, Start
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.scheduler.world import report
 from thaw.action import KIND_LLM
 from thaw.errors import ErrorInfo, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError, Unavailable
 
-PIN = "s3://models/tiny@3f0c9a17be2d4451"
-FOUND = {
-    "uri": PIN,
-    "model_version": "3f0c9a17be2d4451",
-    "engine": "toy 1.0",
-    "max_model_len": 512,
-    "notes": ["a note"],
-}
+VERSION = "3f0c9a17be2d4451"
+PIN = f"s3://models/tiny@{VERSION}"
+FOUND = {"uri": PIN, "model_version": VERSION, "engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"]}
 
 
 def error(e: ThawError, status: int = 502) -> tuple[int, dict[str, Any]]:
@@ -34,11 +28,11 @@ def error(e: ThawError, status: int = 502) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.fixture
-def asked(gateway: GatewayProcess, invoker: FakeInvoker) -> FakeInvoker:
+def asked(gateway: GatewayProcess) -> FakeInvoker:
     """A host that a deploy asks."""
-    invoker.registry.report_host(replace(report("h0"), address=invoker.address, stem_kinds=(KIND_LLM,)))
-    invoker.preflight = lambda: (200, FOUND)
-    return invoker
+    gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address, stem_kinds=(KIND_LLM,)))
+    gateway.invoker.preflight = lambda: (200, FOUND)
+    return gateway.invoker
 
 
 def put(gateway: GatewayProcess, query: str = "", **body: Any) -> requests.Response:
@@ -50,17 +44,8 @@ def test_a_model_that_would_start_is_deployed_with_what_the_engine_said(
     gateway: GatewayProcess, asked: FakeInvoker
 ) -> None:
     reply = put(gateway)
-    assert (reply.status_code, reply.json()["preflight"]) == (
-        200,
-        {
-            "checked": True,
-            "model": PIN,
-            "modelVersion": "3f0c9a17be2d4451",
-            "notes": ["a note"],
-            "engine": "toy 1.0",
-            "maxModelLen": 512,
-        },
-    )
+    told = {"checked": True, "model": PIN, "modelVersion": VERSION, "engine": "toy 1.0", "maxModelLen": 512}
+    assert (reply.status_code, reply.json()["preflight"]) == (200, {**told, "notes": ["a note"]})
     assert asked.preflights[0]["config"]["model"]["uri"] == "s3://models/tiny"
     assert 0 < asked.preflights[0]["deadline_ms"] <= 5000
 
@@ -81,38 +66,29 @@ def test_a_model_that_would_not_start_is_refused_unless_the_deploy_is_forced(
     asked.preflight = lambda: error(ModelUnsupported("no architecture Foo", hint="take another"))
     refused = put(gateway)
     assert (refused.status_code, refused.json()["error"]) == (400, "This model would not start: no architecture Foo")
-    assert refused.json()["hint"] == (
-        "take another; to deploy it anyway: thaw action create --force, or PUT with force=true"
-    )
+    anyway = "to deploy it anyway: thaw action create --force, or PUT with force=true"
+    assert refused.json()["hint"] == f"take another; {anyway}"
     assert gateway.call("GET", "/api/v1/namespaces/_/actions/chat").status_code == 404
     forced = put(gateway, "?force=true")
-    assert forced.json()["preflight"]["refusal"] == {
-        "code": "ModelUnsupported",
-        "message": "no architecture Foo",
-        "hint": "take another",
-    }
+    told = {"code": "ModelUnsupported", "message": "no architecture Foo", "hint": "take another"}
+    assert forced.json()["preflight"]["refusal"] == told
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (lambda: error(StoreUnavailable("the store is away"), 500), "the store is away"),
-        (lambda: error(Unavailable("no stem cell"), 503), "no stem cell"),
-        (lambda: (200, {**FOUND, "engine": "", "notes": [], "unchecked": "no cell now"}), "no cell now"),
-        (lambda: (200, {"nonsense": 1}), None),
-    ],
-)
-def test_a_host_that_cannot_say_so_blocks_no_deploy(
-    gateway: GatewayProcess, asked: FakeInvoker, answer: Callable[[], Any], reason: str | None
-) -> None:
-    asked.preflight = answer
-    found = put(gateway).json()["preflight"]
-    assert found["checked"] is False
-    assert reason is None or found["reason"] == reason
+def test_a_host_that_cannot_say_so_blocks_no_deploy(gateway: GatewayProcess, asked: FakeInvoker) -> None:
+    for answer, reason in (
+        (error(StoreUnavailable("the store is away"), 500), "the store is away"),
+        (error(Unavailable("no stem cell"), 503), "no stem cell"),
+        ((200, {**FOUND, "engine": "", "notes": [], "unchecked": "no cell now"}), "no cell now"),
+        ((200, {"nonsense": 1}), None),
+    ):
+        asked.preflight = lambda answer=answer: answer
+        found = put(gateway, "?overwrite=true").json()["preflight"]
+        assert found["checked"] is False
+        assert reason is None or found["reason"] == reason
 
 
 def test_a_host_that_does_not_answer_delays_a_deploy_by_the_time_that_the_operator_allows(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+    start_gateway: Start, invoker: FakeInvoker
 ) -> None:
     gateway, never = start_gateway(THAW_PREFLIGHT_S="0.2"), threading.Event()
     invoker.registry.report_host(replace(report("h0"), address=invoker.address))
@@ -129,13 +105,13 @@ def test_a_host_that_does_not_answer_delays_a_deploy_by_the_time_that_the_operat
 
 
 def test_without_a_host_or_where_the_operator_wants_none_a_deploy_is_not_checked(
-    gateway: GatewayProcess, start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
+    gateway: GatewayProcess, start_gateway: Start
 ) -> None:
     assert put(gateway).json()["preflight"] == {"checked": False, "reason": "the platform has no host"}
-    invoker.registry.report_host(replace(report("h0"), address=invoker.address))
+    gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address))
     off = start_gateway(THAW_PREFLIGHT_S="0")
     found = put(off, "?overwrite=true").json()["preflight"]
-    assert (found["checked"], "THAW_PREFLIGHT_S" in found["reason"], invoker.preflights) == (False, True, [])
+    assert (found["checked"], "THAW_PREFLIGHT_S" in found["reason"], gateway.invoker.preflights) == (False, True, [])
 
 
 def test_a_change_that_leaves_the_model_alone_asks_nobody(gateway: GatewayProcess, asked: FakeInvoker) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis
 import requests
 
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.conftest import GatewayProcess, Start, pairs
 
 NODE = {"User-Agent": "kube-probe/1.31"}
 WEB = "/api/v1/web/guest/default/site"
@@ -23,13 +21,11 @@ def ask(gateway: GatewayProcess, path: str, **headers: str) -> requests.Response
 
 
 @pytest.fixture
-def site(gateway: GatewayProcess, invoker: FakeInvoker) -> list[Any]:
+def site(gateway: GatewayProcess) -> list[Any]:
     """The calls of a web action that has an instance."""
     calls: list[Any] = []
-    invoker.function = lambda value: (200, calls.append(value) or {"body": "the site"})
-    gateway.put_python("site", annotations=[{"key": "web-export", "value": True}])
-    invoker.ready("guest/site")
-    gateway.wait_for_routes()
+    gateway.invoker.function = lambda value: (200, calls.append(value) or {"body": "the site"})
+    gateway.serve_python("site", annotations=pairs(**{"web-export": True}))
     return calls
 
 
@@ -45,38 +41,34 @@ def test_a_probe_of_a_node_gets_the_gateways_health_and_calls_no_function(
     assert len(site) == 1
 
 
-def test_a_probe_of_a_function_without_an_instance_starts_none(gateway: GatewayProcess, valkey_url: str) -> None:
-    gateway.put_python("site", annotations=[{"key": "web-export", "value": True}])
+def test_a_probe_of_a_function_without_an_instance_starts_none(gateway: GatewayProcess) -> None:
+    gateway.put_python("site", annotations=pairs(**{"web-export": True}))
     for headers in (NODE, {"K-Network-Probe": "queue"}):
         assert ask(gateway, WEB, **headers).status_code == 200
     assert "thaw_gateway_waiting_requests 0.0" in gateway.call("GET", "/metrics").text
-    assert gateway.call("GET", "/api/v1/namespaces/_/activations").json() == []
-    with redis.Redis.from_url(valkey_url) as client:
-        assert client.keys("*demand*") == []
+    assert gateway.read("activations") == []
+    assert gateway.invoker.client.keys("*demand*") == []
 
 
-def test_a_network_probe_reads_its_own_word_again(gateway: GatewayProcess, site: list[Any]) -> None:
+def test_a_network_probe_reads_its_own_word_again_and_is_refused_with_another(
+    gateway: GatewayProcess, site: list[Any]
+) -> None:
     reply = ask(gateway, WEB, **{"K-Network-Probe": "probe", "K-Network-Hash": "3f0c9a"})
     assert (reply.status_code, reply.headers["K-Network-Hash"], reply.text) == (200, "3f0c9a", "")
     for who in ("queue", "activator"):
         reply = ask(gateway, WEB, **{"K-Network-Probe": who})
         assert (reply.status_code, reply.text) == (200, who)
-    assert site == []
-
-
-def test_a_probe_that_is_none_is_refused_and_not_taken_for_a_request(gateway: GatewayProcess, site: list[Any]) -> None:
-    for headers in ({"K-Network-Probe": "probe"}, {"K-Network-Probe": "somebody"}):
-        reply = ask(gateway, WEB, **headers)
+    for who in ("probe", "somebody"):
+        reply = ask(gateway, WEB, **{"K-Network-Probe": who})
         assert (reply.status_code, "This is no probe: K-Network-Probe is" in reply.json()["error"]) == (400, True)
     assert site == []
 
 
 def test_a_gateway_without_its_state_server_is_not_ready_and_alive(
-    own_valkey: ValkeyServer, start_gateway: Any
+    own_valkey: ValkeyServer, start_gateway: Start
 ) -> None:
-    gateway: GatewayProcess = start_gateway(THAW_STATE_URL=own_valkey.url, THAW_GATEWAY_HEARTBEAT_S="0.2")
-    with redis.Redis.from_url(own_valkey.url) as client:
-        client.config_set("min-replicas-to-write", 1)
+    gateway = start_gateway(own_valkey.url, THAW_GATEWAY_HEARTBEAT_S="0.2")
+    gateway.invoker.client.config_set("min-replicas-to-write", 1)
     gateway.wait_for_event("heartbeat_missed")
     assert ask(gateway, WEB, **NODE).status_code == 503
     assert ask(gateway, WEB, **{"K-Network-Probe": "queue"}).status_code == 503

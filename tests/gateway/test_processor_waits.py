@@ -12,21 +12,16 @@ from typing import Any, cast
 import pytest
 
 from gateway.processor import Processor, waiting
-from gateway.serving.call import Call
-from gateway.serving.dispatch import Dispatcher
 from gateway.serving.hangup import Hangup
 from gateway.serving.held.until_news import Held
-from gateway.serving.routing.demand import Demand
 from gateway.serving.routing.invoker_pool import InvokerPool
-from gateway.serving.routing.versions import Versions
 from gateway.serving.routing.waiting_room import WaitingRoom
 from relay.state import redis_link
-from relay.state.api_keys import Subject
+from tests.gateway.calls import call_of, instance_of
 from tests.gateway.shared_processor import shared
-from tests.gateway.test_dispatch import HELLO, Noted, instance
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
-from thaw.ids import ActivationId, Namespace
-from thaw.logs import Log
+from tests.gateway.test_dispatch import Noted, dispatcher_of
+from tests.gateway.waits import until
+from thaw.ids import Namespace
 from thaw.process.bell import Bell
 
 _S = 20.0
@@ -89,26 +84,15 @@ def test_a_request_that_is_held_until_there_is_news_has_no_turn() -> None:
         bell.ring()
 
     with beside(processor, change):
-        news = Held(4).until_news(
-            GUEST,
-            Hangup(),
-            _S,
-            lambda: nullcontext(bell),
-            lambda: (time.monotonic(), found[0]),
-            lambda n: n == 1,
-        )
-        assert news == 1
+        look = lambda: (time.monotonic(), found[0])  # noqa: E731
+        assert Held(4).until_news(GUEST, Hangup(), _S, lambda: nullcontext(bell), look, lambda n: n == 1) == 1
 
 
 def test_a_request_waits_for_an_instance_without_a_turn() -> None:
     processor, room, noted = shared(), WaitingRoom(), Noted()
     noted.refusals = 0
-    action = Action(HELLO, GUEST, "0.0.1", Exec(KIND_PYTHON), Limits())
-    dispatcher = Dispatcher(
-        room, cast(Demand, noted), cast(InvokerPool, noted), Versions(lambda _: action), Log("gateway")
-    )
-    with beside(processor, lambda: room.instance_changed(instance())):
-        reached = dispatcher.reach(Call(ActivationId("a"), action, Subject(GUEST, "x"), {}, Hangup()))
+    with beside(processor, lambda: room.instance_changed(instance_of())):
+        reached = dispatcher_of(room, noted, noted).reach(call_of("a"))
         assert next(reached) == "queued"
         assert next(reached) is cast(Any, noted)
         assert next(reached, None) is None
@@ -137,9 +121,7 @@ def test_a_request_that_is_in_line_for_its_turn_has_no_connection_to_the_state_s
         assert asks.wait(_S)
         with processor.computing(GUEST):
             other.rpush("news", "there")
-            end_s = time.monotonic() + _S
-            while not processor.n_in_line and time.monotonic() < end_s:
-                time.sleep(0.01)  # a request that joins the line tells nobody
+            until(lambda: processor.n_in_line)
             assert processor.n_in_line == 1
             client.connection_pool.release(client.connection_pool.get_connection())  # fails where none is free
         asking.join(_S)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import redis
 
 from gateway.serving.routing import expected_wait
 from gateway.serving.routing.expected_wait import Expectation
 from gateway.serving.routing.throttle import QueueCaps
 from gateway.serving.routing.waiting_room import Queue, Ticket, WaitingRoom
-from relay.state.registry import Registry
-from tests.gateway.conftest import GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
-from thaw.action import KIND_LLM, Action, Exec, Limits
+from tests.gateway.calls import CHAT, HELLO, action_of
+from tests.gateway.conftest import Start
+from tests.relay.samples import PLAN
+from thaw.action import KIND_LLM
 from thaw.errors import Throttled, Unavailable
-from thaw.ids import ActionName, ActivationId, GroupId, HostId, Namespace, PlanId
-from thaw.plan import PLAN_VERSION, Plan, PlanStage, StageRole
+from thaw.ids import ActionName, ActivationId, GroupId
+from thaw.plan import Plan
 
 NOW_S = 1_800_000_000.0
-CHAT, HELLO_NAME = ActionName("guest/chat"), ActionName("guest/hello")
-HELLO = "/api/v1/namespaces/_/actions/hello"
 
 
 @pytest.fixture
@@ -36,74 +32,55 @@ def _at_now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(group: str = "g", ttft_s: float | None = 40.0, made_s_ago: float = 0.0, *, now_s: float | None = None) -> Plan:
-    stage = PlanStage(0, HostId("h"), "cpu", StageRole.FULL, (0, 1), (), (), 1, 1.0, None)
-    return Plan(
-        PLAN_VERSION,
-        PlanId("p"),
-        GroupId(group),
-        1,
-        CHAT,
-        "0.0.1",
-        (stage,),
-        created_wall_ns=int(((now_s or time.time()) - made_s_ago) * 1e9),
-        predicted_ttft_s=ttft_s,
-    )
+    created_wall_ns = int(((now_s or time.time()) - made_s_ago) * 1e9)
+    return replace(PLAN, group_id=GroupId(group), created_wall_ns=created_wall_ns, predicted_ttft_s=ttft_s)
 
 
-def test_a_full_queue_of_an_action_is_a_429_that_says_when_its_start_will_be_ready(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str
-) -> None:
+def test_a_full_queue_of_an_action_is_a_429_that_says_when_its_start_will_be_ready(start_gateway: Start) -> None:
     gateway = start_gateway(THAW_QUEUE_PER_ACTION="1", THAW_GATEWAY_DRAIN_S="1")  # a 202 still waits when it stops
     gateway.put_llm()
     gateway.put_python()
-    with ThreadPoolExecutor(1) as pool, redis.Redis.from_url(valkey_url) as client:
-        waiting = pool.submit(gateway.chat, max_tokens=1)
-        invoker.wait_for_demand()
-        Registry(client).put_plan(plan())
-        refused = gateway.chat(max_tokens=1)
-        assert refused.status_code == 429
-        error = refused.json()["error"]
-        assert error["message"] == "Too many requests wait for guest/chat (count: 1, allowed: 1)."
-        assert error["code"] == "rate_limit_exceeded"
-        assert 30 <= int(refused.headers["Retry-After"]) <= 40
-        assert gateway.call("POST", "/api/v1/namespaces/_/actions/chat", json={"prompt": "x"}).status_code == 429
-        assert gateway.call("POST", HELLO).status_code == 202  # another action's queue is empty
-        invoker.ready("guest/chat")
-        assert waiting.result().status_code == 200
+    waiting = gateway.soon(gateway.chat, max_tokens=1)
+    gateway.invoker.wait_for_demand()
+    gateway.invoker.registry.put_plan(plan())
+    refused = gateway.chat(max_tokens=1)
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert error["message"] == "Too many requests wait for guest/chat (count: 1, allowed: 1)."
+    assert error["code"] == "rate_limit_exceeded"
+    assert 30 <= int(refused.headers["Retry-After"]) <= 40
+    assert gateway.invoke("chat", "", prompt="x").status_code == 429
+    assert gateway.invoke("hello", "").status_code == 202  # another action's queue is empty
+    gateway.invoker.ready("guest/chat")
+    assert waiting.result().status_code == 200
     assert gateway.chat(max_tokens=1).status_code == 200
 
 
-def test_a_namespace_has_a_cap_of_its_own_and_others_do_not_feel_it(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
-) -> None:
+def test_a_namespace_has_a_cap_of_its_own_and_others_do_not_feel_it(start_gateway: Start) -> None:
     gateway = start_gateway(THAW_QUEUE_PER_NAMESPACE="1")
     gateway.put_llm()
     gateway.put_python()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(gateway.chat, max_tokens=1)
-        invoker.wait_for_demand()
-        refused = gateway.call("POST", f"{HELLO}?blocking=true")
-        assert refused.status_code == 429
-        assert refused.json()["error"] == "Too many requests wait for namespace guest (count: 1, allowed: 1)."
-        invoker.ready("guest/chat")
-        assert waiting.result().status_code == 200
+    waiting = gateway.soon(gateway.chat, max_tokens=1)
+    gateway.invoker.wait_for_demand()
+    refused = gateway.invoke()
+    assert refused.status_code == 429
+    assert refused.json()["error"] == "Too many requests wait for namespace guest (count: 1, allowed: 1)."
+    gateway.invoker.ready("guest/chat")
+    assert waiting.result().status_code == 200
 
 
-def test_one_namespace_leaves_threads_to_others(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
-) -> None:
+def test_one_namespace_leaves_threads_to_others(start_gateway: Start) -> None:
     gateway = start_gateway(THAW_GATEWAY_THREADS="8")
     gateway.put_llm()
-    limits = gateway.call("GET", "/api/v1/namespaces/_/limits").json()
+    limits = gateway.read("limits")
     assert limits["concurrentInvocations"] == 7
-    with ThreadPoolExecutor(7) as pool:
-        held = [pool.submit(gateway.chat, max_tokens=1) for _ in range(7)]
-        invoker.wait_for_demand(7)
-        refused = gateway.chat(max_tokens=1)
-        assert refused.status_code == 429
-        assert refused.json()["error"]["message"] == "Too many concurrent requests in flight (count: 8, allowed: 7)."
-        invoker.ready("guest/chat")
-        assert {reply.result().status_code for reply in held} == {200}
+    held = [gateway.soon(gateway.chat, max_tokens=1) for _ in range(7)]
+    gateway.invoker.wait_for_demand(7)
+    refused = gateway.chat(max_tokens=1)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["message"] == "Too many concurrent requests in flight (count: 8, allowed: 7)."
+    gateway.invoker.ready("guest/chat")
+    assert {reply.result().status_code for reply in held} == {200}
 
 
 class Plans:
@@ -176,10 +153,6 @@ def test_the_room_tells_of_its_queues() -> None:
     assert room.queue(CHAT) == found
 
 
-def deployed(name: ActionName) -> Action:
-    return Action(name, Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits())
-
-
 class Room:
     """A waiting room with this queue for CHAT and an empty queue for any other action."""
 
@@ -201,7 +174,7 @@ def test_all_choices_of_a_request_count_where_they_would_wait(
     expectation = Expectation(Plans(plan(ttft_s=40)), lambda: 100.0)  # type: ignore[arg-type]
     caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
     with pytest.raises(Throttled) if is_refused else nullcontext():
-        caps.check(deployed(CHAT), n)
+        caps.check(action_of(CHAT, KIND_LLM), n)
 
 
 @pytest.mark.usefixtures("_at_now")
@@ -224,10 +197,10 @@ def test_a_request_is_refused_where_its_actions_or_its_namespaces_queue_is_full(
     found = Queue(n_waiting, n_in_namespace, 92.0, (), frozenset(map(GroupId, serving)))
     expectation = Expectation(Plans(plan(ttft_s=40, now_s=NOW_S)), lambda: 100.0)  # type: ignore[arg-type]
     caps = QueueCaps(3, 5, Room(found), expectation)  # type: ignore[arg-type]
-    caps.check(deployed(HELLO_NAME))
+    caps.check(action_of(HELLO, KIND_LLM))
     if not refused:
-        caps.check(deployed(CHAT))
+        caps.check(action_of(CHAT, KIND_LLM))
         return
     with pytest.raises(Throttled, match=refused) as caught:
-        caps.check(deployed(CHAT))
+        caps.check(action_of(CHAT, KIND_LLM))
     assert caught.value.retry_after_s == pytest.approx(8.0 if serving == ("g",) else 32.0, abs=0.001)

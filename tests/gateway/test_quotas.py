@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,24 +13,31 @@ from gateway.serving.actions.quotas import QuotaBook
 from relay.state import redis_link
 from relay.state.quotas import NamespaceQuotas
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import LLM_CONFIG, OPERATOR_KEY, OTHER_KEY, ROOT, GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.conftest import (
+    CODE,
+    LLM_CONFIG,
+    OPERATOR_KEY,
+    OTHER_KEY,
+    GatewayProcess,
+    Patched,
+    Start,
+    pairs,
+)
+from tests.gateway.waits import until
 from thaw.ids import Namespace
 from thaw.quotas import OwnQuotas, Quotas
 from thaw.settings import SettingError, load
 
-Start = Callable[..., GatewayProcess]
 QUOTAS = "/api/v1/thaw/namespaces/guest/quotas"
 HELLO = "/api/v1/namespaces/_/actions/hello"
 
 
 def as_operator(gateway: GatewayProcess, method: str, **more: Any) -> requests.Response:
-    user, _, password = OPERATOR_KEY.partition(":")
-    return gateway.call(method, QUOTAS, auth=(user, password), **more)
+    return gateway.call(method, QUOTAS, key=OPERATOR_KEY, **more)
 
 
 def code(n_bytes: int) -> dict[str, Any]:
-    return {"exec": {"kind": "python:3.11", "code": "#" * n_bytes + "\ndef main(a):\n    return a\n"}}
+    return {"exec": {**CODE, "code": "#" * n_bytes + "\n" + CODE["code"]}}
 
 
 def test_a_namespace_has_as_many_actions_and_as_much_code_as_its_quotas(start_gateway: Start) -> None:
@@ -53,7 +57,7 @@ def test_a_namespace_has_as_many_actions_and_as_much_code_as_its_quotas(start_ga
     assert one.call("PUT", paths[2], json=code(10)).status_code == 200
 
 
-def test_an_operator_sets_a_namespaces_quotas_at_every_gateway(start_gateway: Start, invoker: FakeInvoker) -> None:
+def test_an_operator_sets_a_namespaces_quotas_at_every_gateway(start_gateway: Start) -> None:
     one, two = start_gateway(), start_gateway(THAW_QUOTA_ACCEPTED="7")
     two.put_python()
     shown = as_operator(two, "GET").json()
@@ -61,7 +65,7 @@ def test_an_operator_sets_a_namespaces_quotas_at_every_gateway(start_gateway: St
     assert (shown["used"]["actions"], shown["used"]["code_bytes"] > 30) == (1, True)
     changed = as_operator(one, "PUT", json={"accepted": 1, "weight": 2})
     assert changed.json()["own"] == {"accepted": 1, "weight": 2.0}
-    invoker.ready("guest/another")
+    two.invoker.ready("guest/another")
     two.wait_for_routes()  # this event came after the one of the quotas
     first = two.call("POST", HELLO, json={})
     refused = two.call("POST", HELLO, json={})
@@ -74,29 +78,19 @@ def test_an_operator_sets_a_namespaces_quotas_at_every_gateway(start_gateway: St
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("name", "value"),
     [
-        {},
-        {"action": 1},
-        {"actions": -1},
-        {"actions": 1.5},
-        {"held": True},
-        {"weight": 0},
-        {"weight": "2"},
-        {"held": "x"},
-        {"records": 0},
-        {"record_age_s": 0},
+        *[("action", 1), ("actions", -1), ("actions", 1.5), ("held", True), ("held", "x")],
+        *[("weight", 0), ("weight", "2"), ("records", 0), ("record_age_s", 0), (None, None)],
     ],
 )
-def test_what_is_no_quota_is_a_400_that_says_so(gateway: GatewayProcess, body: dict[str, Any]) -> None:
-    refused = as_operator(gateway, "PUT", json=body)
+def test_what_is_no_quota_is_a_400_that_says_so(shared_gateway: GatewayProcess, name: str | None, value: Any) -> None:
+    refused = as_operator(shared_gateway, "PUT", json={name: value} if name else {})
     assert refused.status_code == 400
-    assert as_operator(gateway, "GET").json()["own"] == {}
+    assert as_operator(shared_gateway, "GET").json()["own"] == {}
 
 
-def test_requests_that_wait_have_a_quota_at_all_gateways_together(
-    start_gateway: Start, invoker: FakeInvoker, valkey_url: str
-) -> None:
+def test_requests_that_wait_have_a_quota_at_all_gateways_together(start_gateway: Start) -> None:
     one, two = (start_gateway(THAW_QUOTA_HELD="2", THAW_GATEWAY_HEARTBEAT_S="0.5") for _ in range(2))
     one.put_python()
     wait = f"{HELLO}?blocking=true&timeout=50"
@@ -105,14 +99,13 @@ def test_requests_that_wait_have_a_quota_at_all_gateways_together(
         refused = gateway.call("POST", wait, json={})
         assert refused.status_code == 429
         assert refused.json()["error"].startswith("Too many requests wait for namespace guest (count: 2, allowed: 2).")
-    user, _, password = OTHER_KEY.partition(":")
-    put = two.call("PUT", HELLO, json=code(10), auth=(user, password))
-    other = two.call("POST", wait, json={}, auth=(user, password))
+    put = two.call("PUT", HELLO, json=code(10), key=OTHER_KEY)
+    other = two.call("POST", wait, json={}, key=OTHER_KEY)
     assert (put.status_code, other.status_code) == (200, 202)
     assert one.call("POST", HELLO, json={}).status_code == 202, "which has a quota of its own"
-    invoker.ready("guest/hello")
-    invoker.wait_for_demand(1)  # the other namespace's
-    assert two.call("POST", f"{HELLO}?blocking=true", json={}).status_code == 200
+    one.invoker.ready("guest/hello")
+    one.invoker.wait_for_demand(1)  # the other namespace's
+    assert two.invoke().status_code == 200
 
 
 def test_a_namespace_s_actions_keep_no_more_instances_than_its_quota(start_gateway: Start) -> None:
@@ -126,7 +119,7 @@ def test_a_namespace_s_actions_keep_no_more_instances_than_its_quota(start_gatew
         return gateway.call("PUT", f"/api/v1/namespaces/_/scaling/{name}", json={"min_instances": least})
 
     def kept() -> int:
-        found = (one.call("GET", f"/api/v1/namespaces/_/scaling/{name}").json() for name in names)
+        found = (one.read(f"scaling/{name}") for name in names)
         return sum(each["min_instances"] for each in found)
 
     assert scale(one, "a", 2).status_code == 200
@@ -190,49 +183,39 @@ def test_a_gateway_says_at_its_start_that_the_state_servers_memory_has_no_limit(
     assert told == [True, False]
 
 
-@pytest.fixture
-def patient(tmp_path: Path) -> str:
-    """The PYTHONPATH of a gateway that does not give up logs, and write the records, in the middle of a test."""
-    (tmp_path / "sitecustomize.py").write_text("from gateway.serving import recorder\nrecorder._LOGS_S = 60.0\n")
-    return f"{tmp_path}:{ROOT}"
+PATIENT = "from gateway.serving import recorder; recorder._LOGS_S = 60.0"
+"""The gateway does not give up logs, and write the records, in the middle of a test."""
 
 
-def test_results_count_for_the_quota_before_they_are_written(
-    start_gateway: Start, invoker: FakeInvoker, patient: str
-) -> None:
+def test_results_count_for_the_quota_before_they_are_written(start_gateway: Start, patched: Patched) -> None:
     """The state server has none of them, because their host does not tell their logs."""
-    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000", PYTHONPATH=patient)
-    gateway.put_python()
-    invoker.ready("guest/hello")
-    gateway.wait_for_routes()
-    invoker.function = lambda _: (200, {"x": "y" * 3_000})
-    invoker.may_tell_logs.clear()
-    answers = [gateway.call("POST", f"{HELLO}?blocking=true").status_code for _ in range(9)]
+    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000", **patched(PATIENT))
+    gateway.serve_python()
+    gateway.invoker.function = lambda _: (200, {"x": "y" * 3_000})
+    gateway.invoker.may_tell_logs.clear()
+    answers = [gateway.invoke().status_code for _ in range(9)]
     assert answers == [200] * 6 + [507] * 3
-    invoker.may_tell_logs.set()
-    deadline_s, kept = time.monotonic() + 60, 0
-    while kept == 0 and time.monotonic() < deadline_s:
-        kept = gateway.call("GET", "/api/v1/namespaces/_/activations?count=true").json()["activations"]
-    assert 0 < kept <= 6, "written, and the oldest gave way if they were longer than they were expected to be"
+    gateway.invoker.may_tell_logs.set()
+    until(lambda: gateway.read("activations?limit=1"), most_s=60)
+    assert gateway.read("activations?count=true")["activations"] <= 6, (
+        "written, and the oldest gave way if they were longer than they were expected to be"
+    )
 
 
 @pytest.mark.parametrize("kind", ["sequence", "conductor", "failure"])
 def test_results_of_what_is_composed_count_for_the_quota_before_they_are_written(
-    start_gateway: Start, invoker: FakeInvoker, kind: str, patient: str
+    start_gateway: Start, kind: str, patched: Patched
 ) -> None:
     """They count twice: for the component and for the composition."""
-    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000", PYTHONPATH=patient)
+    gateway = start_gateway(THAW_QUOTA_RECORD_BYTES="20000", **patched(PATIENT))
     if kind == "conductor":
-        gateway.put_python(annotations=[{"key": "conductor", "value": True}])
+        gateway.serve_python(annotations=pairs(conductor=True))
     else:
-        gateway.put_python()
-        body = {"exec": {"kind": "sequence", "components": ["/_/hello"]}}
-        assert gateway.call("PUT", f"{HELLO}-seq", json=body).status_code == 200
-    name = HELLO if kind == "conductor" else f"{HELLO}-seq"
-    invoker.ready("guest/hello")
-    gateway.wait_for_routes()
-    invoker.function = lambda _: (200, {"error" if kind == "failure" else "x": "y" * 3_000})
-    invoker.may_tell_logs.clear()
-    answers = [gateway.call("POST", f"{name}?blocking=true").status_code for _ in range(5)]
+        gateway.serve_python()
+        gateway.put("actions/hello-seq", exec={"kind": "sequence", "components": ["/_/hello"]})
+    name = "hello" if kind == "conductor" else "hello-seq"
+    gateway.invoker.function = lambda _: (200, {"error" if kind == "failure" else "x": "y" * 3_000})
+    gateway.invoker.may_tell_logs.clear()
+    answers = [gateway.invoke(name).status_code for _ in range(5)]
     assert answers == [502 if kind == "failure" else 200] * 3 + [507] * 2
-    invoker.may_tell_logs.set()
+    gateway.invoker.may_tell_logs.set()

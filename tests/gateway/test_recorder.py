@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import redis
 
 from gateway.serving import recorder
-from gateway.serving.call import Call
-from gateway.serving.hangup import Hangup
 from gateway.serving.outcome import outcome_of
 from gateway.serving.recorder import Recorder
 from gateway.serving.routing.invoker_pool import InvokerPool
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsFound, LogsWanted
 from relay.state import redis_link
-from relay.state.api_keys import Subject
 from relay.state.records import Ended, Records
 from relay.state.storage import Storage
-from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
+from tests.gateway.calls import CHAT, GUEST, action_of, call_of, instance_of
+from thaw.action import KIND_LLM
 from thaw.activation import Activation, ActivationStatus
 from thaw.errors import ErrorInfo, StorageFull, Unavailable, from_info
-from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, Namespace
-from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.ids import Namespace
 from thaw.logs import Log
 from thaw.quotas import Quotas
 
@@ -37,10 +35,10 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
 
 
 class Away:
-    """A state server that fails twice and then answers again."""
+    """A state server that fails so many times and then answers again."""
 
-    def __init__(self) -> None:
-        self.failures = 2
+    def __init__(self, failures: int = 2) -> None:
+        self.failures = failures
         self.written: list[str] = []
         self.records: list[Activation] = []
 
@@ -64,31 +62,27 @@ class Hosts:
         return LogsFound(tuple((f"line of {address}",) for _ in wanted.runs))
 
 
+OK = Outcome(ActivationStatus.SUCCESS, {})
+OF_1000_BYTES = Outcome(ActivationStatus.SUCCESS, {"x": "y" * 992}, n_bytes=1_000)
+
+
+def recorder_of(records: object, hosts: object = None, **more: Any) -> Recorder:
+    return Recorder(cast(Records, records), cast(InvokerPool, hosts), Log("gateway"), **more)
+
+
+def write(recording: Recorder) -> None:
+    """Let it write everything, and end it."""
+    recording.start()
+    assert recording.settle(20.0)
+    recording.stop(1.0)
+
+
 def test_the_logs_of_one_host_do_not_wait_for_those_of_another() -> None:
-    records = Away()
-    records.failures = 0
-    writing = Recorder(cast(Records, records), cast(InvokerPool, Hosts()), Log("gateway"))
-    action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    records = Away(failures=0)
+    writing = recorder_of(records, Hosts())
     for n in range(4):
-        call = Call(ActivationId(str(n)), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-        call.dispatched_ms = 1
-        call.instance = InstanceRecord(
-            InstanceId("i"),
-            HostId("h"),
-            action.name,
-            "0.0.1",
-            GroupId("g"),
-            InstanceState.READY,
-            f"h{n % 2}",
-            1,
-            0,
-            "cpu",
-            StartMode.COLD,
-        )
-        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}))
-    writing.start()
-    writing.settle(20.0)
-    writing.stop(1.0)
+        writing.submit(call_of(str(n), dispatched_ms=1, instance=instance_of(address=f"h{n % 2}")), OK)
+    write(writing)
     assert [(one.activation_id, one.logs) for one in records.records] == [
         (str(n), (f"line of h{n % 2}",)) for n in range(4)
     ]
@@ -99,64 +93,45 @@ def test_the_record_of_a_202_is_never_given_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recorder, "_RETRY_S", 0.0)
     monkeypatch.setattr(recorder, "_BATCH", 1)
     records = Away()
-    writing = Recorder(cast(Records, records), InvokerPool("token"), Log("gateway"))
-    action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    writing = recorder_of(records)
     for name, entry in (("accepted", b"1-0"), ("held", None)):
-        call = Call(ActivationId(name), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}), entry)
-    writing.start()
-    writing.settle(10.0)
-    writing.stop(1.0)
+        writing.submit(call_of(name), OK, entry)
+    write(writing)
     assert records.written == ["accepted"]
 
 
 def test_the_record_of_a_202_is_held_beyond_those_that_may_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_BACKLOG", 2)
-    records = Away()
-    records.failures = 0
-    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"))
-    action = Action(ActionName("guest/hello"), Namespace("guest"), "0.0.1", Exec(KIND_PYTHON), Limits())
+    records = Away(failures=0)
+    writing = recorder_of(records)
     for n, entry in enumerate((None, None, None, b"1-0", b"2-0", None)):
-        call = Call(ActivationId(str(n)), action, Subject(Namespace("guest"), "x"), {}, Hangup())
-        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}), entry)
-    writing.start()
-    writing.settle(20.0)
-    writing.stop(1.0)
+        writing.submit(call_of(str(n)), OK, entry)
+    write(writing)
     assert records.written == ["0", "1", "3", "4"]
 
 
 def test_a_namespace_with_many_records_keeps_no_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It delays them neither by its place in the queue nor by the room that it takes."""
     monkeypatch.setattr(recorder, "_BACKLOG", 80)
-    records = Away()
-    records.failures = 0
-    weights = {"flood": 1.0, "honest": 2.0}
-    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"), weights.__getitem__)
+    records = Away(failures=0)
+    writing = recorder_of(records, weight_of={"flood": 1.0, "honest": 2.0}.__getitem__)
     for name, n in (("flood", 500), ("honest", 4)):
-        action = Action(ActionName(f"{name}/f"), Namespace(name), "0.0.1", Exec(KIND_PYTHON), Limits())
         for i in range(n):
-            call = Call(ActivationId(f"{name}{i}"), action, Subject(Namespace(name), "x"), {}, Hangup())
-            writing.submit(call, Outcome(ActivationStatus.SUCCESS, {}))
-    writing.start()
-    writing.settle(20.0)
-    writing.stop(1.0)
+            writing.submit(call_of(f"{name}{i}", action_of(f"{name}/f")), OK)
+    write(writing)
     assert records.written[:6] == ["flood0", "honest0", "honest1", "flood1", "honest2", "honest3"]
     assert len(records.written) == 70 + 4
 
 
 def test_what_a_container_printed_before_its_start_failed_is_in_the_logs_and_not_in_the_answer() -> None:
-    records = Away()
-    records.failures = 0
-    writing = Recorder(cast(Records, records), cast(InvokerPool, Hosts()), Log("gateway"))
-    action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits())
-    call = Call(ActivationId("a"), action, Subject(Namespace("guest"), "guest"), {}, Hangup())
-    error = from_info(ErrorInfo("InitFailed", "the engine failed", "", "Traceback:\n  line 1"))
-    writing.start()
-    try:
-        writing.submit(call, outcome_of(error))
-        writing.settle(10)
-    finally:
-        writing.stop(10)
+    records = Away(failures=0)
+    writing = recorder_of(records, Hosts())
+    printed = "Traceback:\n  line 1"
+    writing.submit(
+        call_of("a", action_of(CHAT, KIND_LLM)),
+        outcome_of(from_info(ErrorInfo("InitFailed", "the engine failed", printed=printed))),
+    )
+    write(writing)
     (record,) = records.records
     assert [line.partition(" ")[2] for line in record.logs] == ["stderr: Traceback:", "stderr:   line 1"]
     assert record.result == {"error": "the engine failed"}
@@ -169,32 +144,16 @@ def test_what_a_failed_start_printed_on_both_streams_is_in_the_logs() -> None:
 
 
 def test_results_that_wait_to_be_written_count_for_the_quota_of_records(client: redis.Redis) -> None:
-    quotas = Quotas(1, 1, 40_000, 1, 1, 1)
-    storage = Storage(client, lambda _: quotas)
-    records = Away()
-    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"), expect=storage.expect)
-    guest = Namespace("guest")
-    action = Action(ActionName("guest/hello"), guest, "0.0.1", Exec(KIND_LLM), Limits())
-    storage.check(guest)
+    storage = Storage(client, lambda _: Quotas(1, 1, 40_000, 1, 1, 1))
+    writing = recorder_of(Away(failures=0), expect=storage.expect)
+    storage.check(GUEST)
     for n in range(30):
-        call = Call(ActivationId(str(n)), action, Subject(guest, "x"), {}, Hangup())
-        writing.submit(call, Outcome(ActivationStatus.SUCCESS, {"x": "y" * 992}, n_bytes=1_000))
+        writing.submit(call_of(str(n)), OF_1000_BYTES)
     with pytest.raises(StorageFull, match="no room for more records"):
-        storage.check(guest)
+        storage.check(GUEST)
     storage.check(Namespace("other"))
-    records.failures = 0
-    writing.start()
-    writing.settle(20.0)
-    writing.stop(1.0)
-    storage.check(guest)  # the server says what it has, and this one was not told of any record
-
-
-GUEST = Namespace("guest")
-
-
-def call_of(name: str, namespace: Namespace = GUEST) -> Call:
-    action = Action(ActionName(f"{namespace}/f"), namespace, "0.0.1", Exec(KIND_PYTHON), Limits())
-    return Call(ActivationId(name), action, Subject(namespace, "x"), {}, Hangup())
+    write(writing)
+    storage.check(GUEST)  # the server says what it has, and this one was not told of any record
 
 
 def test_a_list_waits_for_the_records_that_its_namespace_had_queued_and_for_no_others(
@@ -202,21 +161,20 @@ def test_a_list_waits_for_the_records_that_its_namespace_had_queued_and_for_no_o
 ) -> None:
     """It does not wait for later records of its namespace, which may never end, nor for those of another namespace."""
     monkeypatch.setattr(recorder, "_BATCH", 1)
-    done, flood = threading.Event(), Namespace("flood")
+    done = threading.Event()
 
     class Endless(Away):
         def end_all(self, ended: Sequence[Ended], told: object = None) -> list[bool]:
             for one in ended:
                 if not done.is_set():
                     name = f"{one.record.activation_id}."
-                    writing.submit(call_of(name, one.record.namespace), Outcome(ActivationStatus.SUCCESS, {}))
+                    writing.submit(call_of(name, action_of(f"{one.record.namespace}/f")), OK)
             return super().end_all(ended)
 
-    records = Endless()
-    records.failures = 0
-    writing = Recorder(cast(Records, records), cast(InvokerPool, None), Log("gateway"))
-    for namespace in (flood, GUEST):
-        writing.submit(call_of(namespace, namespace), Outcome(ActivationStatus.SUCCESS, {}))
+    records = Endless(failures=0)
+    writing = recorder_of(records)
+    for namespace in ("flood", "guest"):
+        writing.submit(call_of(namespace, action_of(f"{namespace}/f")), OK)
     writing.start()
     try:
         assert writing.settle(10.0, GUEST)
@@ -240,13 +198,10 @@ def test_what_is_written_is_expected_no_more_when_its_bytes_count(
         learn(namespace, *has)
 
     monkeypatch.setattr(storage, "learn", learned)
-    records = Records(client, storage=storage)
-    writing = Recorder(records, cast(InvokerPool, None), Log("gateway"), expect=storage.expect)
+    writing = recorder_of(Records(client, storage=storage), expect=storage.expect)
     for n in range(3):
-        writing.submit(call_of(str(n)), Outcome(ActivationStatus.SUCCESS, {}, n_bytes=488))
-    writing.start()
-    assert writing.settle(20.0)
-    writing.stop(1.0)
+        writing.submit(call_of(str(n)), replace(OK, n_bytes=488))
+    write(writing)
     assert seen == [2_000, 1_000, 0]
 
 
@@ -257,11 +212,7 @@ def test_what_is_lost_is_expected_no_more() -> None:
         def end_all(self, ended: Sequence[Ended], told: object = None) -> list[bool]:
             raise ValueError("a record that cannot be written")
 
-    writing = Recorder(
-        cast(Records, Broken()), cast(InvokerPool, None), Log("gateway"), expect=lambda _, n: expected.append(n)
-    )
-    writing.submit(call_of("a"), Outcome(ActivationStatus.SUCCESS, {}, n_bytes=488))
-    writing.start()
-    assert writing.settle(20.0)
-    writing.stop(1.0)
+    writing = recorder_of(Broken(), expect=lambda _, n: expected.append(n))
+    writing.submit(call_of(), replace(OK, n_bytes=488))
+    write(writing)
     assert expected == [1_000, -1_000]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -13,24 +11,14 @@ import pytest
 from openai.types.responses import Response as SdkResponse
 
 from gateway.serving.answers.responses_format import ResponseEvents, repeated
-from gateway.serving.call import Call
-from gateway.serving.hangup import Hangup
 from relay.protocol.messages import CallDelta, RunFinished, RunToken, TokenLogprob
-from relay.state.api_keys import Role, Subject
-from tests.gateway.conftest import KEY, GatewayProcess, wait_for_record
-from tests.gateway.fake_invoker import FakeInvoker
-from tests.gateway.test_hangup import raw_post
-from thaw.action import Action
+from tests.gateway.calls import call_of
+from tests.gateway.conftest import KEY, GatewayProcess, events_of
 from thaw.errors import BadParameter, BadRequest, StoreUnavailable
-from thaw.ids import ActivationId, Namespace
 
 
 def response(body: dict[str, Any]) -> ResponseEvents:
-    action: Action = None  # type: ignore[assignment]  # an answer's format reads nothing of it
-    subject = Subject(Namespace("guest"), "u", Role.TENANT)
-    return ResponseEvents(
-        Call(ActivationId("a" * 32), action, subject, {"model": "m"}, Hangup(), "chat"), repeated(body)
-    )
+    return ResponseEvents(call_of(body={"model": "m"}, endpoint="chat"), repeated(body))
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
@@ -122,14 +110,13 @@ def test_a_failure_is_the_last_event_of_a_stream() -> None:
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "no"}
 
 
-def test_openais_sdk_gets_a_response_whole_and_streamed(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
+def test_openais_sdk_gets_a_response_whole_and_streamed(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     with openai.OpenAI(api_key=KEY, base_url=f"{gateway.url}/v1", max_retries=0) as client:
         asked: Any = {"model": "chat", "input": "hi", "max_output_tokens": 3, "instructions": "Be brief."}
         whole = client.responses.create(**asked)
         assert (whole.output_text, whole.status) == ("w0 w1 w2 ", "incomplete")
-        assert invoker.runs[-1]["value"]["body"]["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert gateway.invoker.runs[-1]["value"]["body"]["messages"][0] == {"role": "system", "content": "Be brief."}
         with client.responses.stream(**asked) as stream:
             events = list(stream)
         assert [e.delta for e in events if e.type == "response.output_text.delta"] == ["w0 ", "w1 ", "w2 "]
@@ -152,80 +139,42 @@ def ask(gateway: GatewayProcess, stream: bool = False, headers: Any = None, **bo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_the_container_refuses_has_the_names_of_a_response(
-    gateway: GatewayProcess, invoker: FakeInvoker, stream: bool
-) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
-    invoker.failures.append(BadParameter("response_format", "this schema cannot be followed"))
-    reply = ask(gateway, stream=stream)
+def test_what_the_container_refuses_has_the_names_of_a_response(gateway: GatewayProcess, stream: bool) -> None:
+    gateway.serve_llm()
+    gateway.invoker.failures.append(BadParameter("response_format", "this schema cannot be followed"))
+    gateway.invoker.failures.append(BadRequest("too long", hint="context_length_exceeded"))
+    reply, other = ask(gateway, stream=stream), ask(gateway, stream=stream)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "text.format")
     assert reply.json()["error"]["message"].startswith("text.format: ")
+    of_the_whole_body = other.json()["error"]
+    assert (of_the_whole_body["param"], of_the_whole_body["code"]) == (None, "context_length_exceeded")
 
 
-def test_a_start_that_fails_while_a_stream_waits_is_a_failed_response(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_a_start_that_fails_while_a_stream_waits_is_a_failed_response(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    invoker.failures.append(StoreUnavailable("the store is gone"))
+    gateway.invoker.failures.append(StoreUnavailable("the store is gone"))
     with ask(gateway, stream=True) as reply:
         lines = reply.iter_lines()
         assert next(lines) == b": thaw queued"
-        invoker.wait_for_demand()
-        invoker.ready("guest/chat")
-        events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: ")]
+        gateway.invoker.wait_for_demand()
+        gateway.invoker.ready("guest/chat")
+        events = list(events_of(lines))
     assert events[-1]["type"] == "response.failed"
     assert "the store is gone" in events[-1]["response"]["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["Last-Event-ID", "X-Thaw-Resumable"])
-def test_a_response_that_asks_to_be_gone_on_with_is_refused(gateway: GatewayProcess, name: str) -> None:
-    gateway.put_llm()
-    reply = ask(gateway, stream=True, headers={name: "1"})
+def test_a_response_that_asks_to_be_gone_on_with_is_refused(shared_gateway: GatewayProcess, name: str) -> None:
+    reply = ask(shared_gateway, stream=True, headers={name: "1"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_in_the_middle_ends_its_run_and_its_count(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker, valkey_url: str, stream: bool
-) -> None:
-    gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1")
+def test_a_worker_lost_in_the_middle_of_a_response_costs_no_token_and_no_event(gateway: GatewayProcess) -> None:
     gateway.put_llm()
-    invoker.ready("guest/chat", slots=1)
-    invoker.pace = threading.Semaphore(1)
-    client = raw_post(gateway, "/v1/responses", {"model": "chat", "input": "x", "stream": stream})
-    assert invoker.entered.acquire(timeout=60)
-    if stream:
-        assert client.recv(1)
-    client.close()
-    assert invoker.closed.acquire(timeout=20), "without the hang-up it would stream for ever"
-    record = wait_for_record(valkey_url, invoker.runs[-1]["activation_id"])
-    assert record.status.value == 1
-    invoker.pace = None
-    assert ask(gateway).status_code == 200, "a run that is still counted would keep others out"
-
-
-def test_a_worker_lost_in_the_middle_of_a_response_costs_no_token_and_no_event(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
-    gateway.put_llm()
-    for instance in ("i0", "i1"):
-        invoker.ready("guest/chat", instance=instance)
-    gateway.wait_for_routes(2)
-    invoker.cut_after.append(2)
+    gateway.serve("chat", "chat")
+    gateway.invoker.cut_after.append(2)
     with ask(gateway, stream=True, max_output_tokens=4) as reply:
-        lines = [line for line in reply.iter_lines() if line.startswith(b"data: ")]
-    events = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+        events = list(events_of(reply.iter_lines()))
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     assert [e["delta"] for e in events if "delta" in e] == ["w0 ", "w1 ", "w2 ", "w3 "]
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "w0 w1 w2 w3 "
-
-
-def test_an_error_of_the_whole_body_names_no_parameter(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
-    invoker.failures.append(BadRequest("too long", hint="context_length_exceeded"))
-    error = ask(gateway).json()["error"]
-    assert (error["param"], error["code"]) == (None, "context_length_exceeded")

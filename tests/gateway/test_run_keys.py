@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 
 import pytest
 import requests
 
-from gateway.serving.call import Call
-from gateway.serving.hangup import Hangup
 from gateway.serving.routing.run_keys import RunKeys
 from gateway.serving.routing.sending import run_body
 from relay.state.api_keys import Role, Subject
-from tests.gateway.conftest import KEY, OPERATOR_KEY, GatewayProcess, add_key, wait_for_record
-from tests.gateway.fake_invoker import FakeInvoker
-from tests.gateway.test_packages import HERE, pairs
-from thaw.action import KIND_PYTHON, Action, Exec, Limits
-from thaw.ids import ActionName, ActivationId, Namespace
+from tests.gateway.calls import GUEST, action_of, call_of
+from tests.gateway.conftest import HERE, KEY, OPERATOR_KEY, GatewayProcess, add_key, pairs, wait_for_record
+from thaw.action import Limits
 
-GUEST = Namespace("guest")
-CALL = Call(
-    ActivationId("a" * 32),
-    Action(ActionName("guest/f"), GUEST, "0.0.1", Exec(KIND_PYTHON), Limits()),
-    Subject(GUEST, "ada", Role.OPERATOR),
-    {},
-    Hangup(),
-)
+CALL = call_of(subject=Subject(GUEST, "ada", Role.OPERATOR))
 
 
 def test_a_key_is_its_callers_until_its_time_is_over_and_never_an_operators() -> None:
@@ -51,47 +39,36 @@ def test_no_part_of_a_key_can_be_changed() -> None:
         assert keys.subject(changed, 0) is None, i
 
 
-def test_a_function_that_asks_for_a_key_gets_one_that_works_and_no_other_does(
-    gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_a_function_that_asks_for_a_key_gets_one_that_works_and_no_other_does(gateway: GatewayProcess) -> None:
     gateway.put_python("plain")
     gateway.put_python("asks", annotations=pairs(**{"provide-api-key": True}))
-    for i, name in enumerate(("plain", "asks")):
-        invoker.ready(f"guest/{name}", instance=f"i{i}")
-    gateway.wait_for_routes(2)
+    gateway.serve("plain", "asks")
     for name in ("plain", "asks"):
         assert gateway.call("POST", f"{HERE}/actions/{name}?blocking=true").status_code == 200
-    plain, asks = invoker.runs
+    plain, asks = gateway.invoker.runs
     assert "api_key" not in plain
     user, _, secret = asks["api_key"].partition(":")
-    for auth in ({"auth": (user, secret)}, {"headers": {"Authorization": f"Bearer {asks['api_key']}"}}):
+    for auth in ({"auth": (user, secret)}, {"headers": bearer(asks["api_key"])}):
         reply = requests.get(f"{gateway.url}/api/v1/namespaces", timeout=30, **auth)  # type: ignore[arg-type]
         assert (reply.status_code, reply.json()) == (200, ["guest"])
-    refused = requests.get(f"{gateway.url}/api/v1/thaw/keys", auth=(user, secret), timeout=30)
-    assert refused.status_code == 403
+    assert gateway.call("GET", "/api/v1/thaw/keys", key=asks["api_key"]).status_code == 403
 
 
-def test_a_revoked_key_takes_those_of_the_202s_along_that_it_called(
-    gateway: GatewayProcess, invoker: FakeInvoker, valkey_url: str
-) -> None:
-    gateway.put_python("asks", annotations=pairs(**{"provide-api-key": True}))
-    invoker.ready("guest/asks")
-    gateway.wait_for_routes()
+def test_a_revoked_key_takes_those_of_the_202s_along_that_it_called(gateway: GatewayProcess, valkey_url: str) -> None:
+    gateway.serve_python("asks", annotations=pairs(**{"provide-api-key": True}))
     add_key(valkey_url, "left:behind", "guest")
 
     def call(key: str) -> str:
         reply = requests.post(f"{gateway.url}{HERE}/actions/asks", headers=bearer(key), timeout=30)
         assert reply.status_code == 202
         wait_for_record(valkey_url, reply.json()["activationId"])
-        return str(invoker.runs[-1]["api_key"])
+        return str(gateway.invoker.runs[-1]["api_key"])
 
     first = call(KEY)
     second = call(first)
     names = f"{gateway.url}/api/v1/namespaces"
     assert [requests.get(names, headers=bearer(key), timeout=30).status_code for key in (first, second)] == [200, 200]
-    ended = requests.delete(
-        f"{gateway.url}/api/v1/thaw/keys/{KEY.partition(':')[0]}", headers=bearer(OPERATOR_KEY), timeout=30
-    )
+    ended = gateway.call("DELETE", f"/api/v1/thaw/keys/{KEY.partition(':')[0]}", key=OPERATOR_KEY)
     assert ended.status_code == 200, ended.text
     assert [requests.get(names, headers=bearer(key), timeout=30).status_code for key in (first, second)] == [401, 401]
 
@@ -113,7 +90,6 @@ def test_a_function_whose_runs_share_their_variables_gets_no_key(gateway: Gatewa
 def test_a_run_of_an_earlier_versions_action_that_shares_its_variables_gets_no_key() -> None:
     notes = {"provide-api-key": True}
     for concurrency, gets in ((1, True), (2, False)):
-        action = replace(CALL.action, annotations=notes, limits=Limits(concurrency=concurrency))
-        call = Call(CALL.activation_id, action, CALL.subject, {}, Hangup())
-        body = run_body(call, time.monotonic() + 1, (), run_keys=RunKeys("token"))
+        action = action_of(annotations=notes, limits=Limits(concurrency=concurrency))
+        body = run_body(call_of(action=action), time.monotonic() + 1, (), run_keys=RunKeys("token"))
         assert ("api_key" in json.loads(body)) is gets

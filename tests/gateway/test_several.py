@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,21 +13,12 @@ import requests
 
 from gateway.serving.answers.merging import Merging
 from gateway.serving.answers.several import merged, several
-from gateway.serving.call import Call
 from gateway.serving.hangup import Hangup
 from relay.protocol.messages import RankedToken, RunPrompt
-from relay.state.api_keys import Subject
-from tests.gateway.conftest import GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
-from thaw.action import Action, Exec, Limits
+from tests.gateway.calls import CHAT, action_of, call_of
+from tests.gateway.conftest import GatewayProcess, Start, events_of
+from thaw.action import KIND_LLM, Limits
 from thaw.errors import MemoryTooSmall, TimeLimitExceeded, Unavailable
-from thaw.ids import ActionName, ActivationId, Namespace
-
-
-def ready(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm()
-    invoker.ready("guest/chat")
-    gateway.wait_for_routes()
 
 
 def complete(gateway: GatewayProcess, **body: Any) -> requests.Response:
@@ -36,41 +26,37 @@ def complete(gateway: GatewayProcess, **body: Any) -> requests.Response:
     return gateway.call("POST", "/v1/completions", json=plain, stream=bool(body.get("stream")))
 
 
-def events(reply: requests.Response) -> list[Any]:
-    lines = [line.removeprefix(b"data: ") for line in reply.iter_lines() if line.startswith(b"data: ")]
-    assert lines[-1] == b"[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
-
-
-def test_each_choice_has_a_seed_of_its_own_and_an_activation(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    ready(gateway, invoker)
+def test_each_choice_has_a_seed_of_its_own_and_an_activation(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     reply = gateway.chat(n=3, seed=2**63 - 1, max_tokens=2)
     assert reply.status_code == 200, reply.text
     body = reply.json()
     assert [(c["index"], c["message"]["content"]) for c in body["choices"]] == [(i, "w0 w1 ") for i in range(3)]
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
-    assert {r["value"]["seed"] for r in invoker.runs} == {2**63 - 1, -(2**63), -(2**63) + 1}
-    assert not any({"n", "best_of"} & r["value"]["body"].keys() for r in invoker.runs)
-    ids = {r["activation_id"] for r in invoker.runs}
+    assert {r["value"]["seed"] for r in gateway.invoker.runs} == {2**63 - 1, -(2**63), -(2**63) + 1}
+    assert not any({"n", "best_of"} & r["value"]["body"].keys() for r in gateway.invoker.runs)
+    ids = {r["activation_id"] for r in gateway.invoker.runs}
     assert len(ids) == 3
     assert reply.headers["X-Openwhisk-Activation-Id"] in ids
     for activation_id in ids:
         assert gateway.record(activation_id)["response"]["success"]
 
 
-def test_a_list_of_prompts_is_answered_in_its_order(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    ready(gateway, invoker)
+def test_a_list_of_prompts_is_answered_in_its_order(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     body = complete(gateway, prompt=["a", [1, 2]], n=2, logprobs=1).json()
     assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
     assert all(c["logprobs"]["tokens"] == ["w0 ", "w1 "] for c in body["choices"])
-    assert sorted(str(r["value"]["body"]["prompt"]) for r in invoker.runs) == ["[1, 2]", "[1, 2]", "a", "a"]
+    assert sorted(str(r["value"]["body"]["prompt"]) for r in gateway.invoker.runs) == ["[1, 2]", "[1, 2]", "a", "a"]
     assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}
 
 
-def test_the_choices_of_a_stream_come_beside_one_another(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    ready(gateway, invoker)
+def test_the_choices_of_a_stream_come_beside_one_another(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
     with complete(gateway, stream=True, n=2, stream_options={"include_usage": True}) as reply:
-        found = events(reply)
+        lines = [line for line in reply.iter_lines() if line.startswith(b"data: ")]
+    found = list(events_of(lines))
+    assert lines[-1] == b"data: [DONE]"
     texts = {0: "", 1: ""}
     for event in found[:-1]:
         (choice,) = event["choices"]
@@ -81,9 +67,9 @@ def test_the_choices_of_a_stream_come_beside_one_another(gateway: GatewayProcess
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_one_choice_fails_the_answer_does(gateway: GatewayProcess, invoker: FakeInvoker, stream: bool) -> None:
-    ready(gateway, invoker)
-    invoker.failures.append(MemoryTooSmall("too small"))
+def test_when_one_choice_fails_the_answer_does(gateway: GatewayProcess, stream: bool) -> None:
+    gateway.serve_llm()
+    gateway.invoker.failures.append(MemoryTooSmall("too small"))
     reply = complete(gateway, n=2, stream=stream)
     if reply.status_code == 200:  # the other choice was quicker
         assert b'"code": "MemoryTooSmall"' in reply.content
@@ -91,13 +77,11 @@ def test_when_one_choice_fails_the_answer_does(gateway: GatewayProcess, invoker:
         assert (reply.status_code, reply.json()["error"]["code"]) == (502, "MemoryTooSmall")
 
 
-def test_the_choices_of_a_request_share_the_memory_for_the_logprobs_of_its_prompts(
-    start_gateway: Callable[..., GatewayProcess], invoker: FakeInvoker
-) -> None:
+def test_the_choices_of_a_request_share_the_memory_for_the_logprobs_of_its_prompts(start_gateway: Start) -> None:
     """The logprobs of one prompt would fit, but those of sixty-four prompts would fill the gateway."""
     gateway = start_gateway(THAW_LLM_RESULT_BYTES="60000")
-    ready(gateway, invoker)
-    invoker.prompt = RunPrompt((1, 2), ranked=(tuple(RankedToken(i, "x", -0.5, i) for i in range(100)),))
+    gateway.serve_llm()
+    gateway.invoker.prompt = RunPrompt((1, 2), ranked=(tuple(RankedToken(i, "x", -0.5, i) for i in range(100)),))
     one = complete(gateway, prompt_logprobs=20)
     assert len(one.json()["choices"][0]["prompt_logprobs"][1]) == 100
     two = complete(gateway, prompt_logprobs=20, prompt=["a", "b"])
@@ -106,10 +90,9 @@ def test_the_choices_of_a_request_share_the_memory_for_the_logprobs_of_its_promp
     assert complete(gateway, prompt_logprobs=20).status_code == 200, "the count is one request's"
 
 
-def test_an_activation_that_is_invoked_has_one_answer(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    ready(gateway, invoker)
-    path = "/api/v1/namespaces/_/actions/chat?blocking=true"
-    reply = gateway.call("POST", path, json={"prompt": "a", "n": 2})
+def test_an_activation_that_is_invoked_has_one_answer(gateway: GatewayProcess) -> None:
+    gateway.serve_llm()
+    reply = gateway.invoke("chat", prompt="a", n=2)
     assert (reply.status_code, "one answer" in reply.json()["error"]) == (400, True)
 
 
@@ -144,8 +127,7 @@ def test_logprobs_without_alternatives_are_logprobs(logprobs: Any, kept: bool) -
 
 def test_a_stream_ends_when_a_part_never_runs() -> None:
     """A gateway that ends cancels the parts that wait for a thread."""
-    action = Action(ActionName("guest/chat"), Namespace("guest"), "0.0.1", Exec("llm:vllm"), Limits())
-    call = Call(ActivationId("a" * 32), action, Subject(action.namespace, "x"), {"model": "chat"}, Hangup(), "chat")
+    call = call_of(action=action_of(CHAT, KIND_LLM), body={"model": "chat"}, endpoint="chat")
     busy, hold = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as choices:
         choices.submit(lambda: (busy.set(), hold.wait(60)))
@@ -154,15 +136,8 @@ def test_a_stream_ends_when_a_part_never_runs() -> None:
         choices.shutdown(wait=False, cancel_futures=True)
         with pytest.raises(Unavailable):
             next(texts)
-        late = replace(action, limits=replace(action.limits, timeout=-60_000))
-        never: Any = _Never()
+        late = replace(call, action=replace(call.action, limits=Limits(timeout=-60_000)))
+        all_busy: Any = SimpleNamespace(submit=lambda *_: Future[None]())
         with pytest.raises(TimeLimitExceeded):
-            next(Merging(never, [replace(call, action=late)], Hangup(), lambda _: iter(())).texts(1))
+            next(Merging(all_busy, [late], Hangup(), lambda _: iter(())).texts(1))
         hold.set()
-
-
-class _Never:
-    """Threads that are all busy."""
-
-    def submit(self, *_: Any) -> Future[None]:
-        return Future()

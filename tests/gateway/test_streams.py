@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -20,18 +21,18 @@ from gateway.serving.routing.throttle import Throttle
 from gateway.serving.runs import Outcome
 from gateway.serving.streams import Reader, Streams
 from relay.protocol.messages import RunFinished, RunToken
-from relay.state.api_keys import Subject
 from relay.state.streams import HandedOver
 from tests.conftest import Clock
-from thaw.action import KIND_LLM, Action, Exec, Limits
+from tests.gateway.calls import CHAT, GUEST, action_of, call_of
+from thaw.action import KIND_LLM
 from thaw.activation import ActivationStatus
 from thaw.errors import Conflict, PlatformError, Throttled, TimeLimitExceeded, WorkerLost
-from thaw.ids import ActionName, ActivationId, Namespace
+from thaw.ids import ActivationId, Namespace
 
-GUEST = Namespace("guest")
-ACTION = Action(ActionName("guest/chat"), GUEST, "0.0.1", Exec(KIND_LLM), Limits())
+ACTION = action_of(CHAT, KIND_LLM)
 END = RunFinished("length", 3, 2)
 ONE = ActivationId("1")
+W0, W1 = (RunToken(i, 100 + i, f"w{i} ") for i in range(2))
 
 
 class Worker:
@@ -75,8 +76,8 @@ class RunsHangup(Hangup):
 class Platform:
     """One gateway's streams, with a throttle of one request."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, patch: pytest.MonkeyPatch) -> None:
+        self.worker, self.patch = worker, patch
         self.ended: queue.SimpleQueue[tuple[Call, Outcome]] = queue.SimpleQueue()
         self.throttle = Throttle(100, 1, Clock())
         bounds = Bounds(60, 1 << 20, 1 << 20)
@@ -85,21 +86,13 @@ class Platform:
         self.streams.start()
         self.cuts: list[str] = []
 
-    def begin(
-        self,
-        hangup: Hangup | None = None,
-        *,
-        body: dict[str, Any] | None = None,
-        handed: HandedOver | None = None,
-        age_s: float = 0,
-    ) -> Reader:
-        body = body or {}
-        call = Call(ONE, ACTION, Subject(GUEST, "x"), body, RunsHangup(), "chat", 1)
-        call.received_s -= age_s
+    def begin(self, hangup: Hangup | None = None, *, body: Any = (), age_s: float = 0, **more: Any) -> Reader:
+        body = dict(body)
+        call = call_of(ONE, ACTION, body, hangup=RunsHangup(), endpoint="chat", received_s=time.monotonic() - age_s)
         self.throttle.enter(GUEST)
         n_bytes = fingerprint(ACTION, "chat", body).n_bytes
         cut = lambda: self.cuts.append("first")  # noqa: E731
-        return self.streams.begin(call, hangup or Hangup(), cut, body_bytes=n_bytes, handed=handed)
+        return self.streams.begin(call, hangup or Hangup(), cut, body_bytes=n_bytes, **more)
 
     def begin_lagging(self, hangup: Hangup | None = None, *, age_s: float = 0) -> Reader:
         """A stream of four tokens whose reader has fetched none, so the run waits after the second one."""
@@ -112,6 +105,10 @@ class Platform:
             assert waits.acquire(timeout=60)
         assert (len(reader.stream.kept.tokens), self.worker.steps.qsize()) == (2, 3)
         return reader
+
+    def must_leave_within(self, seconds: float) -> None:
+        """A reader that another one replaces."""
+        self.patch.setattr(module, "_LEAVES_S", seconds)
 
     def attach(self) -> Reader:
         found = self.streams.attach(ONE, Hangup(), lambda: self.cuts.append("next"))
@@ -133,7 +130,7 @@ class Platform:
 def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     worker = Worker()
     monkeypatch.setattr(module, "llm_tokens", worker.tokens)
-    made = Platform(worker)
+    made = Platform(worker, monkeypatch)
     yield made
     made.streams.stop(10)
 
@@ -146,30 +143,30 @@ def test_each_reader_gets_the_answer_from_its_first_token(platform: Platform) ->
     first = platform.begin()
     platform.worker.put(2)
     steps = first.steps()
-    assert [next(steps), next(steps)] == [RunToken(0, 100, "w0 "), RunToken(1, 101, "w1 ")]
+    assert [next(steps), next(steps)] == [W0, W1]
     assert platform.streams.leave(first, resumable=True)
     assert not platform.streams.leave(first, resumable=True)
     second = platform.attach()
     platform.worker.steps.put(END)
-    assert list(second.steps()) == [RunToken(0, 100, "w0 "), RunToken(1, 101, "w1 "), END]
+    assert list(second.steps()) == [W0, W1, END]
     assert platform.outcome().status is ActivationStatus.SUCCESS
 
 
 def test_a_reader_learns_what_the_run_waits_for_now_and_not_what_it_waited_for(platform: Platform) -> None:
     first = platform.begin()
-    for step in ("queued", RunToken(0, 100, "w0 "), "the worker was lost", "queued"):
+    for step in ("queued", W0, "the worker was lost", "queued"):
         platform.worker.steps.put(step)
     steps = first.steps()
     for _ in range(4):
         next(steps)
     platform.streams.leave(first, resumable=True)
     second = platform.attach().steps()
-    assert [next(second), next(second)] == ["queued", RunToken(0, 100, "w0 ")]
+    assert [next(second), next(second)] == ["queued", W0]
 
 
-def test_a_reader_that_does_not_leave_in_time_is_cut(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_does_not_leave_in_time_is_cut(platform: Platform) -> None:
     """It may be blocked in a write to a client that reads nothing, and would keep its thread for ever."""
-    monkeypatch.setattr(module, "_LEAVES_S", 0.01)
+    platform.must_leave_within(0.01)
     stuck = platform.begin()
     second = platform.attach()
     assert platform.cuts == ["first"]
@@ -182,18 +179,16 @@ def test_a_reader_that_does_not_leave_in_time_is_cut(platform: Platform, monkeyp
     assert platform.cuts == ["first"]
 
 
-def test_a_reader_of_a_stream_that_moved_is_cut_as_well(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAVES_S", 0.01)
+def test_a_reader_of_a_stream_that_moved_is_cut_as_well(platform: Platform) -> None:
+    platform.must_leave_within(0.01)
     stuck = platform.begin()
     platform.streams.give_away(ONE)
     assert platform.cuts == ["first"]
     assert not platform.streams.leave(stuck, resumable=True)
 
 
-def test_one_client_at_a_time_waits_for_the_reader_that_it_replaces(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_LEAVES_S", 20.0)
+def test_one_client_at_a_time_waits_for_the_reader_that_it_replaces(platform: Platform) -> None:
+    platform.must_leave_within(20.0)
     stuck = platform.begin()
     found: list[Reader] = []
     replacing = threading.Thread(target=lambda: found.append(platform.attach()))
@@ -220,8 +215,8 @@ def test_reconnections_to_a_stream_count_in_their_minute(platform: Platform) -> 
         platform.attach()
 
 
-def test_a_reader_that_leaves_is_not_cut(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAVES_S", 20.0)
+def test_a_reader_that_leaves_is_not_cut(platform: Platform) -> None:
+    platform.must_leave_within(20.0)
     first = platform.begin()
     platform.worker.put(1)
     steps = first.steps()
@@ -237,7 +232,7 @@ def test_a_reader_that_leaves_is_not_cut(platform: Platform, monkeypatch: pytest
     second = platform.attach()
     reading.join()
     assert platform.cuts == []
-    assert next(second.steps()) == RunToken(0, 100, "w0 ")
+    assert next(second.steps()) == W0
 
 
 def test_a_stream_counts_while_it_runs_or_is_read_and_never_twice(platform: Platform) -> None:
@@ -294,7 +289,7 @@ def test_an_error_reaches_the_reader_and_the_record(platform: Platform, error: E
     platform.worker.put(1)
     platform.worker.steps.put(error)
     steps = reader.steps()
-    assert next(steps) == RunToken(0, 100, "w0 ")
+    assert next(steps) == W0
     with pytest.raises(PlatformError) as seen:
         next(steps)
     assert seen.value is error or seen.value.message == "our own: a defect"
@@ -310,8 +305,8 @@ def test_a_reader_that_fetches_nothing_makes_its_run_wait(platform: Platform) ->
     assert platform.outcome().status is ActivationStatus.SUCCESS
 
 
-def test_a_run_that_waits_goes_on_with_the_next_reader(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAVES_S", 0.01)
+def test_a_run_that_waits_goes_on_with_the_next_reader(platform: Platform) -> None:
+    platform.must_leave_within(0.01)
     stuck = platform.begin_lagging()
     assert indexes(platform.attach()) == [0, 1, 2, 3]
     assert not platform.streams.leave(stuck, resumable=True)
@@ -356,26 +351,18 @@ def test_an_answer_that_has_ended_is_kept_without_its_requests_body(platform: Pl
     assert (reader.stream.call.payload, reader.stream.kept.n_bytes) == (NEEDED, 0)
 
 
-def test_the_body_counts_when_an_answer_is_taken_over_that_goes_on(platform: Platform) -> None:
-    tokens = (RunToken(0, 100, "w0 "),)
-    reader = platform.begin(body=LONG, handed=HandedOver(tokens, None, 0, 0))
-    assert reader.stream.kept.n_bytes > 2000 + token_bytes(tokens[0])
-    platform.streams.leave(reader, resumable=False)
-
-
-def test_an_answer_that_is_taken_over_keeps_the_version_of_its_model(platform: Platform) -> None:
-    tokens = (RunToken(0, 100, "w0 "),)
-    reader = platform.begin(body=LONG, handed=HandedOver(tokens, END, 0, 0, "v1"))
+@pytest.mark.parametrize("end", [None, END], ids=["goes on", "is whole"])
+def test_an_answer_that_is_taken_over_keeps_its_models_version_and_its_body_until_it_is_whole(
+    platform: Platform, end: RunFinished | None
+) -> None:
+    reader = platform.begin(body=LONG, handed=HandedOver((W0,), end, 0, 0, "v1"))
     assert reader.stream.call.model_version == "v1"
-    handed = platform.streams.picture(reader.stream.call.activation_id)
-    assert handed is not None
-    assert handed.model_version == "v1"
-
-
-def test_the_body_of_a_whole_answer_that_is_taken_over_is_forgotten(platform: Platform) -> None:
-    tokens = (RunToken(0, 100, "w0 "),)
-    reader = platform.begin(body=LONG, handed=HandedOver(tokens, END, 0, 0))
-    assert (reader.stream.call.payload, reader.stream.kept.n_bytes) == (NEEDED, token_bytes(tokens[0]))
+    assert platform.streams.picture(ONE).model_version == "v1"
+    if end is None:
+        assert reader.stream.kept.n_bytes > 2000 + token_bytes(W0)
+    else:
+        assert (reader.stream.call.payload, reader.stream.kept.n_bytes) == (NEEDED, token_bytes(W0))
+    platform.streams.leave(reader, resumable=False)
 
 
 def test_a_stream_that_moved_leaves_its_record_to_the_other_gateway(platform: Platform) -> None:
@@ -384,7 +371,6 @@ def test_a_stream_that_moved_leaves_its_record_to_the_other_gateway(platform: Pl
     steps = reader.steps()
     next(steps), next(steps)
     picture = platform.streams.picture(ONE)
-    assert picture is not None
     assert ([t.index for t in picture.tokens], picture.end) == ([0, 1], None)
     platform.streams.give_away(ONE)
     with pytest.raises(Conflict):

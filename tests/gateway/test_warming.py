@@ -17,15 +17,12 @@ from gateway.serving.routing.versions import Versions
 from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from gateway.serving.scaling import warming
 from gateway.serving.scaling.warming import Warmed, Warming
-from tests.relay.samples import INSTANCE
+from tests.gateway.calls import HELLO, instance_of
 from thaw.errors import ThawError, Unavailable
-from thaw.ids import ActionName, ActivationId, HostId, Namespace
+from thaw.ids import ActivationId, HostId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 
-HELLO = ActionName("guest/hello")
-READY = replace(
-    INSTANCE, action=HELLO, action_version="0.0.2", state=InstanceState.READY, slots=1, host_id=HostId("h0")
-)
+READY = instance_of(version="0.0.2")
 STARTING = replace(READY, state=InstanceState.STARTING)
 
 
@@ -71,16 +68,10 @@ class World:
         self.pool = ThreadPoolExecutor(1)
 
     def warm(self, wait_s: float = 0.0, config: object = None) -> Warmed:
+        names = {"name": HELLO, "served_by": HELLO, "served_version": "0.0.2"}
         call: Any = SimpleNamespace(
             activation_id=ActivationId("f" * 32),
-            action=SimpleNamespace(
-                name=HELLO,
-                served_by=HELLO,
-                served_version="0.0.2",
-                is_llm=config is not None,
-                config=config,
-                adapter="",
-            ),
+            action=SimpleNamespace(**names, is_llm=config is not None, config=config, adapter=""),
             received_s=time.monotonic(),
             subject=SimpleNamespace(namespace=Namespace("guest")),
             announced_s=None,
@@ -115,7 +106,6 @@ def test_a_request_behind_a_warming_asks_an_instance_again_that_refused_and_gets
     world.room.instance_changed(older)
     first = ticket(1, "0.0.1")
     world.room.enter(first)
-    assert first.route is not None
     world.room.refused(first.route, gone=False)
     asked = world.begin()  # it waits for a later version, before the request comes
     request = ticket(2, "0.0.1")
@@ -123,7 +113,7 @@ def test_a_request_behind_a_warming_asks_an_instance_again_that_refused_and_gets
     assert world.room.must_ask(request), "the warming does not stand before it"
     world.room.retry(HELLO)
     assert request.route is not None
-    world.changed(replace(READY, instance_id=INSTANCE.instance_id))
+    world.changed(READY)
     assert asked.result(20).state == "ready"
 
 

@@ -10,57 +10,43 @@ import pytest
 import requests
 
 from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, GatewayProcess
-from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.conftest import CODE, KEY, GatewayProcess, pairs
 from tests.security.slow import connect, head, module_gateway, read_answer
 
-ACTIONS = "/api/v1/namespaces/_/actions"
-CODE = {"exec": {"kind": "python:3.11", "code": "def main(args):\n    return args\n"}}
+Ask = Callable[..., requests.Response]
 PACKED = base64.b64encode(b"\x89PNG").decode()
 
 
 @pytest.fixture(scope="module")
 def gateway(_shared_valkey: ValkeyServer) -> Iterator[GatewayProcess]:
+    """Serves actions of several kinds; each returns its arguments unless a test says otherwise."""
+    kinds: dict[str, dict[str, Any]] = {
+        "web": {},
+        "raw": {"raw-http": True},
+        "own": {"web-custom-options": True},
+        "locked": {"require-whisk-auth": "open sesame"},
+        "whisk": {"require-whisk-auth": True},
+        "number": {"require-whisk-auth": 1.5},
+        "final": {"final": True},
+        "private": {"web-export": "true"},
+    }
     with module_gateway(_shared_valkey.url) as process:
+        for name, given in kinds.items():
+            annotations = pairs(**{"web-export": True, **given})
+            process.put_python(name, annotations=annotations, parameters=pairs(bound=1))
+        process.serve(*kinds)
         yield process
 
 
-@pytest.fixture(scope="module")
-def invoker(gateway: GatewayProcess, _shared_valkey: ValkeyServer) -> Iterator[FakeInvoker]:
-    """Serves actions of several kinds; each returns its arguments unless a test says otherwise."""
-    fake = FakeInvoker(_shared_valkey.url)
-    notes: dict[str, dict[str, Any]] = {
-        "web": {"web-export": True},
-        "raw": {"web-export": True, "raw-http": True},
-        "own": {"web-export": True, "web-custom-options": True},
-        "locked": {"web-export": True, "require-whisk-auth": "open sesame"},
-        "whisk": {"web-export": True, "require-whisk-auth": True},
-        "number": {"web-export": True, "require-whisk-auth": 1.5},
-        "final": {"web-export": True, "final": True},
-        "private": {"web-export": "true"},
-    }
-    for i, (name, given) in enumerate(notes.items()):
-        annotations = [{"key": k, "value": v} for k, v in given.items()]
-        parameters = [{"key": "bound", "value": 1}]
-        gateway.put_python(name, annotations=annotations, parameters=parameters)
-        fake.ready(f"guest/{name}", instance=f"i{i}")
-    gateway.wait_for_routes(len(notes))
-    yield fake
-    fake.stop()
-
-
 @pytest.fixture
-def ask(gateway: GatewayProcess, invoker: FakeInvoker) -> Callable[..., requests.Response]:
+def ask(gateway: GatewayProcess) -> Ask:
     """Call a web action as a stranger; ``returns`` is the function's result instead of its arguments."""
 
     def call(method: str, name: str, *, returns: Any = None, **more: Any) -> requests.Response:
-        invoker.function = lambda value: (200, value if returns is None else returns)
+        gateway.invoker.function = lambda value: (200, value if returns is None else returns)
         return requests.request(method, f"{gateway.url}/api/v1/web/guest/default/{name}", timeout=30, **more)
 
     return call
-
-
-Ask = Callable[..., requests.Response]
 
 
 def test_an_exported_action_is_called_without_a_key_and_gets_the_request(ask: Ask) -> None:
@@ -68,13 +54,7 @@ def test_an_exported_action_is_called_without_a_key_and_gets_the_request(ask: As
     assert (reply.status_code, reply.headers["Content-Type"]) == (200, "application/json")
     assert len(reply.headers["X-Openwhisk-Activation-Id"]) == 32
     given = reply.json()
-    assert {k: given[k] for k in ("bound", "x", "y", "__ow_method", "__ow_path")} == {
-        "bound": 1,
-        "x": "3",
-        "y": 5,
-        "__ow_method": "post",
-        "__ow_path": "/a%20b/c",
-    }
+    assert given.items() >= {"bound": 1, "x": "3", "y": 5, "__ow_method": "post", "__ow_path": "/a%20b/c"}.items()
     assert given["__ow_headers"]["x-own"] == "z"
     assert "__ow_user" not in given
 
@@ -98,10 +78,10 @@ def test_an_escaped_slash_parts_no_path(gateway: GatewayProcess, path: str) -> N
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"])
-def test_every_method_reaches_the_function(ask: Ask, method: str, invoker: FakeInvoker) -> None:
-    invoker.runs.clear()
+def test_every_method_reaches_the_function(ask: Ask, gateway: GatewayProcess, method: str) -> None:
+    gateway.invoker.runs.clear()
     assert ask(method, "web.json").status_code == 200
-    assert invoker.runs[0]["value"]["__ow_method"] == method.lower()
+    assert gateway.invoker.runs[0]["value"]["__ow_method"] == method.lower()
 
 
 @pytest.mark.parametrize(
@@ -162,16 +142,15 @@ def test_a_number_is_a_secret_and_what_is_none_is_refused_when_it_is_written(ask
     assert ask("GET", "number.json").status_code == 401
     assert ask("GET", "number.json", headers={"X-Require-Whisk-Auth": "1.5"}).status_code == 200
     for wanted in ([], {}, None, ["secret"]):
-        notes = [{"key": "web-export", "value": True}, {"key": "require-whisk-auth", "value": wanted}]
-        refused = gateway.call("PUT", f"{ACTIONS}/never", json={**CODE, "annotations": notes})
-        assert refused.status_code == 400, wanted
-        assert "require-whisk-auth must be true, false, a string or a number" in refused.json()["error"]
+        notes = pairs(**{"web-export": True, "require-whisk-auth": wanted})
+        refused = gateway.put("actions/never", 400, exec=CODE, annotations=notes)
+        assert "require-whisk-auth must be true, false, a string or a number" in refused["error"], wanted
 
 
-def test_options_are_answered_here_unless_the_action_wants_them(ask: Ask, invoker: FakeInvoker) -> None:
-    invoker.runs.clear()
+def test_options_are_answered_here_unless_the_action_wants_them(ask: Ask, gateway: GatewayProcess) -> None:
+    gateway.invoker.runs.clear()
     preflight = ask("OPTIONS", "web.json", headers={"Access-Control-Request-Headers": "x-own"})
-    assert (preflight.status_code, invoker.runs) == (200, [])
+    assert (preflight.status_code, gateway.invoker.runs) == (200, [])
     assert preflight.headers["Access-Control-Allow-Headers"] == "x-own"
     assert preflight.headers["Access-Control-Allow-Methods"] == "OPTIONS, GET, DELETE, POST, PUT, HEAD, PATCH"
     returns = {"statusCode": 299, "headers": {"Access-Control-Allow-Origin": "https://a.example"}}
@@ -183,6 +162,9 @@ def test_options_are_answered_here_unless_the_action_wants_them(ask: Ask, invoke
 
 
 HTTP = "Response is not valid 'message/http'."
+FRAMING = {"Content-Length": "999", "Transfer-Encoding": "chunked"}
+OTHER_TYPE = "Response type in header did not match generated content type."
+NO_TYPE = "Response did not specify a known content-type."
 
 
 @pytest.mark.parametrize(
@@ -205,34 +187,10 @@ HTTP = "Response is not valid 'message/http'."
         ("web", {"statusCode": 200.5}, 400, "application/json", HTTP),
         ("web", {"headers": {"a b": "c"}}, 400, "application/json", HTTP),
         ("web", {"headers": {"a": "b\r\nSet-Cookie: c"}}, 400, "application/json", HTTP),
-        (
-            "web",
-            {"headers": {"Content-Length": "999", "Transfer-Encoding": "chunked"}, "body": "hi"},
-            200,
-            "text/html; charset=UTF-8",
-            "hi",
-        ),
-        (
-            "web",
-            {"body": "%", "headers": {"Content-Type": "image/png"}},
-            400,
-            "application/json",
-            "Response type in header did not match generated content type.",
-        ),
-        (
-            "web",
-            {"body": {}, "headers": {"Content-Type": "text/html"}},
-            400,
-            "application/json",
-            "Response type in header did not match generated content type.",
-        ),
-        (
-            "web",
-            {"body": "x", "headers": {"Content-Type": "nonsense"}},
-            400,
-            "application/json",
-            "Response did not specify a known content-type.",
-        ),
+        ("web", {"headers": FRAMING, "body": "hi"}, 200, "text/html; charset=UTF-8", "hi"),
+        ("web", {"body": "%", "headers": {"Content-Type": "image/png"}}, 400, "application/json", OTHER_TYPE),
+        ("web", {"body": {}, "headers": {"Content-Type": "text/html"}}, 400, "application/json", OTHER_TYPE),
+        ("web", {"body": "x", "headers": {"Content-Type": "nonsense"}}, 400, "application/json", NO_TYPE),
         ("web.json", [1, {"a": 2}], 200, "application/json", '[1,{"a":2}]'),
         ("web.json", {"error": {"code": 7}}, 200, "application/json", '{"code":7}'),
         ("web.json", {"error": "boom"}, 400, "application/json", "Response is not valid 'application/json'."),
@@ -266,14 +224,12 @@ def test_an_answer_has_the_gateway_s_date_and_server_once(ask: Ask) -> None:
         assert one != text
 
 
-def test_an_error_of_the_developer_is_a_400_and_the_record_says_why(
-    ask: Ask, gateway: GatewayProcess, invoker: FakeInvoker
-) -> None:
+def test_an_error_of_the_developer_is_a_400_and_the_record_says_why(ask: Ask, gateway: GatewayProcess) -> None:
     ask("GET", "web")
-    invoker.function = lambda value: (502, {"error": "secret reason"})
+    gateway.invoker.function = lambda value: (502, {"error": "secret reason"})
     reply = requests.get(f"{gateway.url}/api/v1/web/guest/default/web", timeout=30)
     assert (reply.status_code, reply.json()["error"]) == (400, "There was an error processing your request.")
-    record = gateway.record(reply.headers["X-Openwhisk-Activation-Id"])
+    record = gateway.record(reply)
     assert record["response"]["result"] == {"error": "secret reason"}
     assert record["namespace"] == "guest"
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import requests
 
-from tests.gateway.conftest import GatewayProcess, wait_for_record
-from tests.gateway.fake_invoker import FakeInvoker
+from tests.gateway.conftest import GatewayProcess, Start, pairs
 
 ACTIONS = "/api/v1/namespaces/_/actions"
 
 
-def test_a_strangers_requests_count_by_the_actions_namespace_and_leave_it_its_api(
-    start_gateway: Callable[..., GatewayProcess],
-) -> None:
+def test_a_strangers_requests_count_by_the_actions_namespace_and_leave_it_its_api(start_gateway: Start) -> None:
     gateway = start_gateway(THAW_CALLS_PER_MINUTE="6")
-    gateway.put_python("own", annotations=[{"key": k, "value": True} for k in ("web-export", "web-custom-options")])
+    gateway.put_python("own", annotations=pairs(**dict.fromkeys(("web-export", "web-custom-options"), True)))
     url = f"{gateway.url}/api/v1/web/guest/default/own.json?__ow_body=refused"
     statuses = [requests.get(url, timeout=30).status_code for _ in range(13)]
     assert statuses[:6] == [400] * 6
@@ -25,13 +21,11 @@ def test_a_strangers_requests_count_by_the_actions_namespace_and_leave_it_its_ap
     assert gateway.call("GET", ACTIONS).status_code == 200
 
 
-def test_what_is_refused_and_what_is_answered_here_uses_up_nothing(
-    start_gateway: Callable[..., GatewayProcess],
-) -> None:
+def test_what_is_refused_and_what_is_answered_here_uses_up_nothing(start_gateway: Start) -> None:
     """Otherwise a client without the secret could keep clients that have it from the action."""
     gateway = start_gateway(THAW_CALLS_PER_MINUTE="6")
     notes = {"web-export": True, "require-whisk-auth": "secret"}
-    gateway.put_python("locked", annotations=[{"key": k, "value": v} for k, v in notes.items()])
+    gateway.put_python("locked", annotations=pairs(**notes))
     url = f"{gateway.url}/api/v1/web/guest/default/locked.json?__ow_body=refused"
     assert {requests.get(url, timeout=30).status_code for _ in range(8)} == {401}
     assert {requests.post(url, data=b"x" * 300_000, timeout=30).status_code for _ in range(8)} == {401}
@@ -40,30 +34,20 @@ def test_what_is_refused_and_what_is_answered_here_uses_up_nothing(
     assert gateway.call("GET", ACTIONS).status_code == 200
 
 
-def test_a_result_that_takes_long_is_a_202_and_the_record_has_it(
-    start_gateway: Callable[..., GatewayProcess], valkey_url: str
-) -> None:
-    gateway, fake = start_gateway(THAW_BLOCKING_S="0.2"), FakeInvoker(valkey_url)
-    try:
-        gateway.put_python("web", annotations=[{"key": "web-export", "value": True}])
-        fake.ready("guest/web")
-        gateway.wait_for_routes()
-        fake.pace = threading.Semaphore(0)
-        reply = requests.get(f"{gateway.url}/api/v1/web/guest/default/web.json", timeout=30)
-        assert (reply.status_code, reply.json()["error"]) == (202, "Response not yet ready.")
-        fake.pace.release()
-        ended = wait_for_record(valkey_url, reply.headers["X-Openwhisk-Activation-Id"])
-        assert ended.status == 0
-    finally:
-        fake.stop()
+def test_a_result_that_takes_long_is_a_202_and_the_record_has_it(start_gateway: Start) -> None:
+    gateway = start_gateway(THAW_BLOCKING_S="0.2")
+    gateway.serve_python("web", annotations=pairs(**{"web-export": True}))
+    gateway.invoker.pace = threading.Semaphore(0)
+    reply = requests.get(f"{gateway.url}/api/v1/web/guest/default/web.json", timeout=30)
+    assert (reply.status_code, reply.json()["error"]) == (202, "Response not yet ready.")
+    gateway.invoker.pace.release()
+    assert gateway.ended(reply.headers["X-Openwhisk-Activation-Id"]).status == 0
 
 
-def test_a_model_is_a_web_action(gateway: GatewayProcess, invoker: FakeInvoker) -> None:
-    gateway.put_llm("chat")
-    notes = {"annotations": [{"key": "web-export", "value": True}]}
-    assert gateway.call("PUT", f"{ACTIONS}/chat?overwrite=true", json=notes).status_code == 200
-    invoker.ready("guest/chat", version="0.0.2")
-    gateway.wait_for_routes()
+def test_a_model_is_a_web_action(gateway: GatewayProcess) -> None:
+    gateway.put_llm()
+    gateway.put("actions/chat?overwrite=true", annotations=pairs(**{"web-export": True}))
+    gateway.serve("chat", version="0.0.2")
     url = f"{gateway.url}/api/v1/web/guest/default/chat.json"
     reply = requests.post(url, json={"prompt": "hi", "max_tokens": 3}, timeout=30)
     assert (reply.status_code, reply.json()["object"]) == (200, "text_completion")
