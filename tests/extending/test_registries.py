@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -19,7 +20,7 @@ from invoker.settings import InvokerSettings
 from relay.protocol.messages import GroupCredential, GroupLink
 from relay.transports.connect import connect
 from relay.transports.registry import TRANSPORTS
-from tests.extending.packages import ROOT, on_page
+from tests.extending.packages import ROOT, Package, on_page
 from tests.scheduler.world import chat
 from thaw import wire
 from thaw.config import parse_llm_config
@@ -65,25 +66,24 @@ def test_the_page_shows_a_part_for_every_registry() -> None:
     assert {group for package in on_page().values() for group in package.entry_points} == set(REGISTRIES)
 
 
+def install_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package with a source that cannot be imported."""
+    Package("", {"thaw.sources": {name: "no_such_module:open"}}).install(tmp_path)
+    (tmp_path / "no_such_module.py").unlink()
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
 def test_a_part_that_cannot_be_imported_is_named_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = tmp_path / "broken-1.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (described / "entry_points.txt").write_text("[thaw.sources]\nbroken = no_such_module:open\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install_source("broken", tmp_path, monkeypatch)
     with pytest.raises(PlatformError, match="'broken' of thaw.sources is at 'no_such_module:open'"):
         open_source("broken://x/y", FetchdSettings("s", "d"))
 
 
 def test_thaws_own_part_is_never_replaced_by_an_installed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = SOURCES.find("file")
-    described = tmp_path / "another-1.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1\n")
-    (described / "entry_points.txt").write_text("[thaw.sources]\nfile = no_such_module:open\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install_source("file", tmp_path, monkeypatch)
     assert SOURCES.find("file") is own
 
 
@@ -153,6 +153,7 @@ def test_the_registry_alone_names_the_folder_of_an_engine() -> None:
     assert [name for name in named if not name.startswith(f"{runtime}/vllm/")] == [f"{runtime}/registry.py"]
 
 
+@functools.cache
 def sources() -> list[tuple[str, str]]:
     folders = ("fetchd", "gateway", "invoker", "relay", "runtime-python", "thaw")
     files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))

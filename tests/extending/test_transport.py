@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.test_transport import (
+from tests.conformance.test_transport import (  # noqa: F401  pytest collects them
     another_group,
     test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_group_goes_on,
     test_a_message_arrives_whole_with_what_its_header_says,
@@ -23,22 +23,6 @@ from tests.conformance.test_transport import (
     test_the_sender_may_use_its_buffer_again_at_once,
 )
 from tests.conformance.transports import Group, group_in_store
-
-__all__ = [
-    "another_group",
-    "test_a_group_whose_receivers_are_dead_stays_within_its_quota_and_another_group_goes_on",
-    "test_a_message_arrives_whole_with_what_its_header_says",
-    "test_a_sender_a_window_ahead_waits_and_goes_on_when_the_receiver_reads",
-    "test_a_transport_says_what_carries_the_next_message",
-    "test_both_directions_at_once",
-    "test_close_wakes_a_thread_that_receives",
-    "test_eight_stages_hand_a_message_round",
-    "test_inference_goes_past_a_bulk_message_that_is_half_sent",
-    "test_inference_overtakes_kv_and_kv_overtakes_bulk",
-    "test_order_holds_within_a_priority_and_empty_messages_count",
-    "test_several_senders_are_told_apart",
-    "test_the_sender_may_use_its_buffer_again_at_once",
-]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any, Self, TextIO
 
 import redis
 
+from invoker.containers.live import Live
 from invoker.main import Agent
 from invoker.settings import InvokerSettings
 from relay.protocol.messages import (
@@ -32,6 +33,7 @@ from relay.state.bus import EventReader
 from relay.state.records import Records
 from relay.state.registry import Registry
 from thaw.action import KIND_PYTHON, Action, Exec, Limits
+from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId, Namespace, PlanId, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
@@ -50,20 +52,20 @@ def until(ready: Callable[[], bool]) -> None:
 
 
 def opened(fifo: Path) -> TextIO:
-    """Open a named pipe for writing as soon as its reader has opened it."""
+    """Open a named pipe for writing as soon as it is there and its reader has opened it.  Each line is sent at once."""
     fds: list[int] = []
 
     def has_reader() -> bool:
         try:
             fds.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
         except OSError as e:
-            if e.errno != errno.ENXIO:
+            if e.errno not in (errno.ENXIO, errno.ENOENT):
                 raise
         return bool(fds)
 
     until(has_reader)
     os.set_blocking(fds[0], True)
-    return os.fdopen(fds[0], "w")
+    return os.fdopen(fds[0], "w", buffering=1)
 
 
 class Events:
@@ -189,8 +191,8 @@ class Host:
         self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
+    @staticmethod
     def plan(
-        self,
         action: str = "guest/hello",
         *,
         model: PlanModel | None = None,
@@ -219,14 +221,37 @@ class Host:
     def ready(self, plan: Plan | None = None) -> InstanceRecord:
         return self.events.instance(self.launch(plan), InstanceState.READY)
 
+    def serving(self, code: str, **limits: Any) -> InstanceRecord:
+        """Deploy a function, and start an instance of it."""
+        self.deploy(code, **limits)
+        return self.ready()
+
+    def gone(self, instance_id: str) -> InstanceRecord:
+        """Wait for the end of an instance."""
+        return self.events.instance(instance_id, InstanceState.GONE)
+
+    def failed(self, instance_id: str) -> ErrorInfo:
+        """Wait for the end of an instance, and return its error."""
+        error = self.gone(instance_id).error
+        assert error is not None, f"{instance_id} has ended without an error"
+        return error
+
+    def live(self, instance_id: str) -> Live:
+        found = self.agent.fleet.find(InstanceId(instance_id))
+        assert found is not None, f"{instance_id} is not on this host"
+        return found
+
+    def wait_buried(self, instance_id: str) -> None:
+        """Wait until nothing is left of an instance.  Its end is announced before."""
+        live = self.agent.fleet.find(InstanceId(instance_id))
+        assert live is None or live.gone.wait(WAIT_S)
+
     def release(self, instance_id: str, *, only_idle: bool = True, drained: bool = False) -> str:
         return self.send(Release(InstanceId(instance_id), only_idle, drained))
 
     def release_after_runs(self, instance_id: str) -> str:
         """Release an instance once its runs have ended: an answer comes a moment before its slot is free."""
-        live = self.agent.fleet.find(InstanceId(instance_id))
-        assert live is not None
-        assert live.idle.wait(WAIT_S)
+        assert self.live(instance_id).idle.wait(WAIT_S)
         return self.release(instance_id)
 
     def undrain(self, instance_id: str) -> str:
@@ -244,30 +269,35 @@ class Host:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.registry.host_token('x')}"}
 
+    def ask(
+        self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Send one request to the data port, with the platform's token if no ``headers`` are given."""
+        connection = self.connection()
+        try:
+            connection.request(method, path, body, self.headers() if headers is None else headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
     def run(self, instance_id: str, value: Any, *, activation_id: str = "") -> tuple[int, Any]:
         """Run a function.  Its slot is free when this returns."""
-        connection = self.connection()
-        try:
-            headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
-            body = json.dumps({"value": value, "activation_id": random_hex_id()})  # for the function alone
-            connection.request("POST", f"/instances/{instance_id}/run", body, headers)
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
+        headers = {**self.headers(), ACTIVATION_HEADER: activation_id or random_hex_id()}
+        body = json.dumps({"value": value, "activation_id": random_hex_id()})  # for the function alone
+        status, answer = self.ask("POST", f"/instances/{instance_id}/run", body, headers)
+        return status, json.loads(answer)
 
     def logs(self, instance_id: str, activation_id: str) -> list[str] | None:
-        connection = self.connection()
-        try:
-            wanted = json.dumps({"runs": [{"instance_id": instance_id, "activation_id": activation_id}]})
-            connection.request("POST", "/logs", wanted, self.headers())
-            lines: list[str] | None = json.loads(connection.getresponse().read())["logs"][0]
-            return lines
-        finally:
-            connection.close()
+        wanted = json.dumps({"runs": [{"instance_id": instance_id, "activation_id": activation_id}]})
+        lines: list[str] | None = json.loads(self.ask("POST", "/logs", wanted)[1])["logs"][0]
+        return lines
+
+    def texts(self, instance_id: str, activation_id: str) -> list[str]:
+        """The lines of a run without their times."""
+        return [line.partition("Z ")[2] for line in self.logs(instance_id, activation_id) or ()]
 
     def pid(self, instance_id: str) -> int:
-        live = self.agent.fleet.find(InstanceId(instance_id))
-        assert live is not None
-        assert live.handle is not None
-        return live.handle.pid
+        handle = self.live(instance_id).handle
+        assert handle is not None
+        return handle.pid

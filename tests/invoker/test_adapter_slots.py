@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,24 +41,20 @@ def test_an_adapter_in_use_stays_and_the_next_one_waits_for_a_place() -> None:
     slots.loaded(held, "a#1")
     with pytest.raises(TimeLimitExceeded):
         slots.pin("b", Wait(time.monotonic()))
-    found: list[str | None] = []
-    waiting = threading.Thread(target=lambda: found.append(slots.pin("b", later())[1]))
-    waiting.start()
-    slots.unpin(held)
-    waiting.join()
-    assert found == ["a#1"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(slots.pin, "b", later())
+        slots.unpin(held)
+        assert waiting.result()[1] == "a#1"
 
 
 def test_two_runs_that_want_an_adapter_load_it_once() -> None:
     slots = AdapterSlots(2)
     held, replaced = slots.pin("a", later())
     assert replaced == ""
-    found: list[str | None] = []
-    waiting = threading.Thread(target=lambda: found.append(slots.pin("a", later())[1]))
-    waiting.start()
-    slots.loaded(held, "a#1")
-    waiting.join()
-    assert found == [None]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(slots.pin, "a", later())
+        slots.loaded(held, "a#1")
+        assert waiting.result()[1] is None
 
 
 def test_what_did_not_make_room_after_all_is_known_again_and_the_first_to_go() -> None:
@@ -117,20 +113,12 @@ def test_after_a_restart_the_version_loaded_last_counts() -> None:
 def test_a_wait_for_a_place_ends_when_the_client_hangs_up_and_when_the_container_ends() -> None:
     slots = AdapterSlots(1)
     slots.loaded(slots.pin("a", later())[0], "a#1")
-    found: list[BaseException] = []
-
-    def wait(for_it: Wait) -> None:
-        try:
-            slots.pin("b", for_it)
-        except (OSError, InstanceGone) as e:
-            found.append(e)
-
-    waits = [later(), later()]
-    waiting = [threading.Thread(target=wait, args=(one,)) for one in waits]
-    for thread in waiting:
-        thread.start()
-    slots.hang_up(waits[0])
-    waiting[0].join()
-    slots.close()
-    waiting[1].join()
-    assert [type(e) for e in found] == [ConnectionAbortedError, InstanceGone]
+    hung_up, ended = later(), later()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(slots.pin, "b", wait) for wait in (hung_up, ended))
+        slots.hang_up(hung_up)
+        with pytest.raises(ConnectionAbortedError):
+            first.result()
+        slots.close()
+        with pytest.raises(InstanceGone):
+            second.result()

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,20 +28,20 @@ from invoker.ports.data_port import DataPort
 from relay.clients.fetch import FetchClient
 from relay.protocol.adapter_messages import ADAPTER_HEADER, CONFIG_BYTES_HEADER, LEFT_HEADER, REPLACES_HEADER
 from tests.fetchd.harness import Fetchd
+from tests.relay.samples import INSTANCE
 from tests.thaw_runtime.adapters import write_adapter
 from tests.thaw_runtime.conftest import TOY, Container, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import ScalingConfig
-from thaw.errors import AdapterMissing, ModelNotFound, Throttled
-from thaw.ids import ActionName, GroupId, HostId, InstanceId, Namespace
-from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.errors import AdapterMissing, Throttled
+from thaw.ids import ActionName, Namespace
 from thaw.logs import Log
 from thaw.model import ModelFacts
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 3}
-GUEST = Namespace("guest")
+POOL = ActionName("guest/.pool")
 
 
 class Gate(FetchClient):
@@ -74,43 +75,14 @@ class Instance:
         config = replace(init.config, engine=engine, scaling=ScalingConfig(max_batch=2))
         status, reply = container.ask("POST", "/init", {"value": replace(init, config=config)})
         assert status == 200, reply
-        self.live = Live(
-            InstanceRecord(
-                InstanceId("i"),
-                HostId("h"),
-                ActionName("guest/.pool"),
-                "0.0.1",
-                GroupId("g"),
-                InstanceState.READY,
-                "",
-                8,
-                0,
-                "cpu",
-                StartMode.COLD,
-            ),
-            KIND_LLM,
-        )
-        self.live.function = Action(
-            ActionName("guest/.pool"), GUEST, "0.0.1", Exec(KIND_LLM), Limits(60_000), config=config
-        )
+        self.live = Live(replace(INSTANCE, action=POOL), KIND_LLM)
+        self.live.function = Action(POOL, Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(60_000), config=config)
         self.live.handle = Handle("c", "process", Path(container.socket).parent, socket=container.socket)
-        fleet = SimpleNamespace(
-            begin_run=lambda _: Run(self.live),
-            free_slot=lambda _: None,
-            end_run=lambda _: None,
-            epoch=1,
-            log=Log("invoker"),
-        )
-        self.adapters = Adapters(cast(Fleet, fleet), fetch, Log("invoker"))
-        self.port = DataPort(
-            "127.0.0.1:0",
-            cast(Fleet, fleet),
-            cast(Preflights, None),
-            cast(Layers, None),
-            self.adapters,
-            lambda: "t",
-            lambda: "t",
-        )
+        takes_all = {"begin_run": lambda _: Run(self.live), "free_slot": lambda _: None, "end_run": lambda _: None}
+        fleet = cast(Fleet, SimpleNamespace(epoch=1, log=Log("invoker"), **takes_all))
+        self.adapters = Adapters(fleet, fetch, fleet.log)
+        others = cast(Preflights, None), cast(Layers, None)
+        self.port = DataPort("127.0.0.1:0", fleet, *others, self.adapters, lambda: "t", lambda: "t")
         self.port.start()
 
     def send(self, adapter: str, **headers: str) -> http.client.HTTPConnection:
@@ -120,12 +92,10 @@ class Instance:
         connection.request("POST", "/instances/i/run", json.dumps(run_body(BODY, "completions")), named)
         return connection
 
-    def run(self, adapter: str, **headers: str) -> tuple[int, bytes]:
-        connection = self.send(adapter, **headers)
-        reply = connection.getresponse()
-        answer = reply.status, reply.read()
-        connection.close()
-        return answer
+    def run(self, adapter: str, **headers: str) -> tuple[int, str]:
+        """The status and the code of the error, if there is one."""
+        with closing(self.send(adapter, **headers)) as connection:
+            return answer_of(connection)
 
     def loaded(self) -> list[str]:
         """The adapters that the container has."""
@@ -141,6 +111,12 @@ class Instance:
         self.container.http.request("POST", "/adapter", b"{}weights", headers)
         reply = self.container.http.getresponse()
         assert (reply.status, reply.read()) == (200, b'{"ok":true}')
+
+
+def answer_of(connection: http.client.HTTPConnection) -> tuple[int, str]:
+    reply = connection.getresponse()
+    said = reply.read()
+    return reply.status, "" if reply.status == 200 else json.loads(said)["info"]["code"]
 
 
 @pytest.fixture
@@ -178,8 +154,7 @@ def test_an_adapter_that_the_container_has_lost_is_loaded_again(
     for adapter in ("a", "b"):
         assert instance.run(adapter)[0] == 200
     instance.replace_behind_the_invokers_back("stranger#1", "a")
-    status, said = instance.run("a")
-    assert (status, json.loads(said)["info"]["code"]) == (AdapterMissing.http_status, "AdapterMissing")
+    assert instance.run("a") == (AdapterMissing.http_status, "AdapterMissing")
     assert instance.run("a")[0] == 200
     assert instance.run("b")[0] == 200
     assert set(instance.loaded()) == {"a", "b"}
@@ -198,8 +173,7 @@ def test_a_client_that_hangs_up_while_its_adapter_is_on_its_way_leaves_at_once(i
 
 def test_a_run_waits_for_its_adapter_no_longer_than_it_has(instance: Instance) -> None:
     instance.fetch.opened.clear()
-    status, said = instance.run("a", **{LEFT_HEADER: "50"})
-    assert (status, json.loads(said)["info"]["code"]) == (502, "TimeLimitExceeded")
+    assert instance.run("a", **{LEFT_HEADER: "50"}) == (502, "TimeLimitExceeded")
     instance.fetch.opened.set()
 
 
@@ -208,15 +182,13 @@ def test_a_run_whose_container_ends_while_its_adapter_is_on_its_way_is_routed_ag
     connection = instance.send("a")
     instance.fetch.asked.get(timeout=20)
     instance.live.note_exit()
-    reply = connection.getresponse()
-    assert (reply.status, json.loads(reply.read())["info"]["code"]) == (410, "InstanceGone")
+    assert answer_of(connection) == (410, "InstanceGone")
     connection.close()
     instance.fetch.opened.set()
 
 
 def test_what_a_load_fails_with_is_the_runs_error(instance: Instance) -> None:
-    status, said = instance.run("nobody")
-    assert (status, json.loads(said)["info"]["code"]) == (502, ModelNotFound.__name__)
+    assert instance.run("nobody") == (502, "ModelNotFound")
 
 
 def test_inspections_wait_for_their_turn_and_a_refusal_means_route_again(instance: Instance) -> None:
@@ -235,5 +207,4 @@ def test_inspections_wait_for_their_turn_and_a_refusal_means_route_again(instanc
         assert connection.getresponse().status == 502
         connection.close()
     instance.fetch.refusals = 1
-    status, said = instance.run("a")
-    assert (status, json.loads(said)["info"]["code"]) == (429, "InstanceBusy")
+    assert instance.run("a") == (429, "InstanceBusy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,11 @@ from relay.clients.fetch import FetchClient
 from relay.protocol.messages import Done, DoorOpen, DoorOpened, from_plain, to_plain
 from tests.fetchd.harness import Fetchd
 from tests.invoker.platform import WAIT_S
+from tests.relay.samples import INSTANCE
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.errors import PlatformError
-from thaw.ids import ActionName, GroupId, HostId, InstanceId
-from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.ids import InstanceId
+from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
 
 
@@ -94,16 +96,20 @@ def answer(channel: Channel) -> None:
         channel.send(to_plain(DoorOpened("/the/socket") if isinstance(message, DoorOpen) else Done()))
 
 
-def cells_of(driver: Containers, run_dir: Path) -> StemCells:
-    made = StemCells(driver, FetchClient(str(run_dir / "f")), Ledger(1 << 30), 1 << 20, Log("test"))  # type: ignore[arg-type]
-    made.set_target(KIND_LLM, 1)
-    made.set_target(KIND_PYTHON, 1)
+def cells_of(
+    driver: Containers, run_dir: Path = Path("/none"), ledger: Ledger | None = None, **targets: int
+) -> StemCells:
+    """Stem cells of a host whose engine takes as much memory as a Python function."""
+    fetch = FetchClient(str(run_dir / "f"))
+    made = StemCells(driver, fetch, ledger or Ledger(1 << 30), PYTHON_CELL_BYTES, Log("test"))
+    for kind, count in targets.items():
+        made.set_target({"python": KIND_PYTHON, "llm": KIND_LLM}[kind], count)
     return made
 
 
 def test_an_llm_cell_is_made_as_soon_as_fetchd_listens_and_holds_up_no_other(run_dir: Path) -> None:
     driver = Containers()
-    cells = cells_of(driver, run_dir)
+    cells = cells_of(driver, run_dir, llm=1, python=1)
     assert driver.made[KIND_PYTHON].wait(WAIT_S)
     assert KIND_LLM not in driver.descriptor_sockets
     fetchd = UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)
@@ -115,7 +121,7 @@ def test_an_llm_cell_is_made_as_soon_as_fetchd_listens_and_holds_up_no_other(run
 
 def test_a_host_that_ends_waits_for_no_fetchd(run_dir: Path) -> None:
     driver = Containers()
-    cells = cells_of(driver, run_dir)
+    cells = cells_of(driver, run_dir, llm=1, python=1)
     assert driver.made[KIND_PYTHON].wait(WAIT_S)
     cells.close()
     assert cells.view() == ()
@@ -148,25 +154,26 @@ class Broken(Containers):
         return super().connect(handle, deadline_s=deadline_s)
 
 
-@pytest.mark.parametrize("step", ["create", "start", "connect to"])
 def test_llm_cells_that_fail_leave_no_descriptor_socket_in_fetchd(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(invoker.containers.stem_cells, "_RETRY_S", 0.0)
-    driver = Broken(step)
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=8) as fetchd:
-        cells = StemCells(driver, fetchd.client, Ledger(1 << 30), 1 << 20, Log("test"))  # type: ignore[arg-type]
-        cells.set_target(KIND_LLM, 1)
-        for _ in range(5):
-            assert driver.failed.acquire(timeout=WAIT_S)
-        cells.close()
-        assert fetchd.client.descriptor_sockets() == ()
+        for step in ("create", "start", "connect to"):
+            driver = Broken(step)
+            cells = StemCells(driver, fetchd.client, Ledger(1 << 30), 1 << 20, Log("test"))
+            cells.set_target(KIND_LLM, 1)
+            for _ in range(5):
+                assert driver.failed.acquire(timeout=WAIT_S)
+            cells.close()
+            assert fetchd.client.descriptor_sockets() == (), step
 
 
 def test_no_cell_waits_on_a_device_that_it_would_keep_from_all_others(run_dir: Path) -> None:
     driver = Containers()
     driver.whole_devices = True
-    cells = StemCells(driver, FetchClient(str(run_dir / "f")), Ledger(1 << 30), 1 << 20, Log("test"), device="cuda:0")  # type: ignore[arg-type]
+    fetch = FetchClient(str(run_dir / "f"))
+    cells = StemCells(driver, fetch, Ledger(1 << 30), 1 << 20, Log("test"), device="cuda:0")
     cells.set_target(KIND_LLM, 2)
     cells.set_target(KIND_PYTHON, 1)
     assert driver.made[KIND_PYTHON].wait(WAIT_S)
@@ -181,8 +188,7 @@ def test_a_cell_for_which_there_is_no_room_is_tried_again_when_a_container_has_e
     monkeypatch.setattr(invoker.containers.stem_cells, "_GROWTH", 1e6)
     monkeypatch.setattr(invoker.containers.stem_cells, "_LONGEST_RETRY_S", 1e6)
     driver = Broken("start")
-    cells = StemCells(driver, FetchClient(str(run_dir / "f")), Ledger(1 << 30), 1 << 20, Log("test"))  # type: ignore[arg-type]
-    cells.set_target(KIND_PYTHON, 1)
+    cells = cells_of(driver, run_dir, python=1)
     for _ in range(2):  # the first pause is short
         assert driver.failed.acquire(timeout=WAIT_S)
     driver.ended(Exit("an instance", 0))
@@ -192,7 +198,7 @@ def test_a_cell_for_which_there_is_no_room_is_tried_again_when_a_container_has_e
 
 def test_a_host_says_of_the_cell_that_starts_wait_for_in_how_long_it_is_ready(run_dir: Path) -> None:
     shared = Shared()
-    cells = cells_of(Containers(shared), run_dir)
+    cells = cells_of(Containers(shared), run_dir, llm=1, python=1)
     for ready_in_s in (None, 3.5):
         shared.ready_in_s = ready_in_s
         assert {t.kind: t.ready_in_s for t in cells.targets()} == {KIND_LLM: ready_in_s, KIND_PYTHON: None}
@@ -222,67 +228,45 @@ class Nowhere:
         pass
 
 
-def fleet_of(driver: Containers, ledger: Ledger) -> Fleet:
-    return Fleet(
-        driver, FetchClient("/none"), Nowhere(), ledger, LastOutput(Path("/nowhere"), Log("test")), Log("test")
-    )  # type: ignore[arg-type]
+def fleet_of(driver: Containers, ledger: Ledger, publisher: object = None) -> Fleet:
+    kept = LastOutput(Path("/nowhere"), Log("test"))
+    return Fleet(driver, FetchClient("/none"), publisher or Nowhere(), ledger, kept, Log("test"))
 
 
 def starting(instance_id: str, n_bytes: int) -> Live:
-    record = InstanceRecord(
-        InstanceId(instance_id),
-        HostId("h"),
-        ActionName("guest/a"),
-        "0.0.1",
-        GroupId("g"),
-        InstanceState.STARTING,
-        "",
-        1,
-        n_bytes,
-        "cpu",
-        StartMode.COLD,
-    )
-    return Live(record, KIND_PYTHON)
+    is_new = {"state": InstanceState.STARTING, "slots": 1, "reserve_bytes": n_bytes}
+    return Live(replace(INSTANCE, instance_id=InstanceId(instance_id), **is_new), KIND_PYTHON)
 
 
-def begin_start(driver: Containers, ledger: WatchedLedger, cells: StemCells, n_bytes: int) -> threading.Thread:
-    """Begin the start of a Python function that needs ``n_bytes``.  Return when it waits for memory."""
-    placing = Placing(fleet_of(driver, ledger), cells)
-    start = threading.Thread(target=placing.place, args=(starting("i", n_bytes),), daemon=True)
-    start.start()
-    assert ledger.looked.wait(WAIT_S)
-    return start
+def idle(fleet: Fleet, instance_id: str, n_bytes: int, slots: int = 1) -> Live:
+    live = starting(instance_id, n_bytes)
+    assert fleet.add(live)
+    live.apply(Event.UP)
+    live.apply(Event.INIT_DONE)
+    live.amend(slots=slots)
+    return live
 
 
-def test_a_start_that_waits_for_memory_takes_a_stem_cells_as_soon_as_it_is_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(placing, "WAIT_S", 3600.0)
-    driver, ledger = Containers(), WatchedLedger(100 << 20)
-    driver.may_answer.clear()
-    cells = StemCells(driver, FetchClient("/none"), ledger, 1 << 20, Log("test"))  # type: ignore[arg-type]
-    cells.set_target(KIND_PYTHON, 1)
-    assert driver.made[KIND_PYTHON].wait(WAIT_S)
-    start = begin_start(driver, ledger, cells, 100 << 20)
-    driver.may_answer.set()
-    start.join(WAIT_S)
-    assert not start.is_alive()
-    assert ledger.holders() == {"i": 100 << 20}
-    cells.close()
-
-
-def test_a_start_that_waits_for_memory_takes_the_zygotes_as_soon_as_it_is_ready(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("kind", [KIND_PYTHON, KIND_LLM], ids=["stem cell", "zygote"])
+def test_a_start_that_waits_for_memory_takes_that_of_a_cell_as_soon_as_it_is_ready(
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placing, "WAIT_S", 3600.0)
     zygote = Shared()
     driver, ledger = Containers(zygote), WatchedLedger(PYTHON_CELL_BYTES + 1)
-    cells = StemCells(driver, FetchClient("/none"), ledger, PYTHON_CELL_BYTES, Log("test"))  # type: ignore[arg-type]
-    cells.set_target(KIND_LLM, 1)
-    assert zygote.wanted.wait(WAIT_S)
-    start = begin_start(driver, ledger, cells, PYTHON_CELL_BYTES)
-    zygote.ready = True
-    zygote.on_ready()
+    driver.may_answer.clear()
+    cells = cells_of(driver, ledger=ledger)
+    cells.set_target(kind, 1)
+    assert (driver.made[kind] if kind == KIND_PYTHON else zygote.wanted).wait(WAIT_S)
+    place = Placing(fleet_of(driver, ledger), cells).place
+    start = threading.Thread(target=place, args=(starting("i", PYTHON_CELL_BYTES),), daemon=True)
+    start.start()
+    assert ledger.looked.wait(WAIT_S)  # it waits for memory
+    if kind == KIND_PYTHON:
+        driver.may_answer.set()
+    else:
+        zygote.ready = True
+        zygote.on_ready()
     start.join(WAIT_S)
     assert not start.is_alive()
     assert ledger.holders() == {"i": PYTHON_CELL_BYTES}
@@ -293,14 +277,10 @@ def test_memory_that_a_start_made_free_goes_to_no_stem_cell(monkeypatch: pytest.
     monkeypatch.setattr(placing, "WAIT_S", 0.0)
     driver, ledger = Containers(Shared()), Ledger(2 * PYTHON_CELL_BYTES)
     fleet = fleet_of(driver, ledger)
-    cells = StemCells(driver, FetchClient("/none"), ledger, PYTHON_CELL_BYTES, Log("test"))  # type: ignore[arg-type]
-    idle, start = starting("idle", ledger.total_bytes), starting("start", ledger.total_bytes)
     assert ledger.take("idle", ledger.total_bytes)
-    assert fleet.add(idle)
-    cells.set_target(KIND_PYTHON, 1)
-    cells.set_target(KIND_LLM, 1)
-    idle.apply(Event.UP)
-    idle.apply(Event.INIT_DONE)
+    cells = cells_of(driver, ledger=ledger, python=1, llm=1)
+    idle(fleet, "idle", ledger.total_bytes)
+    start = starting("start", ledger.total_bytes)
     fleet.on_buried = cells._refill  # this runs at once, before another start can take the freed memory
     assert fleet.add(start)
     Placing(fleet, cells).place(start)
@@ -329,8 +309,7 @@ def test_a_zygote_that_is_being_given_up_is_not_wanted_before_its_memory_is_free
     zygote = SlowToGo()
     driver, ledger = Containers(zygote), Ledger(1 << 30)
     fleet = fleet_of(driver, ledger)
-    cells = StemCells(driver, FetchClient("/none"), ledger, 1 << 20, Log("test"))  # type: ignore[arg-type]
-    cells.set_target(KIND_LLM, 1)
+    cells = cells_of(driver, ledger=ledger, llm=1)
     assert zygote.wanted.wait(WAIT_S)
     zygote.ready = True
     start = starting("start", ledger.total_bytes)

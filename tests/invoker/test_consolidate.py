@@ -4,38 +4,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
-from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import Consolidate, ConsolidationFailed, InstanceChanged
-from tests.invoker import fake_llm
-from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import Host, opened, until
-from tests.invoker.test_groups import GroupHost, abandon, two_stages
+from tests.invoker.llm_host import LlmHost, abandon, fake_engine
+from tests.invoker.platform import opened, until
 from thaw import wire
-from thaw.action import KIND_LLM
 from thaw.ids import GroupId, InstanceId, own_group
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.tracing.trace import Phase, event
 
+__all__ = ["fake_engine"]
+
+pytestmark = pytest.mark.usefixtures("fake_engine")
+
 REPORT = {"rounds": 3, "n_bytes": 4096, "tail_bytes": 64, "wait_s": 0.5, "stall_s": 0.002}
 NO_ROOM = {"code": "ModelUnsupported", "message": "no room for the KV cache", "hint": ""}
+PHASES = (Phase.CONSOLIDATE_BEGIN, Phase.CONSOLIDATE_END)
 
 
-class FoldingHost(GroupHost):
+class FoldingHost(LlmHost):
     def consolidate(self, record: InstanceRecord) -> str:
         return self.send(Consolidate(record.instance_id, record.group_id))
 
-    def tell(self, record: InstanceRecord, *said: object) -> None:
-        """Let the container go on with /consolidate.  Opening the FIFO waits until the container is in it."""
-        with opened(self.run_dir / f"door-{record.instance_id[-6:]}.consolidate") as fifo:
-            fifo.writelines((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in said)
+    def telling(self, record: InstanceRecord) -> TextIO:
+        """What the container says of its /consolidate.  Opening the FIFO waits until the container is in it."""
+        return opened(self.pipe(record.instance_id, "consolidate"))
 
-    def becomes_one_worker(self, record: InstanceRecord) -> InstanceRecord:
-        return self.announced(record, n_stages=1, is_consolidating=False)
+    def tell(self, record: InstanceRecord, **reply: object) -> None:
+        events = [wire.to_plain(event(name, group_id=record.group_id)) for name in PHASES]
+        with self.telling(record) as fifo:
+            fifo.write(json.dumps({**reply, "events": events}) + "\n")
+
+    @contextmanager
+    def switched(self, record: InstanceRecord) -> Iterator[TextIO]:
+        """The engine has become one worker, and its container has not replied yet."""
+        live = self.live(record.instance_id)
+        with self.telling(record) as fifo:
+            fifo.write("switched\n")
+            until(lambda: self.agent._consolidating.has_switched(live))
+            yield fifo
 
     def announced(self, record: InstanceRecord, times: int = 1, **fields: Any) -> InstanceRecord:
         def matches(m: Any) -> bool:
@@ -50,93 +62,102 @@ class FoldingHost(GroupHost):
         found: InstanceRecord = self.events.wait(often_enough, f"{fields}").instance
         return found
 
-    def failed(self, record: InstanceRecord) -> ConsolidationFailed:
+    def becomes_one_worker(self, record: InstanceRecord) -> InstanceRecord:
+        """A later stage gets a group of its own."""
+        group_id = own_group(record.group_id, record.stage) if record.stage else record.group_id
+        return self.announced(record, n_stages=1, is_consolidating=False, group_id=group_id, stage=0)
+
+    def cannot(self, record: InstanceRecord) -> ConsolidationFailed:
         found: ConsolidationFailed = self.events.wait(
             lambda m: isinstance(m, ConsolidationFailed) and m.instance_id == record.instance_id, "failure"
         )
         return found
 
+    def labelled(self, record: InstanceRecord) -> InstanceRecord:
+        """The record that the next invoker would find."""
+        records = [wire.loads(InstanceRecord, o.labels["record"]) for o in self.agent.driver.list_owned()]
+        return next(r for r in records if r.instance_id == record.instance_id)
 
-def made(url: str, run_dir: Path, **settings: Any) -> FoldingHost:
-    host = FoldingHost(url, run_dir, **settings)
-    host.fetchd = host.agent.fleet.fetch = FakeFetchd(run_dir)
-    return host
-
-
-@pytest.fixture(autouse=True)
-def _fake_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
+    def has_traced(self, record: InstanceRecord) -> bool:
+        return set(PHASES) <= {e.name for e in self.records.trace(record.group_id)}
 
 
 @pytest.fixture
 def host(valkey_url: str, run_dir: Path) -> Iterator[FoldingHost]:
-    with made(valkey_url, run_dir) as host:
+    with FoldingHost(valkey_url, run_dir) as host:
         yield host
 
 
-def replied(**fields: object) -> dict[str, object]:
-    return {**REPORT, **fields}
+@pytest.fixture
+def old(valkey_url: str, run_dir: Path) -> FoldingHost:
+    """An invoker that the test abandons."""
+    host = FoldingHost(valkey_url, run_dir)
+    host.start()
+    return host
 
 
-def events_of(record: InstanceRecord) -> list[Any]:
-    names = (Phase.CONSOLIDATE_BEGIN, Phase.CONSOLIDATE_END)
-    return [wire.to_plain(event(name, group_id=record.group_id)) for name in names]
-
-
-def labelled(host: Host, instance_id: InstanceId) -> InstanceRecord:
-    """Return the record that the next invoker would find."""
-    records = [wire.loads(InstanceRecord, o.labels["record"]) for o in host.agent.driver.list_owned()]
-    return next(r for r in records if r.instance_id == instance_id)
-
-
-def traced(host: Host, group_id: GroupId) -> bool:
-    return {Phase.CONSOLIDATE_BEGIN, Phase.CONSOLIDATE_END} <= {e.name for e in host.records.trace(group_id)}
+def successor(old: FoldingHost) -> FoldingHost:
+    return FoldingHost(old.url, old.run_dir, old.fetchd)
 
 
 def test_a_stage_0_that_becomes_one_worker_is_announced_as_one_with_the_slots_of_one(host: FoldingHost) -> None:
-    first, second = host.ready_group(two_stages())
+    first, second = host.ready_group()
     assert (first.n_stages, first.slots, first.is_consolidating) == (2, 6, False)
     host.consolidate(first)
     assert host.announced(first, is_consolidating=True).n_stages == 2
-    host.tell(first, replied(events=events_of(first)))
+    host.tell(first, **REPORT)
     one = host.becomes_one_worker(first)
-    assert (one.state, one.slots, one.stage, one.reserve_bytes) == (InstanceState.READY, 3, 0, first.reserve_bytes)
-    until(lambda: traced(host, first.group_id))
+    assert (one.state, one.slots, one.reserve_bytes) == (InstanceState.READY, 3, first.reserve_bytes)
+    until(lambda: host.has_traced(first))
     host.cancel(first.group_id)  # ends the stages that are left, and not the worker
-    host.events.instance(second.instance_id, InstanceState.GONE)
-    live = host.agent.fleet.find(first.instance_id)
-    assert live is not None
-    assert not live.in_group
+    host.gone(second.instance_id)
+    assert not host.live(first.instance_id).in_group
     host.release(first.instance_id)
-    assert host.events.instance(first.instance_id, InstanceState.GONE).error is None
+    assert host.gone(first.instance_id).error is None
 
 
-def test_a_container_that_cannot_is_a_pipeline_still_and_may_be_asked_again(host: FoldingHost) -> None:
-    first, _ = host.ready_group(two_stages())
-    host.consolidate(first)
-    host.tell(first, {"status": 502, "error": "x", "info": NO_ROOM, "events": events_of(first)})
-    failed = host.failed(first)
-    assert (failed.group_id, failed.error.code, failed.error.message) == (
-        first.group_id,
-        "ModelUnsupported",
-        "no room for the KV cache",
-    )
-    live = host.agent.fleet.find(first.instance_id)
-    assert live is not None
-    assert (live.record.n_stages, live.record.slots, live.record.is_consolidating) == (2, 6, False)
-    assert traced(host, first.group_id)
-    host.consolidate(first)
-    host.tell(first, replied())
-    host.becomes_one_worker(first)
+def test_a_later_stage_becomes_a_worker_of_a_group_of_its_own_and_takes_requests(host: FoldingHost) -> None:
+    first, second = host.ready_group()
+    host.consolidate(second)
+    waiting = host.announced(second, is_consolidating=True)
+    assert (waiting.stage, waiting.n_stages, waiting.group_id) == (1, 2, second.group_id)
+    host.tell(second, **REPORT)
+    one = host.becomes_one_worker(second)
+    assert (one.state, one.slots, one.reserve_bytes) == (InstanceState.READY, 3, second.reserve_bytes)
+    assert one.idle_since_wall_ms > second.idle_since_wall_ms
+    until(lambda: host.has_traced(second))
+    run = host.agent.fleet.begin_run(second.instance_id)
+    assert run.live.record.takes_requests
+    host.agent.fleet.end_run(run)
+    host.cancel(second.group_id)  # ends the other stage, and not this worker
+    host.gone(first.instance_id)
+    host.release(second.instance_id)
+    assert host.gone(second.instance_id).error is None
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_container_that_cannot_is_a_stage_still_and_may_be_asked_again(host: FoldingHost, stage: int) -> None:
+    mine = host.ready_group()[stage]
+    host.consolidate(mine)
+    host.tell(mine, status=502, error="x", info=NO_ROOM)
+    said = host.cannot(mine)
+    assert (said.group_id, said.error.code, said.error.message) == (mine.group_id, NO_ROOM["code"], NO_ROOM["message"])
+    now = host.live(mine.instance_id).record
+    assert (now.stage, now.n_stages, now.slots) == (stage, 2, mine.slots)
+    assert (now.group_id, now.is_consolidating) == (mine.group_id, False)
+    assert host.has_traced(mine)
+    host.consolidate(mine)
+    host.tell(mine, **REPORT)
+    host.becomes_one_worker(mine)
 
 
 def test_a_repeated_command_begins_nothing_anew_and_says_again_what_became_of_it(host: FoldingHost) -> None:
-    first, _ = host.ready_group(two_stages())
+    first, _ = host.ready_group()
     host.consolidate(first)
     host.announced(first, is_consolidating=True)
     host.consolidate(first)
     host.announced(first, times=2, is_consolidating=True)
-    host.tell(first, replied())
+    host.tell(first, **REPORT)
     host.becomes_one_worker(first)
     host.consolidate(first)
     host.announced(first, times=2, n_stages=1)
@@ -151,158 +172,77 @@ def test_an_instance_that_is_not_here_is_refused(host: FoldingHost) -> None:
 def test_a_cancel_that_comes_between_the_switch_and_its_announcement_ends_only_the_other_stages(
     host: FoldingHost,
 ) -> None:
-    first, second = host.ready_group(two_stages())
+    first, second = host.ready_group()
     host.consolidate(first)
-    host.announced(first, is_consolidating=True)
-    live = host.agent.fleet.find(first.instance_id)
-    assert live is not None
-    with (host.run_dir / f"door-{first.instance_id[-6:]}.consolidate").open("w", buffering=1) as fifo:
-        fifo.write("switched\n")
-        until(lambda: host.agent._consolidating.has_switched(live))
+    with host.switched(first) as fifo:
         host.cancel(first.group_id)
-        host.events.instance(second.instance_id, InstanceState.GONE)
-        fifo.write(json.dumps(replied()) + "\n")
+        host.gone(second.instance_id)
+        fifo.write(json.dumps(REPORT) + "\n")
     assert host.becomes_one_worker(first).state is InstanceState.READY
 
 
 def test_a_cancel_before_the_switch_ends_the_whole_group(host: FoldingHost) -> None:
-    first, second = host.ready_group(two_stages())
-    host.consolidate(first)
-    host.announced(first, is_consolidating=True)
-    host.cancel(first.group_id)
-    for record in (first, second):
-        host.events.instance(record.instance_id, InstanceState.GONE)
+    stages = host.ready_group()
+    host.consolidate(stages[0])
+    host.announced(stages[0], is_consolidating=True)
+    host.cancel(stages[0].group_id)
+    for record in stages:
+        host.gone(record.instance_id)
     until(lambda: host.agent.fleet.all() == [])
 
 
 def test_after_the_deadline_the_scheduler_hears_of_it_and_a_later_switch_counts_all_the_same(
     valkey_url: str, run_dir: Path
 ) -> None:
-    with made(valkey_url, run_dir, consolidate_timeout_s=0.3) as host:
-        first, _ = host.ready_group(two_stages())
+    with FoldingHost(valkey_url, run_dir, consolidate_timeout_s=0.3) as host:
+        first, _ = host.ready_group()
         host.consolidate(first)
-        assert host.failed(first).error.code == "Unavailable"
-        host.tell(first, replied())
+        assert host.cannot(first).error.code == "Unavailable"
+        host.tell(first, **REPORT)
         host.becomes_one_worker(first)
 
 
-@pytest.mark.parametrize("when", ["before the successor came", "after it came"])
-def test_the_successor_of_an_invoker_that_was_killed_in_the_middle_finds_what_became_of_it(
-    valkey_url: str, run_dir: Path, when: str
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("when", ["before the successor came", "after it came", "before the last invoker was killed"])
+def test_the_successor_of_an_invoker_that_was_killed_finds_what_became_of_a_stage(
+    old: FoldingHost, stage: int, when: str
 ) -> None:
-    old = made(valkey_url, run_dir)
-    old.start()
-    first, second = old.ready_group(two_stages())
-    old.consolidate(first)
-    old.announced(first, is_consolidating=True)
+    stages = old.ready_group()
+    mine, other = stages[stage], stages[1 - stage]
+    old.consolidate(mine)
+    old.announced(mine, is_consolidating=True)
+    if when == "before the last invoker was killed":
+        old.tell(mine, **REPORT)
+        old.becomes_one_worker(mine)
+        until(lambda: old.labelled(mine).n_stages == 1)
     abandon(old)
     if when == "before the successor came":
-        old.tell(first, "switched", replied(events=events_of(first)))
-    new = FoldingHost(valkey_url, run_dir)
-    new.fetchd = new.agent.fleet.fetch = old.fetchd
-    with new:
+        old.tell(mine, **REPORT)
+    with successor(old) as new:
         if when == "after it came":
-            assert new.announced(first, is_consolidating=True).n_stages == 2
-            new.tell(first, replied(events=events_of(first)))
-        one = new.becomes_one_worker(first)
+            waiting = new.announced(mine, is_consolidating=True)
+            assert (waiting.n_stages, waiting.group_id) == (2, mine.group_id)
+            new.tell(mine, **REPORT)
+        one = new.becomes_one_worker(mine)
         assert (one.slots, one.state) == (3, InstanceState.READY)
-        until(lambda: traced(new, first.group_id))
-        until(lambda: labelled(new, first.instance_id).n_stages == 1)
-        new.cancel(first.group_id)
-        new.events.instance(second.instance_id, InstanceState.GONE)
-        assert new.agent.fleet.find(first.instance_id) is not None
-        new.release(first.instance_id, only_idle=False)
-        new.events.instance(first.instance_id, InstanceState.GONE)
+        until(lambda: new.has_traced(mine))
+        until(lambda: (new.labelled(mine).n_stages, new.labelled(mine).group_id) == (1, one.group_id))
+        new.cancel(mine.group_id)
+        new.gone(other.instance_id)
+        assert new.live(mine.instance_id)
+        new.release(mine.instance_id, only_idle=False)
+        new.gone(mine.instance_id)
 
 
 def test_an_invoker_that_takes_over_announces_what_its_container_is_before_the_report_of_it_comes(
-    valkey_url: str, run_dir: Path
+    old: FoldingHost,
 ) -> None:
-    old = made(valkey_url, run_dir)
-    old.start()
-    first, _ = old.ready_group(two_stages())
+    first, _ = old.ready_group()
     old.consolidate(first)
-    live = old.agent.fleet.find(first.instance_id)
-    assert live is not None
-    assert live.handle is not None
-    with (run_dir / f"door-{first.instance_id[-6:]}.consolidate").open("w", buffering=1) as fifo:
-        fifo.write("switched\n")
-        until(lambda: old.agent._consolidating.has_switched(live))
+    with old.switched(first) as fifo:
         abandon(old)
-        new = FoldingHost(valkey_url, run_dir)
-        new.fetchd = new.agent.fleet.fetch = old.fetchd
-        with new:
+        with successor(old) as new:
             assert new.announced(first, is_consolidating=True).n_stages == 1
-            fifo.write(json.dumps(replied()) + "\n")
+            fifo.write(json.dumps(REPORT) + "\n")
             fifo.close()
             assert new.becomes_one_worker(first).slots == 3
-
-
-# a later stage that stays ------------------------------------------------------------------------------------------
-
-
-def becomes_second_worker(host: FoldingHost, second: InstanceRecord) -> InstanceRecord:
-    own = own_group(second.group_id, 1)
-    return host.announced(second, n_stages=1, is_consolidating=False, group_id=own, stage=0)
-
-
-def test_a_later_stage_becomes_a_worker_of_a_group_of_its_own_and_takes_requests(host: FoldingHost) -> None:
-    first, second = host.ready_group(two_stages())
-    host.consolidate(second)
-    waiting = host.announced(second, is_consolidating=True)
-    assert (waiting.stage, waiting.n_stages, waiting.group_id) == (1, 2, second.group_id)
-    host.tell(second, replied(events=events_of(second)))
-    one = becomes_second_worker(host, second)
-    assert (one.state, one.slots, one.reserve_bytes) == (InstanceState.READY, 3, second.reserve_bytes)
-    assert one.idle_since_wall_ms is not None
-    assert second.idle_since_wall_ms is not None
-    assert one.idle_since_wall_ms > second.idle_since_wall_ms
-    until(lambda: traced(host, second.group_id))
-    run = host.agent.fleet.begin_run(second.instance_id)
-    assert run.live.record.takes_requests
-    host.agent.fleet.end_run(run)
-    host.cancel(second.group_id)  # ends the other stage, and not this worker
-    host.events.instance(first.instance_id, InstanceState.GONE)
-    host.release(second.instance_id)
-    assert host.events.instance(second.instance_id, InstanceState.GONE).error is None
-
-
-def test_a_later_stage_that_cannot_is_a_stage_still(host: FoldingHost) -> None:
-    _, second = host.ready_group(two_stages())
-    host.consolidate(second)
-    host.tell(second, {"status": 502, "error": "x", "info": NO_ROOM, "events": []})
-    assert host.failed(second).group_id == second.group_id
-    live = host.agent.fleet.find(second.instance_id)
-    assert live is not None
-    record = live.record
-    assert (record.stage, record.n_stages, record.group_id, record.is_consolidating) == (1, 2, second.group_id, False)
-
-
-@pytest.mark.parametrize("when", ["before the successor came", "after it came", "before the last invoker was killed"])
-def test_a_successor_finds_a_later_stage_as_what_it_is(valkey_url: str, run_dir: Path, when: str) -> None:
-    old = made(valkey_url, run_dir)
-    old.start()
-    _, second = old.ready_group(two_stages())
-    old.consolidate(second)
-    old.announced(second, is_consolidating=True)
-    if when == "before the last invoker was killed":
-        old.tell(second, "switched", replied(events=events_of(second)))
-        becomes_second_worker(old, second)
-        until(lambda: labelled(old, second.instance_id).n_stages == 1)
-    abandon(old)
-    if when == "before the successor came":
-        old.tell(second, "switched", replied(events=events_of(second)))
-    new = FoldingHost(valkey_url, run_dir)
-    new.fetchd = new.agent.fleet.fetch = old.fetchd
-    with new:
-        if when == "after it came":
-            assert new.announced(second, is_consolidating=True).group_id == second.group_id
-            new.tell(second, replied(events=events_of(second)))
-        one = becomes_second_worker(new, second)
-        assert (one.slots, one.state) == (3, InstanceState.READY)
-        until(lambda: traced(new, second.group_id))
-        until(lambda: labelled(new, second.instance_id).group_id == one.group_id)
-        new.release(second.instance_id, only_idle=False)
-        new.events.instance(second.instance_id, InstanceState.GONE)
-        new.cancel(second.group_id)
-        until(lambda: new.agent.fleet.all() == [])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,32 +18,6 @@ from tests.invoker.platform import WAIT_S
 from thaw.errors import InitFailed, WorkerLost
 
 
-class Container:
-    """Takes one request and answers it.  With ``for_ever`` the answer never ends."""
-
-    def __init__(self, path: Path, answer: bytes, *, for_ever: bytes = b"") -> None:
-        self.path = str(path)
-        self._answer, self._for_ever = answer, for_ever
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        sock, _ = self._listener.accept()
-        with sock, contextlib.suppress(OSError):  # the caller has closed the connection
-            sock.recv(65536)
-            sock.sendall(self._answer)
-            while self._for_ever:
-                sock.sendall(self._for_ever)
-
-    def close(self) -> None:
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive()
-        self._listener.close()
-
-
 def body(data: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)
 
@@ -52,10 +27,34 @@ STRANGE = [body(b"[]"), body(b"null"), body(b"{"), body(b"\xff"), DEEP, body(b" 
 
 
 @contextlib.contextmanager
+def serving(run_dir: Path, serve: Callable[[socket.socket], object]) -> Iterator[str]:
+    """The socket of a container that treats its one connection so."""
+
+    def accept() -> None:
+        sock, _ = listener.accept()
+        with sock, contextlib.suppress(OSError):  # the caller has closed the connection
+            serve(sock)
+
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(run_dir / "s"))
+        listener.listen()
+        served = pool.submit(accept)
+        yield str(run_dir / "s")
+        served.result(WAIT_S)
+
+
+@contextlib.contextmanager
 def answering(run_dir: Path, answer: bytes, *, for_ever: bytes = b"") -> Iterator[str]:
-    container = Container(run_dir / "s", answer, for_ever=for_ever)
-    yield container.path
-    container.close()
+    """``for_ever`` follows the answer again and again."""
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(65536)
+        sock.sendall(answer)
+        while for_ever:
+            sock.sendall(for_ever)
+
+    with serving(run_dir, serve) as path:
+        yield path
 
 
 def test_an_object_is_an_answer(run_dir: Path) -> None:
@@ -90,44 +89,30 @@ def test_an_answer_without_end_is_read_no_further_than_the_limit(run_dir: Path) 
 def test_the_deadline_is_that_of_the_whole_exchange(run_dir: Path) -> None:
     """A head that never ends makes every single wait short, so only a deadline for the whole exchange ends it."""
     go_on = threading.Event()
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(run_dir / "s"))
-    listener.listen()
 
-    def serve() -> None:
-        sock, _ = listener.accept()
-        with sock, contextlib.suppress(OSError):
-            while not go_on.wait(0.01):
-                sock.sendall(b"H")
+    def serve(sock: socket.socket) -> None:
+        while not go_on.wait(0.01):
+            sock.sendall(b"H")
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    with pytest.raises(InitFailed, match="in time"):
-        InitCall(str(run_dir / "s"), 0.3).post(b"{}")
-    go_on.set()
-    thread.join(WAIT_S)
-    listener.close()
+    with serving(run_dir, serve) as path:
+        with pytest.raises(InitFailed, match="in time"):
+            InitCall(path, 0.3).post(b"{}")
+        go_on.set()
 
 
 def test_a_call_can_be_given_up(run_dir: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(run_dir / "s"))
-    listener.listen()
-    call = InitCall(str(run_dir / "s"), WAIT_S)
-    failed: list[Exception] = []
+    begun, over = threading.Event(), threading.Event()
 
-    def post() -> None:
-        try:
-            call.post(b"{}")
-        except WorkerLost as e:
-            failed.append(e)
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1)
+        begun.set()
+        over.wait(WAIT_S)
 
-    thread = threading.Thread(target=post, daemon=True)
-    thread.start()
-    sock, _ = listener.accept()
-    sock.recv(1)
-    call.abort()
-    thread.join(WAIT_S)
-    assert len(failed) == 1
-    sock.close()
-    listener.close()
+    with serving(run_dir, serve) as path, ThreadPoolExecutor(1) as pool:
+        call = InitCall(path, WAIT_S)
+        posted = pool.submit(call.post, b"{}")
+        assert begun.wait(WAIT_S)
+        call.abort()
+        with pytest.raises(WorkerLost):
+            posted.result(WAIT_S)
+        over.set()

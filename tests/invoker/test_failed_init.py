@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import zipfile
-
-import pytest
-
 from tests.invoker.platform import Host
-from thaw.instance import InstanceState
 
-MAIN = "def main(args):\n    return {}\n"
+NOT_LOADED = "The action failed to generate or locate a binary. See logs for details."
 RAISES = "print('one')\nprint('two')\ndef helper():\n    raise ValueError('no such luck')\nhelper()\n"
 
 
-def packed(**files: str) -> str:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name.replace("_py", ".py"), text)
-    return base64.b64encode(data.getvalue()).decode()
+def test_code_that_does_not_load_says_what_happened_and_what_it_printed(host: Host) -> None:
+    """tests/runtime_python/test_proxy.py has the other ways in which code does not load."""
+    host.deploy(RAISES)
+    error = host.failed(host.launch())
+    assert (error.code, error.message, error.printed_out) == ("InitFailed", NOT_LOADED, "one\ntwo\n")
+    assert '  File "__main__.py", line 4, in helper' in error.printed
+    assert error.printed.rstrip().endswith("ValueError: no such luck")
+    assert error.hint.endswith("ValueError: no such luck")
+    assert "thaw_runtime" not in error.printed, "the platform's own frames are of no use to anybody"
 
 
-@pytest.mark.parametrize(
-    ("code", "out", "err", "last"),
-    [
-        ("print('before')\ndef main(args:\n", "", '  File "__main__.py", line 2', "SyntaxError: '(' was never closed"),
-        (RAISES, "one\ntwo\n", '  File "__main__.py", line 4, in helper', "ValueError: no such luck"),
-        ("print('hi')\ndef niam(args): pass\n", "hi\n", "Invalid action: it has no function 'main'", ""),
-        (
-            packed(other_py=MAIN, data="x"),
-            "",
-            "Invalid action: the zip has no __main__.py at its top, only data, other.py",
-            "",
-        ),
-        ("UEsDBBQ", "", "Invalid action: its code is not a zip file that can be read", ""),
-        (
-            "import sys\nprint('bye')\nsys.exit('enough')\n",
-            "bye\n",
-            "Invalid action: it exits while it is loaded: enough",
-            "",
-        ),
-        ("import os\nprint('last words', flush=True)\nos.kill(os.getpid(), 9)\n", "last words\n", "", ""),
-    ],
-    ids=["syntax error", "raises", "no main", "zip without __main__", "no zip", "exits", "killed"],
-)
-def test_code_that_does_not_load_says_what_happened_and_what_it_printed(
-    host: Host, code: str, out: str, err: str, last: str
-) -> None:
-    host.deploy(code, binary=code.startswith("UEsD"))
-    gone = host.events.instance(host.launch(), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.printed_out == out
-    assert err in gone.error.printed
-    assert gone.error.printed.rstrip().endswith(last)
-    assert "thaw_runtime" not in gone.error.printed, "the platform's own frames are of no use to anybody"
+def test_code_that_is_no_zip_and_a_process_that_is_killed_while_it_loads_say_so(host: Host) -> None:
+    host.deploy("UEsDBBQ", binary=True)
+    error = host.failed(host.launch())
+    assert "Invalid action: its code is not a zip file that can be read" in error.printed
+    host.deploy("import os\nprint('last words', flush=True)\nos.kill(os.getpid(), 9)\n", name="guest/killed")
+    assert host.failed(host.launch(host.plan("guest/killed"))).printed_out == "last words\n"
 
 
 def test_of_very_long_output_the_end_is_kept(host: Host) -> None:
     host.deploy("print('x' * 100_000 + 'the end')\nraise ValueError('so')\n")
-    gone = host.events.instance(host.launch(), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.printed_out.startswith("[the beginning was left out]\nxxx")
-    assert gone.error.printed_out.endswith("the end\n")
-    assert len(gone.error.printed_out) < 20_000
+    printed = host.failed(host.launch()).printed_out
+    assert printed.startswith("[the beginning was left out]\nxxx")
+    assert printed.endswith("the end\n")
+    assert len(printed) < 20_000

@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,8 +33,8 @@ from thaw.ids import GroupId, InstanceId, random_hex_id
 from thaw.instance import InstanceState, StartMode
 
 HELLO = "def main(args):\n    return {'ok': True}\n"
+KILLS_PROXY = "import os\ndef main(args):\n    os.kill(os.getppid(), 9)\n    while True:\n        pass\n"
 PID = "import os\ndef main(args):\n    return {'pid': os.getpid()}\n"
-SLOW = "import time\ndef main(args):\n    time.sleep(args.get('s', 30))\n    return {'ok': True}\n"
 WAITS = "def main(args):\n    return {'read': open(args['fifo']).readline()}\n"
 
 
@@ -79,45 +81,39 @@ def test_a_command_that_comes_twice_is_carried_out_once(host: Host) -> None:
 
 
 def test_a_killed_container_is_a_lost_worker_and_its_memory_comes_back(host: Host) -> None:
-    host.deploy(HELLO)
-    record = host.ready()
+    record = host.serving(HELLO)
     os.kill(host.pid(record.instance_id), signal.SIGKILL)
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "WorkerLost"
+    assert host.failed(record.instance_id).code == "WorkerLost"
     assert host.registry.instance(record.instance_id) is None
-    live = host.agent.fleet.find(record.instance_id)
-    assert live is None or live.gone.wait(WAIT_S)
+    host.wait_buried(record.instance_id)
     assert host.agent.fleet.ledger.holders() == {}
 
 
 def test_a_container_killed_in_a_run_is_a_lost_worker_and_the_caller_hears_how_it_ended(host: Host) -> None:
-    host.deploy("import os\ndef main(args):\n    os.kill(os.getppid(), 9)\n    while True:\n        pass\n")
-    record = host.ready()
+    record = host.serving(KILLS_PROXY)
     status, body = host.run(record.instance_id, {})
     assert (status, body["info"]["code"]) == (500, "WorkerLost")
     assert body["error"] == "the container ended (status -9)"
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "WorkerLost"
+    assert host.failed(record.instance_id).code == "WorkerLost"
 
 
-def test_a_caller_that_hangs_up_ends_the_function(host: Host) -> None:
-    host.deploy(SLOW, timeout=60_000)
-    record = host.ready()
-    connection = host.connection()
-    body = json.dumps({"value": {"s": 60}, "activation_id": random_hex_id()})
-    connection.request("POST", f"/instances/{record.instance_id}/run", body, host.headers())
-    host.events.wait(lambda m: isinstance(m, InstanceChanged) and m.instance.inflight == 1)
-    connection.sock.close()
-    connection.close()
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is None  # the instance did not fail
+def test_a_container_killed_for_its_memory_in_a_run_is_the_action_s_error(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may kill the proxy instead of the function.  Only driver docker knows why, so this test says it."""
+    after_exit = host.agent.fleet._after_exit
+
+    def out_of_memory(live: Live, end: Exit) -> None:
+        after_exit(live, replace(end, reason="out of memory: its limit is 128 MiB", out_of_memory=True))
+
+    monkeypatch.setattr(host.agent.fleet, "_after_exit", out_of_memory)
+    status, body = host.run(host.serving(KILLS_PROXY).instance_id, {})
+    assert (status, body["info"]["code"]) == (502, "MemoryTooSmall")
+    assert body["error"] == "The action used more memory than its limit of 128 MiB (limits.memory)."
 
 
 def test_more_runs_than_slots_are_refused_before_they_run(host: Host, tmp_path: Path) -> None:
-    host.deploy(WAITS, timeout=60_000)
-    record = host.ready()
+    record = host.serving(WAITS, timeout=60_000)
     first = Run(host, record.instance_id, tmp_path / "fifo")
     status, body = host.run(record.instance_id, {})
     assert (status, body["info"]["code"]) == (429, "InstanceBusy")
@@ -132,21 +128,18 @@ def test_an_unknown_instance_is_gone(host: Host) -> None:
 
 
 def test_a_drain_lets_the_run_finish(host: Host, tmp_path: Path) -> None:
-    host.deploy(WAITS, timeout=60_000)
-    record = host.ready()
+    record = host.serving(WAITS, timeout=60_000)
     run = Run(host, record.instance_id, tmp_path / "fifo")
     host.release(record.instance_id, only_idle=False)
     host.events.instance(record.instance_id, InstanceState.DRAINING)
     assert host.run(record.instance_id, {})[0] == 410
     run.end()
     assert run.answers == [(200, {"read": "\n"})]
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is None
+    assert host.gone(record.instance_id).error is None
 
 
 def test_a_drain_that_is_taken_back_lets_the_instance_serve_on(host: Host, tmp_path: Path) -> None:
-    host.deploy(WAITS, timeout=60_000)
-    record = host.ready()
+    record = host.serving(WAITS, timeout=60_000)
     run = Run(host, record.instance_id, tmp_path / "fifo")
     host.release(record.instance_id, only_idle=False, drained=True)
     draining = host.events.instance(record.instance_id, InstanceState.DRAINING)
@@ -166,53 +159,33 @@ def test_a_cancelled_start_leaves_nothing(host: Host) -> None:
     instance_id = host.launch(plan)
     host.events.instance(instance_id, InstanceState.STARTING)
     host.cancel(plan.group_id)
-    host.events.instance(instance_id, InstanceState.GONE)
+    host.gone(instance_id)
 
 
-@pytest.mark.parametrize("path", ["/instances/x/run", "/logs", "/metrics", "/"])
-@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic eA==", "Bearer "])
-def test_the_data_port_refuses_strangers_before_anything_else(host: Host, path: str, authorization: str | None) -> None:
-    connection = host.connection()
-    headers = {} if authorization is None else {"Authorization": authorization}
-    connection.request("POST" if path.endswith(("/run", "/logs")) else "GET", path, headers=headers)
-    response = connection.getresponse()
-    assert response.status == 401
-    assert json.loads(response.read())["info"]["code"] == "Unauthorized"
-    connection.close()
-
-
-def test_metrics_are_served_to_the_platform(host: Host) -> None:
-    connection = host.connection()
-    connection.request("GET", "/metrics", headers=host.headers())
-    assert b"thaw_invoker_runs_total" in connection.getresponse().read()
-    connection.close()
+def test_the_data_port_refuses_strangers_before_anything_else(host: Host) -> None:
+    strangers = [{}, *({"Authorization": one} for one in ("Bearer wrong", "Basic eA==", "Bearer "))]
+    doors = [("POST", "/instances/x/run"), ("POST", "/logs"), ("GET", "/metrics"), ("GET", "/")]
+    for headers, (method, path) in product(strangers, doors):
+        status, answer = host.ask(method, path, headers=headers)
+        assert (status, json.loads(answer)["info"]["code"]) == (401, "Unauthorized"), (headers, path)
 
 
 def test_a_scrapers_token_opens_metrics_and_no_run(valkey_url: str, run_dir: Path) -> None:
+    doors = (("GET", "/metrics"), ("POST", "/instances/x/run"), ("POST", "/metrics"), ("POST", "/logs"))
+    scraper = {"Authorization": "Bearer scraper"}
     with Host(valkey_url, run_dir, metrics_token="scraper") as scraped:
-        statuses = []
-        for method, path in (
-            ("GET", "/metrics"),
-            ("POST", "/instances/x/run"),
-            ("POST", "/metrics"),
-            ("POST", "/logs"),
-        ):
-            connection = scraped.connection()
-            connection.request(method, path, headers={"Authorization": "Bearer scraper"})
-            statuses.append(connection.getresponse().status)
-            connection.close()
+        statuses = [scraped.ask(method, path, headers=scraper)[0] for method, path in doors]
     assert statuses == [200, 401, 401, 401]
 
 
 def test_one_connection_carries_many_runs(host: Host) -> None:
-    host.deploy(HELLO)
-    record = host.ready()
-    connection = host.connection()
+    record = host.serving(HELLO)
+    connection, local = host.connection(), set()
     for _ in range(5):
         connection.request("POST", f"/instances/{record.instance_id}/run", b'{"value":{}}', host.headers())
         assert json.loads(connection.getresponse().read()) == {"ok": True}
-    local = connection.sock.getsockname()
-    assert isinstance(local, tuple)
+        local.add(connection.sock.getsockname())
+    assert len(local) == 1
     connection.close()
 
 
@@ -229,26 +202,9 @@ def test_a_compute_share_is_a_quota_that_can_be_read_back(host: Host) -> None:
     assert quota == int(0.25 * host.settings.n_cores * 100_000)
     assert str(host.pid(record.instance_id)) in (directory / "cgroup.procs").read_text().split()
     host.release(record.instance_id)
-    host.events.instance(record.instance_id, InstanceState.GONE)
-    live = host.agent.fleet.find(record.instance_id)
-    assert live is None or live.gone.wait(WAIT_S)
+    host.gone(record.instance_id)
+    host.wait_buried(record.instance_id)
     assert not directory.exists()
-
-
-def test_a_stem_cell_is_taken_and_replaced(valkey_url: str, run_dir: Path) -> None:
-    with Host(valkey_url, run_dir) as host:
-        host.deploy(HELLO)
-        cells = host.agent.cells
-        cells.set_target("python:3.11", 1)
-        until(lambda: bool(cells.view()))
-        first = cells.view()[0].cell_id
-        record = host.ready()
-        assert record.start_mode is StartMode.PREWARMED
-        assert host.run(record.instance_id, {}) == (200, {"ok": True})
-        host.release_after_runs(record.instance_id)
-        host.events.instance(record.instance_id, InstanceState.GONE)
-        until(lambda: bool(cells.view()))
-        assert cells.view()[0].cell_id != first
 
 
 def targets(host: Host) -> dict[str, int]:
@@ -273,6 +229,7 @@ def test_a_host_keeps_as_many_stem_cells_as_it_is_told_and_says_so(
         before = {c.cell_id for c in cells.view()}
         record = host.ready()
         assert record.start_mode is StartMode.PREWARMED
+        assert host.run(record.instance_id, {}) == (200, {"ok": True})
         until(lambda: len(cells.view()) == 3)  # the claimed cell is replaced while its instance lives
         assert len(before & {c.cell_id for c in cells.view()}) == 2
 
@@ -299,7 +256,7 @@ def test_a_host_whose_operator_keeps_no_stem_cells_names_none_and_takes_no_order
         assert host.agent.cells.view() == ()
 
 
-def _invoker(host: Host) -> subprocess.Popen[bytes]:
+def invoker(host: Host) -> subprocess.Popen[bytes]:
     settings = host.settings
     env = {
         **os.environ,
@@ -314,77 +271,66 @@ def _invoker(host: Host) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "invoker.main"], env=env, stderr=log)
 
 
-@pytest.mark.parametrize("serving", [True, False])
-def test_a_killed_invoker_finds_its_containers_again(valkey_url: str, run_dir: Path, serving: bool) -> None:
-    host = Host(valkey_url, run_dir)  # it only sends commands and reads events; the invoker is a process of its own
+@pytest.fixture
+def apart(valkey_url: str, run_dir: Path) -> Iterator[Host]:
+    """A host that only sends commands and reads events.  Its invoker is a process of its own."""
+    host = Host(valkey_url, run_dir)
     host.agent.port.server_close()
-    first = _invoker(host)
-    host.deploy(PID if serving else "import time\ntime.sleep(60)\n")
-    instance_id = host.launch()
-    record = host.events.instance(instance_id, InstanceState.READY if serving else InstanceState.STARTING)
-    before = _run_at(host, record.address, instance_id) if serving else None
-    first.kill()
-    first.wait()
-    host.events.seen.clear()
-    second = _invoker(host)
-    if serving:
-        again = host.events.instance(instance_id, InstanceState.READY)
-        assert _run_at(host, again.address, instance_id) == before
-    else:
-        gone = host.events.instance(instance_id, InstanceState.GONE)
-        assert gone.error is not None
-        assert gone.error.code == "WorkerLost"
-    second.terminate()
-    assert second.wait(WAIT_S) == 0
-    assert host.registry.instances() == []
-    assert host.registry.hosts() == []
-    assert host.processes() == []
+    yield host
     host.agent._publisher.close()
     host.agent.driver.close()
     host.agent._redis.close()
     host.close()
 
 
-def test_an_invoker_takes_all_descriptors_that_it_may(valkey_url: str, run_dir: Path) -> None:
-    host = Host(valkey_url, run_dir)
-    host.agent.port.server_close()
+@pytest.mark.parametrize("serving", [True, False])
+def test_a_killed_invoker_finds_its_containers_again(apart: Host, serving: bool) -> None:
+    def run_at(address: str) -> object:
+        apart.agent.address = address
+        return apart.run(instance_id, {})
+
+    first = invoker(apart)
+    apart.deploy(PID if serving else "import time\ntime.sleep(60)\n")
+    instance_id = apart.launch()
+    record = apart.events.instance(instance_id, InstanceState.READY if serving else InstanceState.STARTING)
+    before = run_at(record.address) if serving else None
+    first.kill()
+    first.wait()
+    apart.events.seen.clear()
+    second = invoker(apart)
+    if serving:
+        assert run_at(apart.events.instance(instance_id, InstanceState.READY).address) == before
+    else:
+        assert apart.failed(instance_id).code == "WorkerLost"
+    second.terminate()
+    assert second.wait(WAIT_S) == 0
+    assert apart.registry.instances() == []
+    assert apart.registry.hosts() == []
+    assert apart.processes() == []
+
+
+def test_an_invoker_takes_all_descriptors_that_it_may(apart: Host) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
     try:
-        process = _invoker(host)
+        process = invoker(apart)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     try:
-        until(lambda: bool(host.registry.live_hosts()))
+        until(lambda: bool(apart.registry.live_hosts()))
         assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         process.terminate()
     assert process.wait(WAIT_S) == 0
-    host.agent._publisher.close()
-    host.agent.driver.close()
-    host.agent._redis.close()
-    host.close()
 
 
 def test_a_run_directory_that_cannot_be_made_is_named(valkey_url: str) -> None:
-    env = {
-        **os.environ,
-        "THAW_STATE_URL": valkey_url,
-        "THAW_HOST_ID": "h",
-        "THAW_RUN_DIR": "/proc/none",
-        "THAW_FETCHD_SOCKET": "/none",
-    }
-    ended = subprocess.run(
-        [sys.executable, "-m", "invoker.main"], env=env, stderr=subprocess.PIPE, timeout=60, check=False
-    )
+    places = {"THAW_RUN_DIR": "/proc/none", "THAW_FETCHD_SOCKET": "/none"}
+    env = {**os.environ, "THAW_STATE_URL": valkey_url, "THAW_HOST_ID": "h", **places}
+    ended = subprocess.run([sys.executable, "-m", "invoker.main"], env=env, capture_output=True, timeout=60)
     assert ended.returncode == 1
     assert ended.stderr.startswith(b"thaw-invoker: cannot make /proc/none: ")
     assert b"THAW_RUN_DIR" in ended.stderr
-
-
-def _run_at(host: Host, address: str, instance_id: str) -> object:
-    host.agent.address = address
-    return host.run(instance_id, {})
 
 
 def test_the_heartbeat_says_what_the_host_is(host: Host) -> None:
@@ -395,20 +341,3 @@ def test_the_heartbeat_says_what_the_host_is(host: Host) -> None:
     assert report.driver == "process"
     with socket.create_connection(tuple(report.address.rsplit(":", 1))):  # type: ignore[arg-type]
         pass
-
-
-def test_a_container_killed_for_its_memory_in_a_run_is_the_action_s_error(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel may kill the proxy instead of the function.  Only driver docker knows why, so this test says it."""
-    after_exit = host.agent.fleet._after_exit
-
-    def out_of_memory(live: Live, end: Exit) -> None:
-        after_exit(live, replace(end, reason="out of memory: its limit is 128 MiB", out_of_memory=True))
-
-    monkeypatch.setattr(host.agent.fleet, "_after_exit", out_of_memory)
-    host.deploy("import os\ndef main(args):\n    os.kill(os.getppid(), 9)\n    while True:\n        pass\n")
-    record = host.ready()
-    status, body = host.run(record.instance_id, {})
-    assert (status, body["info"]["code"]) == (502, "MemoryTooSmall")
-    assert body["error"] == "The action used more memory than its limit of 128 MiB (limits.memory)."

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import Effect, Event
-from invoker.containers.last_output import LastOutput
 from invoker.containers.live import Live, Run
 from invoker.containers.memory_ledger import Ledger
-from relay.clients.fetch import FetchClient
 from tests.invoker.platform import WAIT_S
-from tests.invoker.test_cells import Containers, starting
+from tests.invoker.test_cells import Containers, fleet_of, idle
 from thaw.errors import InstanceBusy
 from thaw.instance import InstanceRecord, InstanceState
-from thaw.logs import Log
 
 
 class Interrupted:
@@ -45,19 +41,21 @@ class Noted:
 
 
 def busy(fleet: Fleet, n_runs: int) -> tuple[Live, list[Run]]:
-    live = starting("i", 1)
-    assert fleet.add(live)
-    live.apply(Event.UP)
-    live.apply(Event.INIT_DONE)
-    live.amend(slots=n_runs)
+    live = idle(fleet, "i", 1, slots=n_runs)
     return live, [fleet.begin_run(live.record.instance_id) for _ in range(n_runs)]
 
 
-def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
-    publisher = Noted()
-    fleet = Fleet(
-        Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
-    )  # type: ignore[arg-type]
+@pytest.fixture
+def publisher() -> Noted:
+    return Noted()
+
+
+@pytest.fixture
+def fleet(publisher: Noted) -> Fleet:
+    return fleet_of(Containers(), Ledger(1), publisher)
+
+
+def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends(fleet: Fleet, publisher: Noted) -> None:
     live, runs = busy(fleet, 3)
     fleet.release(live.record.instance_id, only_idle=False, drain_s=WAIT_S)
     publisher.heard.clear()
@@ -69,10 +67,7 @@ def test_whoever_waits_for_a_drain_hears_of_every_run_that_ends() -> None:
     assert publisher.heard[-1][0] is InstanceState.GONE
 
 
-def test_a_slot_is_free_before_its_run_has_ended_and_a_drain_waits_for_the_end() -> None:
-    fleet = Fleet(
-        Containers(), FetchClient("/none"), Noted(), Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
-    )  # type: ignore[arg-type]
+def test_a_slot_is_free_before_its_run_has_ended_and_a_drain_waits_for_the_end(fleet: Fleet) -> None:
     live, (first,) = busy(fleet, 1)
     with pytest.raises(InstanceBusy):
         fleet.begin_run(live.record.instance_id)
@@ -88,11 +83,7 @@ def test_a_slot_is_free_before_its_run_has_ended_and_a_drain_waits_for_the_end()
     assert live.gone.wait(WAIT_S)
 
 
-def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() -> None:
-    publisher = Noted()
-    fleet = Fleet(
-        Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
-    )  # type: ignore[arg-type]
+def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one(fleet: Fleet) -> None:
     live, _ = busy(fleet, 1)
     deadlines: list[threading.Thread] = []
     fleet._in_background = lambda run: deadlines.append(threading.Thread(target=run))  # type: ignore[method-assign]
@@ -110,10 +101,7 @@ def test_the_deadline_of_a_drain_that_was_taken_back_does_not_end_a_later_one() 
     assert live.gone.is_set()
 
 
-def test_an_instance_that_is_killed_is_not_taken_back_in_between() -> None:
-    fleet = Fleet(
-        Containers(), FetchClient("/none"), Noted(), Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
-    )  # type: ignore[arg-type]
+def test_an_instance_that_is_killed_is_not_taken_back_in_between(fleet: Fleet) -> None:
     live, _ = busy(fleet, 1)
     apply, undrains = live.apply, list[threading.Thread]()
 
@@ -133,14 +121,8 @@ def test_an_instance_that_is_killed_is_not_taken_back_in_between() -> None:
 
 def test_an_instance_that_ends_while_it_is_announced_as_idle_is_announced_as_gone_last() -> None:
     publisher = Interrupted()
-    fleet = Fleet(
-        Containers(), FetchClient("/none"), publisher, Ledger(1), LastOutput(Path("/nowhere"), Log("test")), Log("test")
-    )  # type: ignore[arg-type]
-    live = starting("i", 1)
-    assert fleet.add(live)
-    live.apply(Event.UP)
-    live.apply(Event.INIT_DONE)
-    run = fleet.begin_run(live.record.instance_id)
+    fleet = fleet_of(Containers(), Ledger(1), publisher)
+    live, (run,) = busy(fleet, 1)
     publisher.end = threading.Thread(target=fleet.kill, args=(live, None), daemon=True)
     fleet.end_run(run)
     assert live.gone.wait(WAIT_S)

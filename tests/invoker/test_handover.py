@@ -3,34 +3,30 @@ has the functions and the stem cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from invoker.drivers.programs import PROGRAMS
-from relay.protocol.messages import Start
 from relay.state import keys
-from tests.invoker import fake_llm
-from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import HOST, opened
-from tests.invoker.test_groups import GroupHost, two_stages
-from thaw.action import KIND_LLM
+from tests.invoker.llm_host import LlmHost, fake_engine
+from tests.invoker.platform import HOST
 from thaw.errors import InstanceGone, Unavailable
-from thaw.ids import ActivationId, InstanceId, random_hex_id
-from thaw.instance import InstanceRecord, InstanceState
+from thaw.instance import InstanceState
+
+__all__ = ["fake_engine"]
+
+Begin = Callable[..., LlmHost]
 
 
 @pytest.fixture
-def begin(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def begin(valkey_url: str, run_dir: Path, fake_engine: None) -> Iterator[Begin]:
     """Begins an invoker of the one host, each with a fetchd of its own, as the node pods of a rollout have them."""
-    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
-    begun: list[GroupHost] = []
+    begun: list[LlmHost] = []
 
-    def made(**settings: Any) -> GroupHost:
-        host = GroupHost(valkey_url, run_dir, **{"handover_s": 60.0, **settings})
-        host.fetchd = host.agent.fleet.fetch = FakeFetchd(run_dir)
+    def made(**settings: Any) -> LlmHost:
+        host = LlmHost(valkey_url, run_dir, **{"handover_s": 60.0, **settings})
         host.start()
         begun.append(host)
         return host
@@ -39,17 +35,12 @@ def begin(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> It
     assert begun[-1].processes() == []
 
 
-def end_for_good(host: GroupHost) -> None:
+def end_for_good(host: LlmHost) -> None:
     host.registry.drain_host(HOST, drain=True)
     host.stop()
 
 
-def feed(host: GroupHost, record: InstanceRecord, line: str) -> None:
-    with opened(host.run_dir / f"door-{record.instance_id[-6:]}.feed") as fifo:
-        fifo.write(line)
-
-
-def test_a_models_worker_stays_and_serves_beside_another_fetchd(begin: Any) -> None:
+def test_a_models_worker_stays_and_serves_beside_another_fetchd(begin: Begin) -> None:
     first = begin()
     record = first.ready_llm()
     pid = first.pid(record.instance_id)
@@ -60,13 +51,14 @@ def test_a_models_worker_stays_and_serves_beside_another_fetchd(begin: Any) -> N
     assert second.pid(record.instance_id) == pid
     assert second.agent.fleet.ledger.holders()[record.instance_id] == record.reserve_bytes
     connection, response = second.open_run(record.instance_id)
-    feed(second, record, "Paris\n")
+    with second.feed(record.instance_id) as feed:
+        feed.write("Paris\n")
     assert b"Paris" in response.read()
     connection.close()
     end_for_good(second)
 
 
-def test_a_models_run_that_outlives_the_drain_is_cut_and_its_worker_stays(begin: Any) -> None:
+def test_a_models_run_that_outlives_the_drain_is_cut_and_its_worker_stays(begin: Begin) -> None:
     first = begin(drain_s=0.1)
     record = first.ready_llm()
     pid = first.pid(record.instance_id)
@@ -79,9 +71,9 @@ def test_a_models_run_that_outlives_the_drain_is_cut_and_its_worker_stays(begin:
     end_for_good(second)
 
 
-def test_the_stages_of_a_pipeline_are_ended(begin: Any) -> None:
+def test_the_stages_of_a_pipeline_are_ended(begin: Begin) -> None:
     first = begin()
-    stages = first.ready_group(two_stages())
+    stages = first.ready_group()
     first.stop()
     assert first.processes() == []
     assert first.fetchd.open == set()
@@ -90,31 +82,28 @@ def test_the_stages_of_a_pipeline_are_ended(begin: Any) -> None:
     end_for_good(second)
 
 
-def test_a_start_in_progress_is_ended(begin: Any) -> None:
+def test_a_start_in_progress_is_ended(begin: Begin) -> None:
     first = begin()
-    first.deploy_llm()
-    starting = InstanceId(random_hex_id())
-    first.send(Start(first.llm_plan(), 0, starting, (ActivationId(random_hex_id()),)))
-    first.in_init(starting)
+    starting = first.launch_llm()
     first.agent.stop()
-    first.events.instance(starting, InstanceState.GONE)
+    first.gone(starting)
     first.close()
     assert first.processes() == []
     assert first.fetchd.open == set()
 
 
-def test_what_the_scheduler_asked_meanwhile_is_carried_out_by_the_next_invoker(begin: Any) -> None:
+def test_what_the_scheduler_asked_meanwhile_is_carried_out_by_the_next_invoker(begin: Begin) -> None:
     first = begin()
     record = first.ready_llm()
     first.agent.stop()
     first.release(record.instance_id)
     first.close()
     second = begin()
-    second.events.instance(record.instance_id, InstanceState.GONE)
+    second.gone(record.instance_id)
     end_for_good(second)
 
 
-def test_no_run_is_taken_once_the_host_is_being_handed_over(begin: Any) -> None:
+def test_no_run_is_taken_once_the_host_is_being_handed_over(begin: Begin) -> None:
     host = begin()
     record = host.ready_llm()
     host.agent.fleet.take_no_runs()
@@ -123,7 +112,7 @@ def test_no_run_is_taken_once_the_host_is_being_handed_over(begin: Any) -> None:
     end_for_good(host)
 
 
-def test_a_host_is_handed_over_while_the_state_server_is_away(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_is_handed_over_while_the_state_server_is_away(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its operator has drained it cannot be asked then."""
     host = begin()
     assert host.agent._has_successor()
@@ -139,7 +128,7 @@ def test_a_host_is_handed_over_while_the_state_server_is_away(begin: Any, monkey
     host.stop()
 
 
-def test_a_hosts_lease_lasts_until_the_next_invoker_may_be_there(begin: Any) -> None:
+def test_a_hosts_lease_lasts_until_the_next_invoker_may_be_there(begin: Begin) -> None:
     host = begin(handover_s=300.0)
     host.ready_llm()
     host.agent.stop()

@@ -20,11 +20,12 @@ from invoker.containers.memory_ledger import Ledger
 from invoker.drivers.activation_logs import SENTINEL
 from invoker.drivers.base import Exit, Handle, Owned
 from relay.protocol.data_port_messages import EndedOutput
-from tests.invoker.platform import HOST, Host, until
+from tests.invoker.platform import Host, until
+from tests.relay.samples import INSTANCE
 from thaw import wire
 from thaw.clock import wall_ms
-from thaw.ids import ActionName, GroupId, InstanceId
-from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.ids import ActionName, InstanceId
+from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
 
 NOISY = "import sys\nprint('loading', file=sys.stderr)\ndef main(args):\n    print('about to', file=sys.stderr)\n"
@@ -33,8 +34,7 @@ HELLO = ActionName("guest/hello")
 
 
 def record(instance_id: str, action: str = HELLO) -> InstanceRecord:
-    ids = (InstanceId(instance_id), HOST, ActionName(action), "0.0.1", GroupId("g"))
-    return InstanceRecord(*ids, InstanceState.GONE, "a:1", 1, 0, "cpu", StartMode.COLD)
+    return replace(INSTANCE, instance_id=InstanceId(instance_id), action=ActionName(action), state=InstanceState.GONE)
 
 
 @pytest.fixture
@@ -135,42 +135,31 @@ def test_a_disk_without_room_costs_the_output_alone(kept: LastOutput, tmp_path: 
 
 
 def output(host: Host) -> list[dict[str, str]]:
-    connection = host.connection()
-    try:
-        connection.request("POST", "/output", json.dumps({"action": HELLO}), host.headers())
-        return list(json.loads(connection.getresponse().read())["outputs"])
-    finally:
-        connection.close()
+    return list(json.loads(host.ask("POST", "/output", json.dumps({"action": HELLO}))[1])["outputs"])
 
 
 def test_a_container_that_died_long_after_its_start_has_left_its_last_words(host: Host) -> None:
-    host.deploy(NOISY)
-    instance_id = host.ready().instance_id
+    instance_id = host.serving(NOISY).instance_id
     host.run(instance_id, {})
     assert output(host) == [], "it lives"
     os.kill(host.pid(instance_id), signal.SIGKILL)
-    host.events.instance(instance_id, InstanceState.GONE)
+    host.gone(instance_id)
     until(lambda: host.agent.fleet.find(instance_id) is None)
     assert output(host) == [], "its only run has ended, and its record has the lines"
 
 
 def test_the_run_in_which_a_container_dies_has_its_lines(host: Host) -> None:
-    host.deploy(DIES)
-    instance_id = host.ready().instance_id
+    instance_id = host.serving(DIES).instance_id
     host.run(instance_id, {})
-    live = host.agent.fleet.find(instance_id)
-    assert live is not None
-    assert live.handle is not None
-    stderr, n_before = live.handle.stderr, live.handle.stderr.stat().st_size
+    stderr = host.live(instance_id).handle.stderr
+    n_before = stderr.stat().st_size
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(host.run, instance_id, {"die": True}, activation_id="a" * 32)
         until(lambda: stderr.stat().st_size > n_before)
         os.kill(host.pid(instance_id), signal.SIGKILL)
         assert run.result()[1]["info"]["code"] == "WorkerLost"
-    host.events.instance(instance_id, InstanceState.GONE)
-    lines = host.logs(instance_id, "a" * 32)
-    assert lines is not None
-    assert [line.partition(" ")[2] for line in lines] == ["stderr: about to"]
+    host.gone(instance_id)
+    assert host.texts(instance_id, "a" * 32) == ["stderr: about to"]
     (found,) = output(host)
     assert (found["stderr"], "the container ended" in found["reason"]) == ("about to", True)
 

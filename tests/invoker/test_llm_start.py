@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,81 +15,18 @@ import pytest
 
 from invoker.containers.call import ContainerCall
 from invoker.drivers.base import Handle, Spec
-from invoker.drivers.programs import PROGRAMS
 from relay.protocol.messages import HostChanged, InspectModel, ModelInspected
-from tests.invoker import fake_llm
-from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import HOST, WAIT_S, Host, opened, until
-from thaw.action import KIND_LLM, Action, Exec, Limits
-from thaw.config import parse_llm_config
+from tests.invoker.llm_host import URI, LlmHost, fake_engine, host
+from tests.invoker.platform import HOST, WAIT_S, opened, until
+from thaw.action import KIND_LLM
 from thaw.errors import ErrorInfo, ModelCorrupt, Unavailable
 from thaw.host import HeldSegment, PoolReport
-from thaw.ids import ActionName, InstanceId, Namespace, random_hex_id
-from thaw.instance import InstanceRecord, InstanceState
-from thaw.plan import Plan, PlanModel
+from thaw.ids import InstanceId
 from thaw.tracing.trace import Phase
 
-URI = "file:///m"
+__all__ = ["fake_engine", "host"]
 
-
-class LlmHost(Host):
-    fetchd: FakeFetchd
-
-    def deploy_llm(self) -> None:
-        config = parse_llm_config({"kind": KIND_LLM, "model": {"uri": URI}, "scaling": {"max_batch": 3}})
-        action = Action(
-            ActionName("guest/chat"),
-            Namespace("guest"),
-            "0.0.1",
-            Exec(KIND_LLM),
-            Limits(60_000, 256, 10, 3),
-            config=config,
-        )
-        self.records.put_action(action, last=self.records.last_version(action.name))
-
-    def llm_plan(self) -> Plan:
-        return self.plan("guest/chat", model=PlanModel(URI, "00", "", 10), reserve_bytes=1 << 30)
-
-    def tell_init(self, instance_id: str, reply: object) -> None:
-        """Send the container's reply to /init.  Opening the FIFO waits until the container is in its /init."""
-        with opened(self.run_dir / f"door-{instance_id[-6:]}.init") as fifo:
-            fifo.write(json.dumps(reply))
-
-    def ready_llm(self) -> InstanceRecord:
-        self.deploy_llm()
-        instance_id = self.launch(self.llm_plan())
-        self.fetchd.ended.set()
-        self.in_init(instance_id)
-        self.tell_init(instance_id, {"ok": True})
-        return self.events.instance(instance_id, InstanceState.READY)
-
-    def in_init(self, instance_id: str) -> None:
-        self.events.instance(instance_id, InstanceState.STARTING)
-        path = self.run_dir / f"door-{instance_id[-6:]}.init"
-        from invoker.drivers.socket_wait import _inotify
-
-        watch = _inotify(str(self.run_dir))
-        import select
-
-        poll = select.poll()
-        poll.register(watch, select.POLLIN)
-        while not path.exists():
-            assert poll.poll(1000 * WAIT_S)
-            os.set_blocking(watch, False)
-            os.read(watch, 4096)
-        os.close(watch)
-
-
-@pytest.fixture
-def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlmHost]:
-    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
-    made = LlmHost(valkey_url, run_dir)
-    made.fetchd = made.agent.fleet.fetch = FakeFetchd(run_dir)
-    made.start()
-    yield made
-    made.stop()
-    assert made.fetchd.open == set(), "a descriptor socket is left open"
-    assert made.processes() == []
+UNSUPPORTED = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another"}
 
 
 def test_bytes_are_asked_for_before_anything_else(host: LlmHost) -> None:
@@ -98,6 +34,7 @@ def test_bytes_are_asked_for_before_anything_else(host: LlmHost) -> None:
     assert host.fetchd.calls[:3] == ["start", "open_descriptor_socket", "grant segment-1"]
     assert record.slots == 3
     assert record.reserve_bytes == 1 << 30
+    assert record.model_version == "00"
 
 
 def test_fetchd_is_asked_to_keep_to_the_pace_of_the_plan(host: LlmHost) -> None:
@@ -111,37 +48,28 @@ def test_fetchd_is_asked_to_keep_to_the_pace_of_the_plan(host: LlmHost) -> None:
 def test_the_trace_has_fetchds_events_too(host: LlmHost) -> None:
     record = host.ready_llm()
     host.release(record.instance_id)
-    host.events.instance(record.instance_id, InstanceState.GONE)
+    host.gone(record.instance_id)
     expected = {Phase.COMMAND, Phase.FETCH_END, Phase.CONTAINER_END, Phase.READY}
     until(lambda: expected <= {e.name for e in host.records.trace(record.group_id)})
     assert all(e.group_id == record.group_id for e in host.records.trace(record.group_id))
 
 
 def test_a_fetch_that_fails_ends_the_start_at_once_with_its_error(host: LlmHost) -> None:
-    host.deploy_llm()
-    instance_id = host.launch(host.llm_plan())
-    host.in_init(instance_id)
+    instance_id = host.launch_llm()
     host.fetchd.failure = ModelCorrupt("chunk 3 failed its checksum")
     host.fetchd.ended.set()
-    gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert (gone.error.code, gone.error.message) == ("ModelCorrupt", "chunk 3 failed its checksum")
+    error = host.failed(instance_id)
+    assert (error.code, error.message) == ("ModelCorrupt", "chunk 3 failed its checksum")
 
 
 def test_an_engine_that_refuses_ends_the_start_with_its_error_and_says_where_its_words_are(
     host: LlmHost, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An activation of kind llm has no logs, and the container's output is deleted with the container."""
-    host.deploy_llm()
-    instance_id = host.launch(host.llm_plan())
-    host.in_init(instance_id)
-    info = {"code": "ModelUnsupported", "message": "no such architecture", "hint": ""}
-    host.tell_init(instance_id, {"status": 502, "error": "x", "info": info})
-    gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "ModelUnsupported"
-    assert gone.error.hint == "thaw activation logs has what the engine printed"
-    assert '"POST /init' in gone.error.printed
+    error = host.fails_in_init(status=502, error="x", info={**UNSUPPORTED, "hint": ""})
+    assert error.code == "ModelUnsupported"
+    assert error.hint == "thaw activation logs has what the engine printed"
+    assert '"POST /init' in error.printed
     logged = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"start_failed"' in line]
     assert '"POST /init' in logged[0]["printed"]
 
@@ -164,52 +92,28 @@ def test_a_refusal_counts_though_the_end_of_its_container_is_seen_first(
         return answer
 
     monkeypatch.setattr(ContainerCall, "ask", ask_late)
-    host.deploy_llm()
-    instance_id = host.launch(host.llm_plan())
-    host.in_init(instance_id)
-    info = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another"}
-    host.tell_init(instance_id, {"status": 502, "error": "x", "info": info})
-    gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert replace(gone.error, printed="") == ErrorInfo(**info)
+    error = host.fails_in_init(status=502, error="x", info=UNSUPPORTED)
+    assert replace(error, printed="") == ErrorInfo(**UNSUPPORTED)
 
 
 def test_a_container_killed_while_it_starts_may_be_started_again_elsewhere(host: LlmHost) -> None:
-    host.deploy_llm()
-    instance_id = host.launch(host.llm_plan())
-    host.in_init(instance_id)
-    live = host.agent.fleet.all()[0]
-    with opened(host.run_dir / f"door-{instance_id[-6:]}.init"):  # the container is up and waits in /init
-        assert live.handle is not None
-        os.kill(live.handle.pid, signal.SIGKILL)
-    gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "WorkerLost"
+    instance_id = host.launch_llm()
+    with opened(host.pipe(instance_id, "init")):  # the container is up and waits in /init
+        os.kill(host.pid(instance_id), signal.SIGKILL)
+    assert host.failed(instance_id).code == "WorkerLost"
 
 
 def test_an_engine_killed_while_it_starts_is_what_its_container_says_and_no_developers_error(host: LlmHost) -> None:
-    host.deploy_llm()
-    instance_id = host.launch(host.llm_plan())
-    host.in_init(instance_id)
     info = {"code": "WorkerLost", "message": "the engine process was killed by SIGKILL", "hint": "out of memory"}
-    host.tell_init(instance_id, {"status": 500, "error": "x", "info": info})
-    gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert replace(gone.error, printed="") == ErrorInfo(**info)
+    error = host.fails_in_init(status=500, error="x", info=info)
+    assert replace(error, printed="") == ErrorInfo(**info)
 
 
 def test_a_container_that_ends_by_the_signal_of_its_engine_was_killed(host: LlmHost) -> None:
     """The container may end before it can answer /init."""
-    host.deploy_llm()
-    instance_id = host.launch(host.llm_plan())
-    host.in_init(instance_id)
-    host.tell_init(instance_id, {"exit": 128 + signal.SIGKILL})
-    gone = host.events.instance(instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert (gone.error.code, gone.error.message) == (
-        "WorkerLost",
-        "the container was killed while it started (status -9)",
-    )
+    error = host.fails_in_init(exit=128 + signal.SIGKILL)
+    said = "the container was killed while it started (status -9)"
+    assert (error.code, error.message) == ("WorkerLost", said)
 
 
 def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,14 +123,11 @@ def test_a_stem_cell_that_cannot_be_given_its_model_is_ended(host: LlmHost, monk
     monkeypatch.setattr(host.fetchd, "grant_segment", no_grant)
     monkeypatch.setattr(host.agent.driver, "zygote", None)  # so each cell is a container of its own
     cells = host.agent.cells
-    monkeypatch.setattr(cells, "_fetch", host.fetchd)
     cells.set_target(KIND_LLM, 1)
     until(lambda: bool(cells.view()))
     cell = cells._waiting[0]
     host.deploy_llm()
-    gone = host.events.instance(host.launch(host.llm_plan()), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.message == "fetchd does not answer"
+    assert host.failed(host.launch(host.llm_plan())).message == "fetchd does not answer"
     assert not Path(f"/proc/{cell.pid}").exists()
     assert cell.container_id not in host.fetchd.open
 
@@ -237,7 +138,7 @@ def test_a_cancelled_group_gives_its_fetch_up(host: LlmHost) -> None:
     instance_id = host.launch(plan)
     host.in_init(instance_id)
     host.cancel(plan.group_id)
-    host.events.instance(instance_id, InstanceState.GONE)
+    host.gone(instance_id)
     until(lambda: "cancel" in host.fetchd.calls)  # the end is announced first
 
 
@@ -264,15 +165,7 @@ def test_an_invoker_that_ends_waits_for_a_start_that_was_given_up(
     instance_id = host.launch(plan)
     assert making.wait(WAIT_S)
     host.cancel(plan.group_id)
-    host.events.instance(instance_id, InstanceState.GONE)
-
-
-def _open_run(host: LlmHost, instance_id: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = host.connection()
-    headers = {**host.headers(), "Accept": "application/x-thaw-stream"}
-    body = json.dumps({"value": {}, "activation_id": random_hex_id()})
-    connection.request("POST", f"/instances/{instance_id}/run", body, headers)
-    return connection, connection.getresponse()
+    host.gone(instance_id)
 
 
 def test_a_fetch_that_begins_when_its_start_has_ended_is_given_up(host: LlmHost) -> None:
@@ -282,7 +175,7 @@ def test_a_fetch_that_begins_when_its_start_has_ended_is_given_up(host: LlmHost)
     instance_id = host.launch(plan)
     until(lambda: host.fetchd.calls == ["start"])
     host.cancel(plan.group_id)
-    host.events.instance(instance_id, InstanceState.GONE)
+    host.gone(instance_id)
     users = host.agent.fleet.pool_users
     assert users.names() == (instance_id,), "its question may still take a part of the pool"
     host.fetchd.is_up.set()
@@ -294,15 +187,13 @@ def test_a_start_that_ends_between_its_last_byte_and_its_descriptor_socket_leave
     host: LlmHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_socket(instance_id: InstanceId, **_: object) -> str:
-        live = host.agent.fleet.find(instance_id)
-        assert live is not None
-        until(lambda: not live.fetching)  # all bytes have arrived
+        until(lambda: not host.live(instance_id).fetching)  # all bytes have arrived
         raise Unavailable("fetchd makes no descriptor sockets")
 
     monkeypatch.setattr(host.fetchd, "open_descriptor_socket", no_socket)
     host.deploy_llm()
     host.fetchd.ended.set()
-    host.events.instance(host.launch(host.llm_plan()), InstanceState.GONE)
+    host.gone(host.launch(host.llm_plan()))
     until(lambda: host.fetchd.holders == set())
 
 
@@ -327,9 +218,9 @@ def test_the_host_says_at_once_that_there_is_room_in_its_pool(host: LlmHost) -> 
 
 def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
     record = host.ready_llm()
-    connection, response = _open_run(host, record.instance_id)
+    connection, response = host.open_run(record.instance_id)
     assert response.headers["Content-Type"] == "application/x-thaw-stream"
-    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
+    with host.feed(record.instance_id) as feed:
         for word in ("one", "two", "three"):
             feed.write(word + "\n")
             n_bytes = int.from_bytes(response.read(4), "little")  # the next word is only written after this one arrived
@@ -341,8 +232,8 @@ def test_each_token_passes_when_it_is_made(host: LlmHost) -> None:
 def test_of_an_llms_runs_no_lines_are_kept(host: LlmHost) -> None:
     """A container may answer a million runs, and their logs are never requested."""
     record = host.ready_llm()
-    connection, response = _open_run(host, record.instance_id)
-    (host.run_dir / f"door-{record.instance_id[-6:]}.feed").write_text("one\n")
+    connection, response = host.open_run(record.instance_id)
+    host.pipe(record.instance_id, "feed").write_text("one\n")
     assert response.read()
     assert host.logs(record.instance_id, "a" * 32) is None
     connection.close()
@@ -350,23 +241,21 @@ def test_of_an_llms_runs_no_lines_are_kept(host: LlmHost) -> None:
 
 def test_a_container_that_dies_in_a_stream_leaves_it_without_an_end(host: LlmHost) -> None:
     record = host.ready_llm()
-    connection, response = _open_run(host, record.instance_id)
-    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
+    connection, response = host.open_run(record.instance_id)
+    with host.feed(record.instance_id) as feed:
         feed.write("one\n")
         response.read(4)
         os.kill(host.pid(record.instance_id), signal.SIGKILL)
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             response.read()
     connection.close()
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "WorkerLost"
+    assert host.failed(record.instance_id).code == "WorkerLost"
 
 
 def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmHost) -> None:
     record = host.ready_llm()
-    connection, response = _open_run(host, record.instance_id)
-    with (host.run_dir / f"door-{record.instance_id[-6:]}.feed").open("w", buffering=1) as feed:
+    connection, response = host.open_run(record.instance_id)
+    with host.feed(record.instance_id) as feed:
         feed.write("one\n")
         response.read(4)
         live = host.agent.fleet.all()[0]
@@ -375,8 +264,7 @@ def test_a_caller_that_hangs_up_closes_the_containers_connection_only(host: LlmH
         assert live.idle.wait(WAIT_S)
         feed.write("two\n")
     host.release(record.instance_id)
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is None
+    assert host.gone(record.instance_id).error is None
 
 
 def test_what_a_model_is_goes_to_the_registry_and_to_whoever_asked(host: LlmHost) -> None:
@@ -396,7 +284,3 @@ def test_a_model_that_is_as_the_scheduler_knows_it_is_not_described_again(host: 
     assert (unchanged.facts, unchanged.error, unchanged.unchanged_version) == (None, None, "00")
     host.send(InspectModel(URI, f"{URI}@other", "00"))
     host.events.wait(lambda m: isinstance(m, ModelInspected) and m.facts is not None)
-
-
-def test_an_instance_says_which_version_of_the_model_it_runs(host: LlmHost) -> None:
-    assert host.ready_llm().model_version == "00"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +42,9 @@ class Files:
         self.truncated += 1
 
 
-def collector(files: Files, limit: int = 10_000) -> LogCollector:
-    return LogCollector(Handle("c", "k", Path()), files.read, files.truncate, limit)
+def collected(limit: int = 10_000, *more: Any) -> tuple[Files, LogCollector]:
+    files = Files()
+    return files, LogCollector(Handle("c", "k", Path()), files.read, files.truncate, limit, *more)
 
 
 def test_the_splitter_gives_the_same_at_every_cut() -> None:
@@ -69,8 +70,7 @@ def test_a_line_without_end_is_not_kept_whole() -> None:
 
 
 def test_both_streams_go_to_the_run_that_ended() -> None:
-    files = Files()
-    logs = collector(files)
+    files, logs = collected()
     files.data = {"stdout": b"a\n" + END + b"b\n" + END, "stderr": END + b"e\n" + END}
     logs.run_ended("1")
     logs.run_ended("2")
@@ -80,8 +80,7 @@ def test_both_streams_go_to_the_run_that_ended() -> None:
 
 
 def test_lines_that_arrive_late_are_there_at_the_next_look() -> None:
-    files = Files()
-    logs = collector(files)
+    files, logs = collected()
     logs.run_ended("1")
     assert logs.lines("1") == []
     files.data["stdout"] = b"late\n" + END
@@ -89,8 +88,7 @@ def test_lines_that_arrive_late_are_there_at_the_next_look() -> None:
 
 
 def test_what_was_printed_before_is_skipped() -> None:
-    files = Files()
-    logs = collector(files)
+    files, logs = collected()
     files.data["stderr"] = b"old\n" + END + b"half"
     logs.skip()
     logs.run_ended("1")
@@ -99,8 +97,7 @@ def test_what_was_printed_before_is_skipped() -> None:
 
 
 def test_old_activations_and_large_files_are_let_go() -> None:
-    files = Files()
-    logs = collector(files, 10 << 20)
+    files, logs = collected(10 << 20)
     for n in range(KEPT_ACTIVATIONS + 5):
         logs.run_ended(str(n))
         files.data["stdout"] += b"x" * 20_000 + b"\n" + END
@@ -111,8 +108,7 @@ def test_old_activations_and_large_files_are_let_go() -> None:
 
 
 def test_short_lines_make_no_record_that_is_larger_than_the_limit() -> None:
-    files = Files()
-    logs = collector(files, 10_000)
+    files, logs = collected(10_000)
     files.data["stdout"] = b"a\n" * 5_000 + END
     logs.run_ended("1")
     lines = logs.lines("1")
@@ -121,8 +117,7 @@ def test_short_lines_make_no_record_that_is_larger_than_the_limit() -> None:
 
 
 def test_what_is_kept_is_bounded_in_bytes_and_can_be_asked_for_again() -> None:
-    files = Files()
-    logs = collector(files, 1 << 20)
+    files, logs = collected(1 << 20)
     n_runs = 20
     for n in range(n_runs):
         logs.run_ended(str(n))
@@ -135,8 +130,7 @@ def test_what_is_kept_is_bounded_in_bytes_and_can_be_asked_for_again() -> None:
 
 
 def test_a_run_that_ends_twice_is_counted_once() -> None:
-    files = Files()
-    logs = collector(files, 1 << 20)
+    files, logs = collected(1 << 20)
     for _ in range(20):
         logs.run_ended("again")
         files.data["stdout"] += b"x" * 1_000_000 + b"\n" + END
@@ -148,8 +142,7 @@ def test_a_run_that_ends_twice_is_counted_once() -> None:
 
 
 def test_sentinels_of_a_functions_own_and_a_stream_that_it_closed_cost_no_more_with_every_run() -> None:
-    files = Files()
-    logs = collector(files)
+    files, logs = collected()
     for n in range(3):
         files.data["stdout"] = END * 10_000
         logs._cursors["stdout"] = 0
@@ -162,7 +155,7 @@ def test_sentinels_of_a_functions_own_and_a_stream_that_it_closed_cost_no_more_w
 
 
 def test_whoever_asks_for_lines_that_are_on_their_way_waits_for_more_of_that_container_until_the_deadline() -> None:
-    files, asked = Files(), list[tuple[str, tuple[int, int]]]()
+    asked: list[tuple[str, tuple[int, int]]] = []
     coming = [("stdout", b"a\n" + END), ("stderr", b"e\n"), ("stderr", END)]
 
     def more(handle: Handle, cursors: tuple[int, int], within_s: float) -> bool:
@@ -172,7 +165,7 @@ def test_whoever_asks_for_lines_that_are_on_their_way_waits_for_more_of_that_con
         files.data[stream] += data
         return True
 
-    logs = LogCollector(Handle("c", "k", Path()), files.read, files.truncate, 10_000, more)
+    files, logs = collected(10_000, more)
     logs.run_ended("one")
     assert texts(logs.lines("one", time.monotonic() + 60.0)) == ["stdout: a", "stderr: e"]
     n = 2 + len(END)
@@ -183,8 +176,7 @@ def test_whoever_asks_for_lines_that_are_on_their_way_waits_for_more_of_that_con
 
 
 def test_when_nothing_more_comes_there_is_what_has_come() -> None:
-    files = Files()
-    logs = LogCollector(Handle("c", "k", Path()), files.read, files.truncate, 10_000, lambda *_: False)
+    files, logs = collected(10_000, lambda *_: False)
     files.data["stderr"] = b"e\n" + END
     logs.run_ended("one")
     assert texts(logs.lines("one")) == ["stderr: e"]
@@ -192,18 +184,16 @@ def test_when_nothing_more_comes_there_is_what_has_come() -> None:
 
 @pytest.mark.parametrize("ends", ["lost", "ended"])
 def test_lines_of_a_run_are_waited_for_until_it_has_ended_and_no_longer(ends: str) -> None:
-    logs, found = collector(Files()), queue.SimpleQueue[list[str]]()
+    _, logs = collected()
     logs.run_began("one")
-    reader = threading.Thread(target=lambda: found.put(logs.lines("one", time.monotonic() + 60.0)), daemon=True)
-    reader.start()
-    logs.run_lost("one") if ends == "lost" else logs.run_ended("one")
-    assert found.get(timeout=10) == []
-    reader.join(10)
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(logs.lines, "one", time.monotonic() + 60.0)
+        logs.run_lost("one") if ends == "lost" else logs.run_ended("one")
+        assert reader.result(10) == []
 
 
 def test_of_a_run_that_was_said_to_have_ended_twice_the_first_output_counts() -> None:
-    files = Files()
-    logs = collector(files)
+    files, logs = collected()
     logs.run_ended("one")
     logs.run_ended("one")
     files.data = {"stdout": b"a\n" + END + b"b\n" + END, "stderr": END + END}
@@ -211,8 +201,7 @@ def test_of_a_run_that_was_said_to_have_ended_twice_the_first_output_counts() ->
 
 
 def test_the_second_stream_of_a_run_whose_lines_were_let_go_is_dropped() -> None:
-    files = Files()
-    logs = collector(files, limit=100)
+    files, logs = collected(100)
     most = len(STREAMS) * max(KEPT_LIMITS * 100, FILE_LIMIT_BYTES)
     logs.run_ended("one")
     files.data["stdout"] = END

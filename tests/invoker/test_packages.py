@@ -254,22 +254,9 @@ def test_the_program_ends_with_the_invoker(tmp_path: Path) -> None:
 def test_the_program_runs_as_a_user_of_its_own_that_cannot_go_back() -> None:
     """This test needs root, as tests of disks do, too."""
     confined = Path(installer_module.__file__).with_name("confined.py")
-    said = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            str(confined),
-            str(UID),
-            "1000",
-            "60",
-            "/bin/sh",
-            "-c",
-            "grep -E 'Uid|Groups|CapEff' /proc/self/status",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    program = ("/bin/sh", "-c", "grep -E 'Uid|Groups|CapEff' /proc/self/status")
+    command = [sys.executable, "-I", str(confined), str(UID), "1000", "60", *program]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert said == ["Uid:", *[str(UID)] * 4, "Groups:", "CapEff:", "0" * 16]
 
 

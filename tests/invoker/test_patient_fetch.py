@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from fetchd.server import UnixServer
 from invoker.containers import patient_fetch
 from invoker.containers.patient_fetch import PatientFetchClient
-from relay.clients.channel import Channel, ChannelClosed
+from relay.clients.channel import Channel
 from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.messages import FetchStart, FetchStarted, Refused, to_plain
 from tests.invoker.platform import WAIT_S
@@ -23,26 +22,29 @@ from thaw.logs import Log
 from thaw.plan import PlanModel
 
 REQUEST = FetchStart(GroupId("1" * 32), 0, 1, PlanModel("s3://models/tiny", "00", "", 10), ((0, 10),), 0, 0.0)
+STARTED = FetchStarted("segment-1", 10, False)
 
 
-def serve(path: Path, reply: object, asked: Callable[[], None] = lambda: None) -> UnixServer:
+@contextmanager
+def serving(run_dir: Path, *replies: object) -> Iterator[list[object]]:
+    """A fetchd that replies so to its connections, one after another.  None: it hangs up.  Yields its requests."""
+    requests, said = list[object](), iter(replies)
+
     def answer(channel: Channel) -> None:
-        try:
-            channel.receive()
-        except ChannelClosed:
-            return
-        asked()
-        channel.send(to_plain(reply))
+        requests.append(channel.receive())
+        reply = next(said)
+        if reply is not None:
+            channel.send(to_plain(reply))
 
-    return UnixServer(str(path), 0o600, answer, Log("test"), most=8)
+    with closing(UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)):
+        yield requests
 
 
 def test_a_fetch_begins_as_soon_as_fetchd_listens(run_dir: Path) -> None:
     with ThreadPoolExecutor(1) as starts:
         started = starts.submit(PatientFetchClient(str(run_dir / "f")).start, REQUEST)
-        fetchd = serve(run_dir / "f", FetchStarted("segment-1", 10, False))
-        assert started.result(WAIT_S).segment_id == "segment-1"
-        fetchd.close()
+        with serving(run_dir, STARTED):
+            assert started.result(WAIT_S).segment_id == "segment-1"
 
 
 def test_one_that_does_not_come_is_unavailable(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,32 +54,20 @@ def test_one_that_does_not_come_is_unavailable(run_dir: Path, monkeypatch: pytes
 
 
 def test_one_that_is_killed_over_the_question_is_asked_again(run_dir: Path) -> None:
-    replies = iter((None, FetchStarted("segment-1", 10, False)))
-
-    def answer(channel: Channel) -> None:
-        channel.receive()
-        reply = next(replies)
-        if reply is not None:
-            channel.send(to_plain(reply))
-
-    fetchd = UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)
-    assert PatientFetchClient(str(run_dir / "f")).start(REQUEST).segment_id == "segment-1"
-    fetchd.close()
+    with serving(run_dir, None, STARTED):
+        assert PatientFetchClient(str(run_dir / "f")).start(REQUEST).segment_id == "segment-1"
 
 
 def test_a_fetchd_that_hangs_up_is_unavailable(run_dir: Path) -> None:
-    def answer(channel: Channel) -> None:
-        channel.receive()
-
-    fetchd = UnixServer(str(run_dir / "f"), 0o600, answer, Log("test"), most=8)
-    with pytest.raises(Unavailable, match="the connection to fetchd broke: the peer closed"):
-        FetchClient(fetchd.path).cancel(REQUEST.group_id, 1)
-    with (
-        closing(DescriptorClient.connect(fetchd.path)) as descriptors,
-        pytest.raises(Unavailable, match="the descriptor socket broke: the peer closed"),
-    ):
-        descriptors.granted(deadline_s=5)
-    fetchd.close()
+    path = str(run_dir / "f")
+    with serving(run_dir, None, None):
+        with pytest.raises(Unavailable, match="the connection to fetchd broke: the peer closed"):
+            FetchClient(path).cancel(REQUEST.group_id, 1)
+        with (
+            closing(DescriptorClient.connect(path)) as descriptors,
+            pytest.raises(Unavailable, match="the descriptor socket broke: the peer closed"),
+        ):
+            descriptors.granted(deadline_s=5)
 
 
 def test_without_its_directory_the_error_is_that_it_does_not_listen(run_dir: Path) -> None:
@@ -86,13 +76,9 @@ def test_without_its_directory_the_error_is_that_it_does_not_listen(run_dir: Pat
 
 
 def test_a_full_pool_is_asked_once(run_dir: Path) -> None:
-    asked = threading.Semaphore(0)
-    fetchd = serve(run_dir / "f", Refused(PoolFull("full").info()), asked.release)
-    with pytest.raises(PoolFull):
+    with serving(run_dir, Refused(PoolFull("full").info())) as requests, pytest.raises(PoolFull):
         PatientFetchClient(str(run_dir / "f")).start(REQUEST)
-    fetchd.close()
-    assert asked.acquire(blocking=False)
-    assert not asked.acquire(blocking=False)
+    assert len(requests) == 1
 
 
 def test_what_ends_something_does_not_wait(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from invoker.containers.plans import check_plan
-from relay.protocol.messages import CommandRefused, Start
+from relay.protocol.messages import Start
 from tests.invoker.platform import Host
 from thaw import wire
 from thaw.errors import ProtocolError
@@ -35,7 +35,7 @@ def test_a_bad_plan_is_refused_with_its_reason(vector: dict[str, Any]) -> None:
 
 def test_a_host_refuses_a_start_whose_plan_it_cannot_read(host: Host) -> None:
     plan = wire.from_plain(Plan, {**wire.to_plain(host.plan()), "version": 2})
-    refused: CommandRefused = host.events.refused(host.send(Start(plan, 0, InstanceId("i"))))
+    refused = host.events.refused(host.send(Start(plan, 0, InstanceId("i"))))
     assert refused.group_id == plan.group_id
     assert refused.error.message == "plan version 2; this host reads 1"
     assert host.registry.instances() == []
@@ -44,5 +44,5 @@ def test_a_host_refuses_a_start_whose_plan_it_cannot_read(host: Host) -> None:
 def test_a_stage_for_another_host_is_refused(host: Host) -> None:
     plain = wire.to_plain(host.plan())
     plain["stages"][0]["host"] = "elsewhere"
-    refused: CommandRefused = host.events.refused(host.send(Start(wire.from_plain(Plan, plain), 0, InstanceId("i"))))
+    refused = host.events.refused(host.send(Start(wire.from_plain(Plan, plain), 0, InstanceId("i"))))
     assert refused.error.message == "stage 0 of the plan is for elsewhere, this is host-t"

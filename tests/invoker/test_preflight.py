@@ -14,32 +14,27 @@ import pytest
 from invoker.containers import preflight
 from invoker.drivers.base import Handle, Spec
 from invoker.drivers.process import zygote
-from invoker.drivers.programs import PROGRAMS
-from tests.invoker import fake_llm, fake_zygote
-from tests.invoker.fake_fetchd import FakeFetchd
-from tests.invoker.platform import Host, until
+from tests.invoker import fake_zygote
+from tests.invoker.llm_host import LlmHost, fake_engine
+from tests.invoker.platform import until
 from thaw import wire
 from thaw.action import KIND_LLM
 from thaw.config import parse_llm_config
 from thaw.ids import InstanceId
 
+__all__ = ["fake_engine"]
+
 FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"], "embeds": True}
+UNPRINTED = {"printed": "", "printed_out": ""}
 
 
-class Asked(Host):
-    fetchd: FakeFetchd
-
+class Asked(LlmHost):
     def preflight(self, deadline_ms: int = 20_000, namespace: str = "guest", **config: Any) -> tuple[int, Any]:
         plain = {"kind": KIND_LLM, "model": {"uri": "s3://models/m"}, **config}
         wanted = {"config": wire.to_plain(parse_llm_config(plain)), "deadline_ms": deadline_ms, "memory": True}
         wanted["namespace"] = namespace
-        connection = self.connection()
-        try:
-            connection.request("POST", "/preflight", json.dumps(wanted), self.headers())
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
+        status, answer = self.ask("POST", "/preflight", json.dumps(wanted))
+        return status, json.loads(answer)
 
     def answered(self, reply: object, **config: Any) -> tuple[int, Any]:
         """The answer to a preflight whose container replies with this."""
@@ -51,23 +46,22 @@ class Asked(Host):
                 path.write_text(json.dumps(reply))
             return answer.result()
 
+    def engine_cells(self) -> int:
+        return sum(c.kind == KIND_LLM for c in self.agent.cells.view())
+
 
 @pytest.fixture
-def host(valkey_url: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    monkeypatch.setitem(PROGRAMS, KIND_LLM, (fake_llm.__file__,))
+def host(valkey_url: str, run_dir: Path, fake_engine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
-    made = Asked(valkey_url, run_dir, stem_cells="on")
-    made.fetchd = made.agent.fleet.fetch = made.agent.cells._fetch = FakeFetchd(run_dir)
-    made.agent.port.preflights._fetch = made.fetchd
-    made.start()
-    until(lambda: any(c.kind == KIND_LLM for c in made.agent.cells.view()))
-    held = dict(made.agent.fleet.ledger.holders())
-    yield made
-    assert {k: v for k, v in made.agent.fleet.ledger.holders().items() if "preflight" in k} == {}
-    assert held.keys() <= made.agent.fleet.ledger.holders().keys()
-    assert (made.fetchd.open, made.fetchd.holders) == (set(), set()), "something is left at fetchd"
-    made.stop()
-    assert made.processes() == []
+    with Asked(valkey_url, run_dir, stem_cells="on") as made:
+        made.agent.port.preflights._fetch = made.fetchd
+        until(made.engine_cells)
+        ledger = made.agent.fleet.ledger
+        held = dict(ledger.holders())
+        yield made
+        assert {k: v for k, v in ledger.holders().items() if "preflight" in k} == {}
+        assert held.keys() <= ledger.holders().keys()
+        assert (made.fetchd.open, made.fetchd.holders) == (set(), set()), "something is left at fetchd"
 
 
 def test_the_stem_cell_gets_the_small_files_and_its_answer_is_kept(host: Asked) -> None:
@@ -100,13 +94,7 @@ def test_it_takes_a_share_of_the_cores_and_what_is_spare_of_the_pool(
 
 
 def test_a_refusal_is_answered_as_the_error_of_the_start_and_kept(host: Asked) -> None:
-    info = {
-        "code": "ModelUnsupported",
-        "message": "no such architecture",
-        "hint": "take another",
-        "printed": "",
-        "printed_out": "",
-    }
+    info = {"code": "ModelUnsupported", "message": "no such architecture", "hint": "take another"} | UNPRINTED
     refused = host.answered({"status": 502, "error": info["message"], "info": info})
     assert refused == (502, {"error": "no such architecture", "info": info})
     assert host.answered("nobody is asked") == refused
@@ -116,7 +104,7 @@ def test_a_refusal_is_answered_as_the_error_of_the_start_and_kept(host: Asked) -
 def test_a_container_that_breaks_has_said_nothing(host: Asked) -> None:
     status, found = host.answered({"exit": 3})
     assert (status, "the stem cell gave no answer" in found["unchecked"]) == (200, True)
-    info = {"code": "PlatformError", "message": "a bug", "hint": "", "printed": "", "printed_out": ""}
+    info = {"code": "PlatformError", "message": "a bug", "hint": ""} | UNPRINTED
     assert host.answered({"status": 500, "error": "a bug", "info": info})[1]["unchecked"] == "a bug"
     assert host.answered(FOUND)[1]["engine"] == "toy 1.0", "what nobody said is not kept"
 
@@ -144,10 +132,10 @@ def test_without_a_stem_cell_or_memory_or_time_the_host_says_that_it_could_not_l
         slow.setattr(preflight.Preflights, "_fork", slow_fork)
         assert host.preflight(1_000)[1]["unchecked"] == "the check took too long"
     host.agent.cells.set_target(KIND_LLM, 0)
-    until(lambda: not any(c.kind == KIND_LLM for c in host.agent.cells.view()))
+    until(lambda: not host.engine_cells())
     assert host.preflight()[1]["unchecked"] == "the host has no stem cell of the engine now"
     host.agent.cells.set_target(KIND_LLM, 1)
-    until(lambda: any(c.kind == KIND_LLM for c in host.agent.cells.view()))
+    until(host.engine_cells)
 
 
 def test_more_at_once_than_a_host_has_cores_for_wait_a_moment(host: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,25 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from invoker.containers.publish import Publisher
+from tests.relay.samples import INSTANCE
 from thaw.errors import Unavailable
-from thaw.ids import ActionName, GroupId, HostId, InstanceId
-from thaw.instance import InstanceRecord, InstanceState, StartMode
+from thaw.instance import InstanceRecord
 from thaw.logs import Log
 
 WAIT_S = 60.0
-RECORD = InstanceRecord(
-    InstanceId("i"),
-    HostId("h"),
-    ActionName("guest/f"),
-    "0.0.1",
-    GroupId("g"),
-    InstanceState.READY,
-    "",
-    8,
-    0,
-    "cpu",
-    StartMode.COLD,
-)
 
 
 class Registry:
@@ -60,21 +47,21 @@ def publisher(registry: Registry) -> Iterator[Publisher]:
 def test_a_record_that_says_nothing_new_is_not_sent(registry: Registry, publisher: Publisher) -> None:
     registry.may_go_on.set()
     for _ in range(3):
-        publisher.put(RECORD)
+        publisher.put(INSTANCE)
         assert publisher.flush(WAIT_S)
-    assert registry.sent == [RECORD]
+    assert registry.sent == [INSTANCE]
 
 
 def test_a_record_that_is_asked_for_while_it_is_being_sent_is_sent_again(
     registry: Registry, publisher: Publisher
 ) -> None:
-    publisher.put(RECORD)
+    publisher.put(INSTANCE)
     assert registry.sending.wait(WAIT_S)
-    publisher.say_again(RECORD)
+    publisher.say_again(INSTANCE)
     registry.may_go_on.set()
     assert publisher.flush(WAIT_S)
-    assert registry.sent == [RECORD] * 2
-    publisher.put(RECORD)
+    assert registry.sent == [INSTANCE] * 2
+    publisher.put(INSTANCE)
     assert publisher.flush(WAIT_S)
     assert len(registry.sent) == 2, "it was asked for once"
 
@@ -83,9 +70,9 @@ def test_a_record_that_is_asked_for_is_sent_when_the_state_server_is_back(
     registry: Registry, publisher: Publisher
 ) -> None:
     registry.may_go_on.set()
-    publisher.put(RECORD)
+    publisher.put(INSTANCE)
     assert publisher.flush(WAIT_S)
     registry.fails = 1
-    publisher.say_again(RECORD)
+    publisher.say_again(INSTANCE)
     assert publisher.flush(WAIT_S)
-    assert registry.sent == [RECORD] * 2
+    assert registry.sent == [INSTANCE] * 2

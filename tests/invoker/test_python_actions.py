@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
-import io
 import json
 import os
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +20,17 @@ from invoker.drivers.programs import PROGRAMS
 from relay.state import keys
 from tests import function_imports
 from tests.invoker.platform import WAIT_S, Host, until
+from tests.runtime_python.conftest import zipped
 from thaw.action import KIND_PYTHON, StoredCode
-from thaw.ids import InstanceId, random_hex_id
-from thaw.instance import InstanceState, StartMode
+from thaw.ids import random_hex_id
+from thaw.instance import StartMode
 from thaw.tracing.trace import Phase
 
 HELLO = "def main(args):\n    return {'greeting': 'Hello ' + args.get('name', 'stranger') + '!'}\n"
 
 
 def test_a_start_command_makes_a_function_answer(host: Host) -> None:
-    host.deploy(HELLO)
-    record = host.ready()
+    record = host.serving(HELLO)
     assert record.start_mode is StartMode.COLD
     assert record.slots == 1
     assert record.init_ms > 0
@@ -47,7 +44,7 @@ def test_a_start_explains_itself_under_its_group(host: Host) -> None:
     plan = host.plan()
     record = host.ready(plan)
     host.release(record.instance_id)
-    host.events.instance(record.instance_id, InstanceState.GONE)
+    host.gone(record.instance_id)
     until(lambda: len(host.records.trace(plan.group_id)) >= 7)
     names = [e.name for e in host.records.trace(plan.group_id)]
     assert names == [
@@ -62,12 +59,9 @@ def test_a_start_explains_itself_under_its_group(host: Host) -> None:
 
 
 def test_a_zip_with_a_module_beside_main_runs(host: Host) -> None:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("__main__.py", "from helper import greet\ndef niam(args):\n    return greet(args)\n")
-        archive.writestr("helper.py", "def greet(args):\n    return {'hi': args['name']}\n")
-    host.deploy(base64.b64encode(data.getvalue()).decode(), binary=True, main="niam")
-    record = host.ready()
+    main = "from helper import greet\ndef niam(args):\n    return greet(args)\n"
+    files = {"__main__.py": main, "helper.py": "def greet(args):\n    return {'hi': args['name']}\n"}
+    record = host.serving(zipped(files), binary=True, main="niam")
     assert host.run(record.instance_id, {"name": "zip"}) == (200, {"hi": "zip"})
 
 
@@ -84,15 +78,8 @@ def deploy_in_pieces(host: Host, *pieces: bytes) -> StoredCode:
 
 def test_code_in_pieces_runs(host: Host) -> None:
     ice = "\U0001f9ca" * 50_000
-    deploy_in_pieces(
-        host,
-        f"ICE = '{ice[:20_000]}".encode(),
-        f"{ice[20_000:]}'\n".encode(),
-        b"""
-def main(args):
-    return {"n": len(ICE), "quoted": "\\"\\n", "last": ICE[-1]}
-""",
-    )
+    main = b'def main(args):\n    return {"n": len(ICE), "quoted": "\\"\\n", "last": ICE[-1]}\n'
+    deploy_in_pieces(host, f"ICE = '{ice[:20_000]}".encode(), f"{ice[20_000:]}'\n".encode(), main)
     record = host.ready(host.plan(version="0.0.2"))
     assert host.run(record.instance_id, {}) == (200, {"n": 50_000, "quoted": '"\n', "last": "\U0001f9ca"})
 
@@ -100,93 +87,53 @@ def main(args):
 def test_code_that_is_not_what_was_deployed_is_not_run(host: Host) -> None:
     stored = deploy_in_pieces(host, HELLO.encode())
     host.client.hset(keys.code(stored.id), "0", HELLO.replace("Hello", "Adieu"))
-    instance_id = host.launch(host.plan(version="0.0.2"))
-    record = host.events.instance(InstanceId(instance_id), InstanceState.GONE)
-    assert record.error is not None
-    assert record.error.message == "The stored code of the action is damaged."
+    error = host.failed(host.launch(host.plan(version="0.0.2")))
+    assert error.message == "The stored code of the action is damaged."
 
 
-def test_an_exception_is_an_application_error_with_its_traceback_in_the_logs(host: Host) -> None:
-    host.deploy("def main(args):\n    print('before')\n    raise ValueError('no such luck')\n")
-    record = host.ready()
-    activation_id = random_hex_id()
-    assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {"error": "no such luck"})
-    lines = host.logs(record.instance_id, activation_id)
-    assert [line.partition("Z ")[2] for line in lines if " stdout: " in line] == ["stdout: before"]
-    assert lines[-1].endswith("stderr: ValueError: no such luck")
-
-
-def test_a_result_that_is_no_dictionary_is_refused_with_openwhisks_sentence(host: Host) -> None:
-    host.deploy("def main(args):\n    return 'text'\n")
-    record = host.ready()
-    status, body = host.run(record.instance_id, {})
-    assert (status, body["error"]) == (502, "The action did not return a dictionary or array.")
-
-
-def test_code_that_does_not_load_ends_the_start_with_openwhisks_sentence(host: Host) -> None:
-    host.deploy("def main(args:\n")
-    gone = host.events.instance(host.launch(), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "InitFailed"
-    assert gone.error.message == "The action failed to generate or locate a binary. See logs for details."
-    assert gone.error.hint.endswith("SyntaxError: '(' was never closed")
+@pytest.fixture
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each container end at once."""
+    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import sys; sys.exit('no such library')"))
 
 
 def test_a_container_that_ends_at_once_says_why_though_its_exit_is_reported_late(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host, without_library: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The start's own thread sees the process end, and must wait for the driver's report of the exit."""
-    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import sys; sys.exit('no such library')"))
     never, driver = threading.Event(), host.agent.driver
-    report = driver._callbacks  # type: ignore[attr-defined]
-    monkeypatch.setattr(driver, "_callbacks", [lambda _: never.wait(0.5), *report])
-    host.deploy("def main(args):\n    return {}\n")
-    gone = host.events.instance(host.launch(), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "InitFailed"
-    assert gone.error.message == "the container ended while it started (status 1): no such library"
+    monkeypatch.setattr(driver, "_callbacks", [lambda _: never.wait(0.5), *driver._callbacks])
+    host.deploy(HELLO)
+    error = host.failed(host.launch())
+    assert error.code == "InitFailed"
+    assert error.message == "the container ended while it started (status 1): no such library"
 
 
 def test_a_container_that_ends_before_its_start_has_attached_it_says_why(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host, without_library: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PROGRAMS, KIND_PYTHON, ("-c", "import sys; sys.exit('no such library')"))
     reported, driver = threading.Event(), host.agent.driver
-    known, start = driver._callbacks, driver.start  # type: ignore[attr-defined]
+    start = driver.start
 
     def start_late(handle: Handle, spec: Spec) -> Handle:
         started = start(handle, spec)
         assert reported.wait(WAIT_S)
         return started
 
-    monkeypatch.setattr(driver, "_callbacks", [*known, lambda _: reported.set()])
+    monkeypatch.setattr(driver, "_callbacks", [*driver._callbacks, lambda _: reported.set()])
     monkeypatch.setattr(driver, "start", start_late)
-    host.deploy("def main(args):\n    return {}\n")
-    gone = host.events.instance(host.launch(), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.message == "the container ended while it started (status 1): no such library"
-
-
-def test_an_exit_in_a_run_is_command_exited_and_ends_the_instance(host: Host) -> None:
-    host.deploy("import sys\ndef main(args):\n    sys.exit(3)\n")
-    record = host.ready()
-    status, body = host.run(record.instance_id, {})
-    assert (status, body["error"]) == (400, "command exited")
-    gone = host.events.instance(record.instance_id, InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "WorkerLost"
+    host.deploy(HELLO)
+    error = host.failed(host.launch())
+    assert error.message == "the container ended while it started (status 1): no such library"
 
 
 def test_logs_go_to_the_activation_that_printed_them(host: Host) -> None:
-    host.deploy("def main(args):\n    print('run', args['n'])\n    return {}\n")
-    record = host.ready()
+    record = host.serving("def main(args):\n    print('run', args['n'])\n    return {}\n")
     ids = [random_hex_id() for _ in range(3)]
     for n, activation_id in enumerate(ids):
         host.run(record.instance_id, {"n": n}, activation_id=activation_id)
     for n, activation_id in enumerate(ids):
-        assert [line.partition("Z ")[2] for line in host.logs(record.instance_id, activation_id)] == [
-            f"stdout: run {n}"
-        ]
+        assert host.texts(record.instance_id, activation_id) == [f"stdout: run {n}"]
 
 
 def test_who_asks_for_the_lines_as_soon_as_it_has_the_answer_gets_them(
@@ -200,17 +147,14 @@ def test_who_asks_for_the_lines_as_soon_as_it_has_the_answer_gets_them(
         run_ended(self, activation_id)
 
     monkeypatch.setattr(LogCollector, "run_ended", late)
-    host.deploy("def main(args):\n    print('hello')\n    return {}\n")
-    record, activation_id = host.ready(), random_hex_id()
-    assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {})
-    (line,) = host.logs(record.instance_id, activation_id) or ("",)
-    assert line.endswith("stdout: hello")
+    record = host.serving("def main(args):\n    print('hello')\n    return {}\n")
+    assert host.run(record.instance_id, {}, activation_id="a" * 32) == (200, {})
+    assert host.texts(record.instance_id, "a" * 32) == ["stdout: hello"]
 
 
 def test_a_hundred_megabytes_of_print_neither_stop_nor_fill_anything(host: Host) -> None:
     code = "def main(args):\n    for _ in range(100):\n        print('x' * 1000000)\n    return {'done': True}\n"
-    host.deploy(code, timeout=60_000)
-    record = host.ready()
+    record = host.serving(code, timeout=60_000)
     activation_id = random_hex_id()
     assert host.run(record.instance_id, {}, activation_id=activation_id) == (200, {"done": True})
     lines = host.logs(record.instance_id, activation_id)
@@ -223,13 +167,12 @@ def test_a_hundred_megabytes_of_print_neither_stop_nor_fill_anything(host: Host)
 
 
 def test_a_run_over_its_time_limit_is_answered_and_its_container_ended(host: Host) -> None:
-    host.deploy("import time\ndef main(args):\n    time.sleep(60)\n", timeout=300)
-    record = host.ready()
+    record = host.serving("import time\ndef main(args):\n    time.sleep(60)\n", timeout=300)
     status, body = host.run(record.instance_id, {})
     assert status == 502
     assert body["error"] == "The action exceeded its time limits of 300 milliseconds."
     assert body["info"]["code"] == "TimeLimitExceeded"
-    host.events.instance(record.instance_id, InstanceState.GONE)
+    host.gone(record.instance_id)
 
 
 BESIDE = """\
@@ -246,8 +189,7 @@ TwoRuns = tuple[Host, str, list[http.client.HTTPConnection], list[Path]]
 @pytest.fixture
 def two_runs(host: Host, tmp_path: Path) -> Iterator[TwoRuns]:
     """Two runs of one container that have begun.  Each ends when its named pipe is closed."""
-    host.deploy(BESIDE, concurrency=2)
-    instance_id = host.ready().instance_id
+    instance_id = host.serving(BESIDE, concurrency=2).instance_id
     connections, fifos = [], []
     for n in range(2):
         began, fifo = tmp_path / f"began-{n}", tmp_path / f"fifo-{n}"
@@ -266,8 +208,7 @@ def two_runs(host: Host, tmp_path: Path) -> Iterator[TwoRuns]:
 
 def test_a_caller_that_hangs_up_keeps_its_slot_and_fails_no_other(two_runs: TwoRuns) -> None:
     host, instance_id, (first, second), (of_first, of_second) = two_runs
-    live = host.agent.fleet.find(InstanceId(instance_id))
-    assert live is not None
+    live = host.live(instance_id)
     first.close()
     until(lambda: live.unwanted == 1)
     assert host.run(instance_id, {})[0] == 429
@@ -290,30 +231,28 @@ def test_who_has_an_answer_may_send_the_next_run_before_the_host_notes_the_end(
         end_run(self, run)
 
     monkeypatch.setattr(Fleet, "end_run", late)
-    host.deploy("def main(args):\n    print(args['n'])\n    return args\n")
-    instance_id, ids = host.ready().instance_id, [random_hex_id() for _ in range(3)]
+    record = host.serving("def main(args):\n    print(args['n'])\n    return args\n")
+    instance_id, ids = record.instance_id, [random_hex_id() for _ in range(3)]
     for n, activation_id in enumerate(ids):
         assert host.run(instance_id, {"n": n}, activation_id=activation_id) == (200, {"n": n})
-    live = host.agent.fleet.find(InstanceId(instance_id))
-    assert live is not None
+    live = host.live(instance_id)
     assert (live.inflight, live.slots_taken) == (3, 0)
     answered.set()
     assert live.idle.wait(WAIT_S)
     for n, activation_id in enumerate(ids):
-        assert [line.partition("Z ")[2] for line in host.logs(instance_id, activation_id) or ()] == [f"stdout: {n}"]
+        assert host.texts(instance_id, activation_id) == [f"stdout: {n}"]
 
 
 def test_a_container_whose_callers_have_all_hung_up_is_ended(two_runs: TwoRuns) -> None:
     host, instance_id, connections, _ = two_runs
     for connection in connections:
         connection.close()
-    host.events.instance(instance_id, InstanceState.GONE)
+    assert host.gone(instance_id).error is None, "the instance did not fail"
 
 
 def test_the_platforms_environment_does_not_reach_user_code(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    host.deploy("import os\ndef main(args):\n    return dict(os.environ)\n")
-    record = host.ready()
+    record = host.serving("import os\ndef main(args):\n    return dict(os.environ)\n")
     _, environment = host.run(record.instance_id, {})
     assert not [name for name in environment if name.startswith(("AWS_", "THAW_"))]
     assert environment["__OW_ACTIVATION_ID"]
@@ -321,21 +260,18 @@ def test_the_platforms_environment_does_not_reach_user_code(host: Host, monkeypa
 
 def test_a_function_may_import_the_standard_library_and_nothing_of_the_platforms(host: Host) -> None:
     """The same holds in the image: tests/docker/test_isolation.py."""
-    host.deploy(function_imports.PROBE)
-    status, answer = host.run(host.ready().instance_id, function_imports.ARGUMENTS)
+    record = host.serving(function_imports.PROBE)
+    status, answer = host.run(record.instance_id, function_imports.ARGUMENTS)
     assert status == 200
     function_imports.check(answer)
 
 
 def test_a_missing_action_ends_the_start_with_not_found(host: Host) -> None:
-    gone = host.events.instance(host.launch(host.plan("guest/none")), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "NotFound"
+    assert host.failed(host.launch(host.plan("guest/none"))).code == "NotFound"
 
 
 def test_memory_that_this_host_will_never_have_is_named(host: Host) -> None:
     host.deploy(HELLO, memory=4096)
-    gone = host.events.instance(host.launch(), InstanceState.GONE)
-    assert gone.error is not None
-    assert gone.error.code == "MemoryTooSmall"
-    assert gone.error.message == "the function needs 4096 MiB, this host has 2048 MiB"
+    error = host.failed(host.launch())
+    assert error.code == "MemoryTooSmall"
+    assert error.message == "the function needs 4096 MiB, this host has 2048 MiB"

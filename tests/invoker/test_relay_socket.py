@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
+import contextlib
+import select
+import socket
+import socketserver
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from invoker.drivers.relay_socket import RelaySockets
 from tests.conftest import ValkeyServer
@@ -29,9 +28,8 @@ LOG = Log("invoker")
 def test_a_relay_socket_survives_an_invoker_that_dies_before_it_has_opened_it_again(run_dir: Path) -> None:
     directory = run_dir / "relays"
     with closing(RelaySockets(directory, LOG)) as killed:
-        names = [
-            killed.inside(f"redis://127.0.0.1:{port}", "/there").partition("?")[0].rpartition("/")[2] for port in (1, 2)
-        ]
+        urls = [killed.inside(f"redis://127.0.0.1:{port}", "/there") for port in (1, 2)]
+        names = [Path(urlsplit(url).path).name for url in urls]
         RelaySockets(directory, LOG)  # this invoker dies before it opens the sockets again
         with closing(RelaySockets(directory, LOG)) as following:
             following.reopen()
@@ -43,70 +41,41 @@ def test_a_relay_socket_survives_an_invoker_that_dies_before_it_has_opened_it_ag
 
 def certificate(directory: Path) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1 that is its own authority, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "relay")])
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(datetime.now(UTC) - timedelta(days=1))
-        .not_valid_after(datetime.now(UTC) + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(True, None), True)
-        .sign(key, hashes.SHA256())
-    )
-    certificate_file, key_file = directory / "relay.pem", directory / "relay.key"
-    certificate_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certificate_file, key_file
+    made, key = directory / "relay.pem", directory / "relay.key"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=relay"]
+    files = ("-addext", "subjectAltName=IP:127.0.0.1", "-out", made, "-keyout", key)
+    subprocess.run(["openssl", "req", "-x509", *kind, *files], check=True, capture_output=True)
+    return made, key
 
 
-class TlsServer:
-    """A real relay server behind the end of TLS, as providers of Redis have it."""
+class TlsServer(socketserver.ThreadingTCPServer):
+    """The end of TLS in front of a real relay server, as providers of Redis have it."""
+
+    daemon_threads = True
 
     def __init__(self, relay_port: int, files: tuple[Path, Path]) -> None:
-        self._relay_port = relay_port
-        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._context.load_cert_chain(*files)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._join, "127.0.0.1", 0, ssl=self._context)
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inside, out = await asyncio.open_connection("127.0.0.1", self._relay_port)
-        there, back = asyncio.create_task(_copy(reader, out)), asyncio.create_task(_copy(inside, writer))
-        try:
-            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
-            out.close()
-            writer.close()
-            await asyncio.gather(there, back, return_exceptions=True)
-        finally:  # close() may end this server while a client is connected
-            out.transport.abort()
-            writer.transport.abort()
-
-    def close(self) -> None:
-        async def end() -> None:
-            self._server.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        super().__init__(("127.0.0.1", 0), Passing)
+        self.relay_port = relay_port
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.load_cert_chain(*files)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
+class Passing(socketserver.BaseRequestHandler):
+    server: TlsServer
+
+    def handle(self) -> None:
+        with (
+            contextlib.suppress(OSError),  # the client does not trust the certificate, or has left
+            self.server.context.wrap_socket(self.request, server_side=True) as client,
+            socket.create_connection(("127.0.0.1", self.server.relay_port)) as relay,
+        ):
+            others = {client: relay, relay: client}
+            while True:  # in one thread, because a TLS connection is not for two
+                ready = [client] if client.pending() else select.select([client, relay], [], [])[0]
+                for source in ready:
+                    if not (data := source.recv(65536)):
+                        return
+                    others[source].sendall(data)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +83,10 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
     directory = tmp_path_factory.mktemp("tls")
     valkey, files = ValkeyServer(directory, durable=False), certificate(directory)
     valkey.start()
-    with closing(TlsServer(valkey.port, files)) as server:
-        yield server.port, files[0]
+    with TlsServer(valkey.port, files) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server.server_address[1], files[0]
+        server.shutdown()
     valkey.kill()
 
 

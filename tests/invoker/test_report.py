@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,22 +43,15 @@ def test_a_host_says_apart_what_was_declared_of_its_link_and_what_was_measured(
 
 def test_fetchds_metrics_stand_behind_the_invokers(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FetchClient, "metrics", lambda self, **_: "thaw_fetchd_pool_bytes 7.0\n")
-    connection = host.connection()
-    connection.request("GET", "/metrics", headers=host.headers())
-    page = connection.getresponse().read().decode()
-    connection.close()
+    page = host.ask("GET", "/metrics")[1].decode()
     assert page.endswith("thaw_fetchd_pool_bytes 7.0\n")
-    assert "thaw_invoker_memory_held_bytes" in page
+    assert {"thaw_invoker_memory_held_bytes", "thaw_invoker_runs_total"} <= set(re.findall(r"\w+", page))
 
 
 def test_health_needs_no_token_and_names_the_thread_that_died(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def health() -> tuple[int, dict[str, object]]:
-        connection = host.connection()
-        connection.request("GET", "/health")
-        response = connection.getresponse()
-        found = response.status, json.loads(response.read())
-        connection.close()
-        return found
+        status, said = host.ask("GET", "/health", headers={})
+        return status, json.loads(said)
 
     assert health() == (200, {"status": "ok"})
     monkeypatch.setattr(lasting, "_dead", ["the thread heartbeat has died: KeyError: 'x'"])

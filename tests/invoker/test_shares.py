@@ -22,14 +22,19 @@ def test_a_machine_without_cgroups_reports_none(tmp_path: Path) -> None:
     assert isinstance(find_shares("h", enabled=False), NoShares)
 
 
-def test_v2_writes_cpu_max(tmp_path: Path) -> None:
+@pytest.fixture
+def v2(tmp_path: Path) -> CgroupShares:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io")
     shares = find_shares("h", base=tmp_path)
     assert isinstance(shares, CgroupShares)
+    return shares
+
+
+def test_v2_writes_cpu_max(tmp_path: Path, v2: CgroupShares) -> None:
     assert (tmp_path / "thaw-h" / "cgroup.subtree_control").read_text() == "+cpu"
-    shares.apply("c", 1, 0.5)
-    assert (shares.path("c") / "cpu.max").read_text() == "50000 100000"
-    assert (shares.path("c") / "cgroup.procs").read_text() == "1"
+    v2.apply("c", 1, 0.5)
+    assert (v2.path("c") / "cpu.max").read_text() == "50000 100000"
+    assert (v2.path("c") / "cgroup.procs").read_text() == "1"
 
 
 def test_a_quota_is_enforced_and_removed() -> None:
@@ -47,26 +52,25 @@ def test_a_quota_is_enforced_and_removed() -> None:
     assert not shares.path("c").exists()
 
 
-def test_a_driver_removes_the_groups_of_containers_that_its_host_does_not_own_any_more(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu")
-    shares = find_shares("h", base=tmp_path)
-    assert isinstance(shares, CgroupShares)
+def test_a_driver_removes_the_groups_of_containers_that_its_host_does_not_own_any_more(
+    tmp_path: Path, v2: CgroupShares
+) -> None:
     owned = OwnedContainers(tmp_path / "run")
     owned.write(owned.handle("kept", KIND_PYTHON), {})
     for name in ("kept", "old"):
-        shares.path(name).mkdir()
-    driver = ProcessDriver(tmp_path / "run", shares, 2, Log("test"))
-    assert (shares.path("kept").exists(), shares.path("old").exists()) == (True, False)
+        v2.path(name).mkdir()
+    driver = ProcessDriver(tmp_path / "run", v2, 2, Log("test"))
+    assert (v2.path("kept").exists(), v2.path("old").exists()) == (True, False)
     driver.close()
-    assert not shares.path("kept").exists()
+    assert not v2.path("kept").exists()
 
 
-def test_shares_may_be_closed_when_another_process_has_removed_the_hosts_groups(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu")
-    shares = find_shares("h", base=tmp_path)
+def test_shares_may_be_closed_when_another_process_has_removed_the_hosts_groups(
+    tmp_path: Path, v2: CgroupShares
+) -> None:
     shutil.rmtree(tmp_path / "thaw-h")
-    shares.sweep(frozenset())
-    shares.close()
+    v2.sweep(frozenset())
+    v2.close()
 
 
 def test_a_process_that_has_ended_is_no_error() -> None:

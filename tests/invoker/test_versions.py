@@ -1,16 +1,14 @@
-"""A model that is pushed again, on four hosts: real fetchds, invokers and scheduler, and a real S3 server."""
+"""A model that is pushed again, on two hosts: real fetchds, invokers and scheduler, and a real S3 server."""
 
 from __future__ import annotations
 
 import hashlib
-import http.client
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
+import requests
 
 from invoker.drivers.programs import PROGRAMS
 from invoker.main import Agent
@@ -19,8 +17,9 @@ from relay.protocol.messages import InstanceChanged
 from tests.fetchd.harness import Fetchd, write_model
 from tests.invoker import weights_llm
 from tests.invoker.platform import WAIT_S
+from tests.kserve.harness import STORE_KEYS
 from tests.scheduler.conftest import Platform
-from tests.seaweed import KEY, SECRET, seaweed
+from tests.seaweed import seaweed
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.checkpoints import versions
 from thaw.cli.model_stores import checkpoints
@@ -30,13 +29,13 @@ from thaw.ids import ActionName, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.model import ModelIndex
 
-N_HOSTS = 4
+N_HOSTS = 2
 URI = "s3://models/x"
 HOST_MB = 1024
 
 
 class Fleet:
-    """Four hosts, each of which has room for one worker, and an action for each of them."""
+    """Two hosts, each of which has room for one worker, and an action for each of them."""
 
     def __init__(self, platform: Platform, directories: ExitStack, tmp_path: Path, **store: str) -> None:
         self.platform, self._tmp = platform, tmp_path
@@ -49,30 +48,17 @@ class Fleet:
     def _agent(self, i: int, fetchd: Fetchd) -> Agent:
         run_dir = Path(fetchd.short.name) / "r"
         run_dir.mkdir()
-        settings = InvokerSettings(
-            self.platform.url,
-            f"h{i}",
-            str(run_dir),
-            fetchd.socket,
-            memory_mb=HOST_MB,
-            stem_cells="off",
-            drain_s=2.0,
-            cpu_share="off",
-        )
-        agent = Agent(settings)
+        fixed = {"memory_mb": HOST_MB, "stem_cells": "off", "drain_s": 2.0, "cpu_share": "off"}
+        agent = Agent(InvokerSettings(self.platform.url, f"h{i}", str(run_dir), fetchd.socket, **fixed))
         agent.start()
         return agent
 
     def deploy(self, name: str, uri: str = URI) -> None:
-        config = parse_llm_config(
-            {
-                "kind": KIND_LLM,
-                "model": {"uri": uri},
-                "resources": {"gpu_memory_mb": HOST_MB, "host_memory_mb": 256},
-                "scaling": {"max_instances": 1, "max_stages": 1},
-            }
-        )
-        action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(60_000), config=config)
+        resources = {"gpu_memory_mb": HOST_MB, "host_memory_mb": 256}
+        scaling = {"max_instances": 1, "max_stages": 1}
+        plain = {"kind": KIND_LLM, "model": {"uri": uri}, "resources": resources, "scaling": scaling}
+        config, limits = parse_llm_config(plain), Limits(60_000)
+        action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), limits, config=config)
         self.platform.records.put_action(action, last=self.platform.records.last_version(action.name))
 
     def start(self, name: str) -> InstanceRecord:
@@ -93,14 +79,11 @@ class Fleet:
 
     def weights(self, record: InstanceRecord) -> str:
         """The checksum of the weights that the instance holds."""
-        host, _, port = record.address.rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+        url = f"http://{record.address}/instances/{record.instance_id}/run"
         headers = {"Authorization": f"Bearer {self.platform.registry.host_token('x')}"}
-        body = json.dumps({"value": {}, "activation_id": random_hex_id()})
-        connection.request("POST", f"/instances/{record.instance_id}/run", body, headers)
-        answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        connection.close()
-        return str(answer["weights"])
+        body = {"value": {}, "activation_id": random_hex_id()}
+        answer: dict[str, str] = requests.post(url, json=body, headers=headers, timeout=WAIT_S).json()
+        return answer["weights"]
 
     def end(self, record: InstanceRecord) -> None:
         self.agents[int(record.host_id[1:])].fleet.release(record.instance_id, only_idle=False, drain_s=0.0)
@@ -126,12 +109,7 @@ def fleet(valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     (tmp_path / "weed").mkdir()
     with ExitStack() as stack:
         endpoint = stack.enter_context(seaweed(tmp_path / "weed", "models"))
-        store = {
-            "THAW_S3_ENDPOINT": endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": "us-east-1",
-        }
+        store = {"THAW_S3_ENDPOINT": endpoint, **STORE_KEYS}
         for name, value in store.items():
             monkeypatch.setenv(name, value)
         platform = Platform(valkey_url, tmp_path)
@@ -141,7 +119,7 @@ def fleet(valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield made
 
 
-def test_a_model_pushed_again_is_served_by_the_next_start_on_each_of_four_hosts(fleet: Fleet) -> None:
+def test_a_model_pushed_again_is_served_by_the_next_start_on_each_host(fleet: Fleet) -> None:
     names = [f"guest/chat{i}" for i in range(N_HOSTS)]
     pushed, old = fleet.push(1)
     first = [fleet.start(name) for name in names]

@@ -18,7 +18,7 @@ from invoker.drivers.exit_watch import ExitWatch
 from invoker.drivers.ownership import find_by_socket
 from invoker.drivers.process import zygote
 from invoker.drivers.process.zygote import Zygote
-from invoker.drivers.socket_wait import wait_socket
+from invoker.drivers.socket_wait import wait_listens, wait_socket
 from relay.clients.channel import Channel
 from tests.invoker import bare_zygote, fake_zygote
 from tests.invoker.platform import WAIT_S, until
@@ -34,9 +34,14 @@ def exits() -> Iterator[ExitWatch]:
 
 
 @pytest.fixture
-def cell(run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
+def made(run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch) -> Zygote:
+    """A zygote that nobody wants yet."""
     monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
-    made = _make(run_dir, exits)
+    return _make(run_dir, exits)
+
+
+@pytest.fixture
+def cell(run_dir: Path, made: Zygote) -> Iterator[Zygote]:
     made.want()
     until(lambda: made.ready)
     yield made
@@ -48,9 +53,12 @@ def _make(run_dir: Path, exits: ExitWatch) -> Zygote:
     return Zygote(run_dir, dict(os.environ), exits, Log("test"))
 
 
+def _env(run_dir: Path) -> dict[str, str]:
+    return {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
+
+
 def _fork(cell: Zygote, run_dir: Path) -> int:
-    env = {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
-    return cell.fork("one", env, run_dir / "out", run_dir / "err")
+    return cell.fork("one", _env(run_dir), run_dir / "out", run_dir / "err")
 
 
 def _pid(run_dir: Path) -> int:
@@ -73,25 +81,20 @@ def test_one_that_dies_is_started_again_and_says_when_it_is_ready(cell: Zygote, 
     assert _pid(run_dir) != first
 
 
-def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(
-    run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
-    cell = _make(run_dir, exits)
-    cell.wait_warm(30.0)  # no stem cell is being made, so this does not wait
-    assert not cell.ready
-    cell.want()
-    until(lambda: cell.ready or cell._warming)
-    cell.wait_warm(30.0)
-    assert cell.ready
-    cell.give_up()
+def test_who_waits_for_one_that_warms_up_goes_on_when_it_is_ready(made: Zygote) -> None:
+    made.wait_warm(30.0)  # no stem cell is being made, so this does not wait
+    assert not made.ready
+    made.want()
+    until(lambda: made.ready or made._warming)
+    made.wait_warm(30.0)
+    assert made.ready
+    made.give_up()
 
 
 def test_one_that_imports_says_in_how_long_it_is_ready_by_what_the_last_one_took(
-    run_dir: Path, exits: ExitWatch, monkeypatch: pytest.MonkeyPatch
+    made: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygote, "PROGRAM", [fake_zygote.__file__])
-    cell, imports = _make(run_dir, exits), threading.Event()
+    cell, imports = made, threading.Event()
     start = cell._start
 
     def start_when_told() -> None:
@@ -112,21 +115,18 @@ def test_one_that_imports_says_in_how_long_it_is_ready_by_what_the_last_one_took
         took_s.append(cell._import_s)
         cell.give_up()
     first, second = said
-    assert first is not None
-    assert second is not None
     assert zygote._OVERDUE_S <= first <= zygote._FIRST_IMPORT_S
     assert zygote._OVERDUE_S <= second <= max(zygote._OVERDUE_S, took_s[0])
 
 
-def test_one_that_takes_longer_than_the_last_is_never_said_to_be_ready_already(run_dir: Path, exits: ExitWatch) -> None:
-    cell = _make(run_dir, exits)
-    cell._warming, cell._import_s = True, 0.001  # it has been warming since this machine was booted
-    assert cell.ready_in_s == zygote._OVERDUE_S
+def test_one_that_takes_longer_than_the_last_is_never_said_to_be_ready_already(made: Zygote) -> None:
+    made._warming, made._import_s = True, 0.001  # it has been warming since this machine was booted
+    assert made.ready_in_s == zygote._OVERDUE_S
 
 
-def test_without_one_a_fork_is_refused(run_dir: Path, exits: ExitWatch) -> None:
+def test_without_one_a_fork_is_refused(made: Zygote, run_dir: Path) -> None:
     with pytest.raises(PlatformError, match="not ready"):
-        _fork(_make(run_dir, exits), run_dir)
+        _fork(made, run_dir)
 
 
 def test_one_that_does_not_answer_is_replaced_before_it_forks_what_nobody_waits_for(
@@ -197,8 +197,11 @@ def test_hosts_of_one_machine_fork_theirs_from_one_process(run_dir: Path, exits:
         parent.wait(10)
 
 
+Bare = tuple["subprocess.Popen[bytes]", str]
+
+
 @pytest.fixture
-def bare(run_dir: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def bare(run_dir: Path) -> Iterator[Bare]:
     """Yield a process that runs a zygote's own loop, and its socket."""
     path = str(run_dir / "bare.s")
     process, never = subprocess.Popen([sys.executable, "-P", bare_zygote.__file__, path]), os.eventfd(0)
@@ -214,21 +217,22 @@ def _connect(path: str) -> tuple[Channel, dict[str, Any]]:
     return channel, channel.receive()[0]
 
 
+def _order_fork(channel: Channel, run_dir: Path) -> None:
+    files = {"stdout": str(run_dir / "o"), "stderr": str(run_dir / "e")}
+    channel.send({"op": "fork", "instance_id": "one", "env": _env(run_dir), **files})
+
+
 def _stopped(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
-def test_a_fork_that_nobody_hears_of_is_ended_and_the_zygote_goes_on(
-    bare: tuple[subprocess.Popen[bytes], str], run_dir: Path
-) -> None:
+def test_a_fork_that_nobody_hears_of_is_ended_and_the_zygote_goes_on(bare: Bare, run_dir: Path) -> None:
     process, path = bare
     killed, _ = _connect(path)
     other, _ = _connect(path)
     _stopped(process)
-    env = {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
-    order = {"op": "fork", "instance_id": "one", "env": env, "stdout": str(run_dir / "o"), "stderr": str(run_dir / "e")}
-    killed.send(order)
+    _order_fork(killed, run_dir)
     killed.close()
     process.send_signal(signal.SIGCONT)
     event = other.receive()[0]
@@ -236,9 +240,7 @@ def test_a_fork_that_nobody_hears_of_is_ended_and_the_zygote_goes_on(
     other.close()
 
 
-def test_a_client_that_has_gone_before_it_was_greeted_does_not_end_the_zygote(
-    bare: tuple[subprocess.Popen[bytes], str],
-) -> None:
+def test_a_client_that_has_gone_before_it_was_greeted_does_not_end_the_zygote(bare: Bare) -> None:
     process, path = bare
     _stopped(process)
     Channel.connect(path).close()
@@ -248,18 +250,14 @@ def test_a_client_that_has_gone_before_it_was_greeted_does_not_end_the_zygote(
     channel.close()
 
 
-def test_a_fork_whose_pid_was_not_written_down_is_found_by_its_socket(
-    bare: tuple[subprocess.Popen[bytes], str], run_dir: Path
-) -> None:
+def test_a_fork_whose_pid_was_not_written_down_is_found_by_its_socket(bare: Bare, run_dir: Path) -> None:
     channel, _ = _connect(bare[1])
-    env = {"THAW_SOCKET": str(run_dir / "s"), "THAW_DOOR": str(run_dir / "d")}
-    out, err = str(run_dir / "o"), str(run_dir / "e")
-    channel.send({"op": "fork", "instance_id": "one", "env": env, "stdout": out, "stderr": err})
-    pid = channel.receive()[0]["pid"]
+    _order_fork(channel, run_dir)
+    pid, path = channel.receive()[0]["pid"], _env(run_dir)["THAW_SOCKET"]
     never = os.eventfd(0)
     try:
-        wait_socket(env["THAW_SOCKET"], pid, WAIT_S, never).close()
-        assert find_by_socket(env["THAW_SOCKET"]) == (pid, process_ids.start_ticks(pid))
+        wait_socket(path, pid, WAIT_S, never).close()
+        assert find_by_socket(path) == (pid, process_ids.start_ticks(pid))
     finally:
         os.close(never)
         os.killpg(pid, signal.SIGKILL)
@@ -269,3 +267,21 @@ def test_a_fork_whose_pid_was_not_written_down_is_found_by_its_socket(
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _watches() -> int:
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(entry))
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return links.count("anon_inode:inotify")
+
+
+def test_a_wait_for_a_socket_in_a_directory_that_is_not_there_costs_no_descriptor(run_dir: Path) -> None:
+    before = _watches()
+    for _ in range(3):
+        with pytest.raises(PlatformError, match="cannot watch .*: No such file or directory"):
+            wait_listens(str(run_dir / "none" / "f"))
+    assert _watches() == before

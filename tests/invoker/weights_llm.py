@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import socketserver
-from http.server import BaseHTTPRequestHandler
 
 from relay.clients.fetch import DescriptorClient
+from tests.invoker import fake_llm
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(fake_llm.Handler):
     weights = ""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/init":
             Handler.weights = _weights()
-        data = json.dumps({"ok": True, "weights": self.weights}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def address_string(self) -> str:
-        return "unix"
+        self._json(200, {"ok": True, "weights": self.weights})
 
 
 def _weights() -> str:
@@ -43,9 +33,5 @@ def _weights() -> str:
     return digest.hexdigest()
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
-
 if __name__ == "__main__":
-    Server(os.environ["THAW_SOCKET"], Handler).serve_forever()
+    fake_llm.Server(os.environ["THAW_SOCKET"], Handler).serve_forever()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import itertools
 import json
 import os
 import re
@@ -29,14 +30,20 @@ from thaw.model import CHUNK_BYTES
 
 ROOT = Path(__file__).parents[2]
 STORE_KEYS = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
+SHARD = "model-00001-of-00002.safetensors"
 SHARD_BYTES = 2 * CHUNK_BYTES + 1_000_003
 """Three chunks and a piece of THAW_MODEL_PORT_PIECE_MB=8 each, the last one short."""
+
+
+def of_store(endpoint: str) -> dict[str, object]:
+    """The settings of a fetchd that reads this store."""
+    return {"THAW_S3_ENDPOINT": endpoint, "THAW_FETCHD_READ_TIMEOUT_S": 10, **STORE_KEYS}
 
 
 def write_checkpoint(directory: Path, seed: int = 1) -> Path:
     """Write a model of two shards."""
     directory.mkdir(parents=True)
-    data = os.urandom(1 << 16) if seed < 0 else bytes((i * seed) % 251 for i in range(1 << 16))
+    data = bytes((i * seed) % 251 for i in range(1 << 16))
     for n in (1, 2):
         tensors = {f"model.layers.{n - 1}.w": (data * (SHARD_BYTES // len(data) + 1))[n:][:SHARD_BYTES]}
         (directory / f"model-0000{n}-of-00002.safetensors").write_bytes(safetensors_bytes(tensors))
@@ -62,9 +69,13 @@ def revoke(valkey_url: str, key: str) -> None:
         ApiKeys(client).revoke(key.partition(":")[0])
 
 
-def set_epoch(valkey_url: str, epoch: int) -> None:
+_EPOCHS = itertools.count(3)
+
+
+def set_epoch(valkey_url: str) -> None:
+    """Be a scheduler that came later than all before."""
     with redis.Redis.from_url(valkey_url) as client:
-        client.set(SCHEDULER_EPOCH, epoch)
+        client.set(SCHEDULER_EPOCH, next(_EPOCHS))
 
 
 class ModelPortProcess:

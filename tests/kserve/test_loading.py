@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,15 @@ from relay.clients.fetch import FetchClient
 from tests.fetchd.harness import Fetchd, wait_until
 from tests.kserve.conftest import NAME, shards_of
 from tests.kserve.harness import (
+    SHARD,
     SHARD_BYTES,
-    STORE_KEYS,
     Between,
     ModelPortProcess,
     initializer,
     key_of,
     load,
     model_port,
+    of_store,
     store_bytes,
     write_checkpoint,
 )
@@ -31,7 +35,6 @@ from thaw.cli.model_stores.stores import open_store
 from thaw.ids import InstanceId
 from thaw.model import CHUNK_BYTES, ModelIndex
 
-SHARD = "model-00001-of-00002.safetensors"
 pytestmark = pytest.mark.usefixtures("pushed")
 
 
@@ -43,40 +46,51 @@ def written(directory: Path) -> dict[str, bytes]:
     }
 
 
+def check_loaded(process: subprocess.Popen[str], directory: Path, files: dict[str, bytes]) -> str:
+    """Wait for an initializer, and check the files.  Return what it printed."""
+    printed = process.communicate(timeout=120)[1]
+    assert process.returncode == 0, printed
+    assert written(directory) == files
+    return printed
+
+
+def check_loads(url: str, key: str, uri: str, directory: Path, files: dict[str, bytes]) -> str:
+    return check_loaded(initializer(url, key, uri, str(directory)), directory, files)
+
+
+def last_line(url: str, key: str, *arguments: str, **patience: float) -> str:
+    """The last line of an initializer that fails."""
+    status, printed = load(url, key, *arguments, **patience)
+    assert status == 1
+    return printed.splitlines()[-1]
+
+
+@contextmanager
+def s3_client(endpoint: str) -> Iterator[Any]:
+    keys = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
+    session = botocore.session.get_session()
+    with closing(session.create_client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys)) as client:
+        yield client
+
+
 def test_a_model_arrives_byte_by_byte_and_again_without_the_store(
-    port: ModelPortProcess, fetchd: Fetchd, key: str, files: dict[str, bytes], tmp_path: Path, pushed: ModelIndex
+    own_port: ModelPortProcess,
+    fetchd: Fetchd,
+    key: str,
+    files: dict[str, bytes],
+    checkpoint_dir: Path,
+    tmp_path: Path,
+    pushed: ModelIndex,
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    status, printed = load(port.url, key, f"thaw://{NAME}", str(first))
-    assert status == 0, printed
-    assert written(first) == files
+    check_loads(own_port.url, key, f"thaw://{NAME}", first, files)
+    assert shards_of(first) == shards_of(checkpoint_dir)  # transformers reads it
     read = store_bytes(fetchd)
     assert read == sum(map(len, files.values()))
-    status, printed = load(port.url, key, f"thaw://{NAME}", str(second))
-    assert status == 0, printed
-    assert written(second) == files
+    check_loads(own_port.url, key, f"thaw://{NAME}", second, files)
     assert store_bytes(fetchd) == read
     assert fetchd.client.descriptor_sockets() == ()
     checkpoints.verify(open_store(second.as_uri()), pushed, lambda _: None)  # as thaw model verify does
-
-
-def test_the_index_of_the_shards_is_there_which_transformers_reads(
-    port: ModelPortProcess, key: str, checkpoint_dir: Path, tmp_path: Path
-) -> None:
-    assert load(port.url, key, f"thaw://{NAME}", str(tmp_path / "m"))[0] == 0
-    assert shards_of(tmp_path / "m") == shards_of(checkpoint_dir)
-
-
-def test_two_models_come_to_two_directories(
-    port: ModelPortProcess, key: str, files: dict[str, bytes], tmp_path: Path, store: str
-) -> None:
-    other = write_checkpoint(tmp_path / "other-source", seed=7)
-    checkpoints.push(other, open_store("s3://models/other"), lambda _: None)
-    pairs = (f"thaw://{NAME}", str(tmp_path / "a"), "thaw://other", str(tmp_path / "b"))
-    status, printed = load(port.url, key, *pairs)
-    assert status == 0, printed
-    assert written(tmp_path / "a") == files
-    assert written(tmp_path / "b") == written(other)
 
 
 def test_a_pin_stays_when_its_name_has_a_newer_version(
@@ -106,13 +120,11 @@ def test_a_push_during_a_download_gives_no_mixture(
         return False
 
     with Between(port.url, push) as between:
-        status, printed = load(between.url, key, "thaw://pushed-again", str(tmp_path / "m"))
-    assert status == 0, printed
-    assert written(tmp_path / "m") == written(old)
+        check_loads(between.url, key, "thaw://pushed-again", tmp_path / "m", written(old))
 
 
 def test_a_killed_initializer_goes_on_where_it_was(
-    port: ModelPortProcess, fetchd: Fetchd, key: str, files: dict[str, bytes], tmp_path: Path
+    own_port: ModelPortProcess, fetchd: Fetchd, key: str, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     n_sent = CHUNK_BYTES + CHUNK_BYTES // 2
 
@@ -126,7 +138,7 @@ def test_a_killed_initializer_goes_on_where_it_was(
         return True
 
     target = tmp_path / "m"
-    with Between(port.url, stop_halfway) as between:
+    with Between(own_port.url, stop_halfway) as between:
         process = initializer(between.url, key, f"thaw://{NAME}", str(target))
         assert between.reached.wait(60)
         part = target / f"{SHARD}.part"
@@ -134,10 +146,8 @@ def test_a_killed_initializer_goes_on_where_it_was(
         process.kill()
         process.communicate(timeout=10)
         assert not (target / SHARD).exists()
-    with Between(port.url) as between:
-        status, printed = load(between.url, key, f"thaw://{NAME}", str(target))
-    assert status == 0, printed
-    assert written(target) == files
+    with Between(own_port.url) as between:
+        check_loads(between.url, key, f"thaw://{NAME}", target, files)
     asked = {one["file"]: int(one["from"]) for one in between.asked}
     assert asked == {SHARD: CHUNK_BYTES, SHARD.replace("00001", "00002", 1): 0}, "the small files were whole already"
     assert store_bytes(fetchd) == sum(map(len, files.values())), "a reader that left cost the store nothing"
@@ -147,12 +157,11 @@ def test_what_lies_damaged_in_the_directory_is_fetched_again(
     port: ModelPortProcess, key: str, files: dict[str, bytes], tmp_path: Path
 ) -> None:
     target = tmp_path / "m"
-    assert load(port.url, key, f"thaw://{NAME}", str(target))[0] == 0
+    check_loads(port.url, key, f"thaw://{NAME}", target, files)
     with (target / SHARD).open("r+b") as f:
         f.seek(CHUNK_BYTES)
         f.write(b"damaged")
-    assert load(port.url, key, f"thaw://{NAME}", str(target))[0] == 0
-    assert written(target) == files
+    check_loads(port.url, key, f"thaw://{NAME}", target, files)
 
 
 @pytest.mark.parametrize("n_times", [1, 3])
@@ -186,20 +195,13 @@ def test_a_chunk_that_was_changed_on_its_way_is_not_written(
 def test_bytes_that_somebody_changed_at_the_store_are_refused(
     port: ModelPortProcess, key: str, tmp_path: Path, store: str
 ) -> None:
-    index = checkpoints.push(
-        write_checkpoint(tmp_path / "source", seed=11), open_store("s3://models/changed"), lambda _: None
-    )
-    client = botocore.session.get_session().create_client(
-        "s3", endpoint_url=store, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
-    )
-    place = pin("changed", index.sha256)
-    data = bytearray((tmp_path / "source" / SHARD).read_bytes())
+    source = write_checkpoint(tmp_path / "source", seed=11)
+    index = checkpoints.push(source, open_store("s3://models/changed"), lambda _: None)
+    data = bytearray((source / SHARD).read_bytes())
     data[CHUNK_BYTES + 5] ^= 1
-    client.put_object(Bucket="models", Key=f"{place}/{SHARD}", Body=bytes(data))
-    client.close()
-    status, printed = load(port.url, key, "thaw://changed", str(tmp_path / "m"))
-    assert status == 1
-    assert SHARD in printed.splitlines()[-1]
+    with s3_client(store) as client:
+        client.put_object(Bucket="models", Key=f"{pin('changed', index.sha256)}/{SHARD}", Body=bytes(data))
+    assert SHARD in last_line(port.url, key, "thaw://changed", str(tmp_path / "m"))
     assert not (tmp_path / "m" / SHARD).exists()
 
 
@@ -208,28 +210,21 @@ def test_a_model_larger_than_the_pool_arrives_in_pieces(
 ) -> None:
     small = {"THAW_FETCHD_POOL_MB": 16, "THAW_FETCHD_SLAB_MB": 8}
     with (
-        Fetchd(tmp_path, THAW_S3_ENDPOINT=s3, THAW_FETCHD_READ_TIMEOUT_S=10, **small, **STORE_KEYS) as fetchd,
+        Fetchd(tmp_path, **of_store(s3), **small) as fetchd,
         model_port(fetchd, valkey_url) as port,
     ):
         assert fetchd.client.status().pool_bytes < SHARD_BYTES
-        status, printed = load(port.url, key, f"thaw://{NAME}", str(tmp_path / "m"))
-        assert status == 0, printed
-        assert written(tmp_path / "m") == files
+        check_loads(port.url, key, f"thaw://{NAME}", tmp_path / "m", files)
         assert not [s for s in fetchd.client.status().segments if s.holders]
 
 
 def test_a_model_without_an_index_comes_too(
     port: ModelPortProcess, key: str, files: dict[str, bytes], checkpoint_dir: Path, tmp_path: Path, store: str
 ) -> None:
-    client = botocore.session.get_session().create_client(
-        "s3", endpoint_url=store, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
-    )
-    for path in checkpoint_dir.iterdir():
-        client.put_object(Bucket="models", Key=f"as copied/{path.name}", Body=path.read_bytes())
-    client.close()
-    status, printed = load(port.url, key, "thaw://as copied", str(tmp_path / "m"))
-    assert status == 0, printed
-    assert written(tmp_path / "m") == files
+    with s3_client(store) as client:
+        for path in checkpoint_dir.iterdir():
+            client.put_object(Bucket="models", Key=f"as copied/{path.name}", Body=path.read_bytes())
+    printed = check_loads(port.url, key, "thaw://as copied", tmp_path / "m", files)
     assert '"verified": false' in printed
 
 
@@ -256,17 +251,14 @@ def test_a_port_that_is_killed_halfway_is_waited_for(
         fetchd.client.open_descriptor_socket(InstanceId("container"))
         with model_port(fetchd, valkey_url, THAW_MODEL_PORT_BIND=host_port):
             assert fetchd.client.descriptor_sockets() == ("container",)
-            printed = process.communicate(timeout=120)[1]
+            check_loaded(process, tmp_path / "m", files)
     first.__exit__(None, None, None)
-    assert process.returncode == 0, printed
-    assert written(tmp_path / "m") == files
 
 
 def test_fetchd_that_is_killed_halfway_is_waited_for(
     s3: str, valkey_url: str, key: str, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    store = {"THAW_S3_ENDPOINT": s3, "THAW_FETCHD_READ_TIMEOUT_S": 10, **STORE_KEYS}
-    with Fetchd(tmp_path, **store) as fetchd, model_port(fetchd, valkey_url) as port:
+    with Fetchd(tmp_path, **of_store(s3)) as fetchd, model_port(fetchd, valkey_url) as port:
 
         def kill(between: Between, asked: dict[str, str], answer: Any, wfile: Any) -> bool:
             if asked["file"] == SHARD and not between.reached.is_set():
@@ -277,14 +269,12 @@ def test_fetchd_that_is_killed_halfway_is_waited_for(
         with Between(port.url, kill) as between:
             process = initializer(between.url, key, f"thaw://{NAME}", str(tmp_path / "m"))
             assert between.reached.wait(60)
-            again = Fetchd(tmp_path, **store)
+            again = Fetchd(tmp_path, **of_store(s3))
             again.environ["THAW_FETCHD_SOCKET"] = fetchd.socket
             again.environ["THAW_FETCHD_DOORS"] = fetchd.environ["THAW_FETCHD_DOORS"]
             again.client = FetchClient(fetchd.socket)
             with again:
-                printed = process.communicate(timeout=120)[1]
-    assert process.returncode == 0, printed
-    assert written(tmp_path / "m") == files
+                check_loaded(process, tmp_path / "m", files)
 
 
 REFUSED = [
@@ -303,9 +293,8 @@ REFUSED = [
 def test_a_uri_that_names_no_model_of_the_platform_is_refused(port: ModelPortProcess, key: str, tmp_path: Path) -> None:
     target = tmp_path / "m"
     for arguments, sentence in REFUSED:
-        status, printed = load(port.url, key, *(str(target) if one == "DIR" else one for one in arguments))
-        assert status == 1
-        assert sentence in printed.splitlines()[-1]
+        given = [str(target) if one == "DIR" else one for one in arguments]
+        assert sentence in last_line(port.url, key, *given)
         assert not target.exists()
 
 
@@ -315,23 +304,18 @@ def test_a_namespace_reads_what_it_may_deploy(
     strict = key_of(valkey_url, "team-b")
     allowed = key_of(valkey_url, "team-c", "s3://models/team")
     with model_port(fetchd, valkey_url, THAW_MODELS="s3://models/for-all") as port:
-        status, printed = load(port.url, strict, f"thaw://{NAME}", str(tmp_path / "b"))
-        assert status == 1
-        assert "the namespace team-b may not run s3://models/team/two-shards" in printed
-        status, printed = load(port.url, allowed, f"thaw://{NAME}", str(tmp_path / "c"))
-        assert status == 0, printed
-        assert written(tmp_path / "c") == files
+        refused = last_line(port.url, strict, f"thaw://{NAME}", str(tmp_path / "b"))
+        assert "the namespace team-b may not run s3://models/team/two-shards" in refused
+        check_loads(port.url, allowed, f"thaw://{NAME}", tmp_path / "c", files)
 
 
 def test_an_initializer_without_a_port_says_so_in_time(key: str, tmp_path: Path) -> None:
-    status, printed = load("http://127.0.0.1:9", key, f"thaw://{NAME}", str(tmp_path / "m"), patience_s=2)
-    assert status == 1
-    assert "the model port does not answer" in printed.splitlines()[-1]
-    assert "does a pod of Thaw run on this node" in printed.splitlines()[-1]
+    said = last_line("http://127.0.0.1:9", key, f"thaw://{NAME}", str(tmp_path / "m"), patience_s=2)
+    assert "the model port does not answer" in said
+    assert "does a pod of Thaw run on this node" in said
 
 
 def test_a_directory_that_cannot_be_written_is_named(port: ModelPortProcess, key: str, tmp_path: Path) -> None:
     (tmp_path / "m").write_text("a file")
-    status, printed = load(port.url, key, f"thaw://{NAME}", str(tmp_path / "m"))
-    assert status == 1
-    assert f"{tmp_path / 'm'} cannot be written" in printed.splitlines()[-1]
+    said = last_line(port.url, key, f"thaw://{NAME}", str(tmp_path / "m"))
+    assert f"{tmp_path / 'm'} cannot be written" in said

@@ -16,14 +16,13 @@ import pytest
 from invoker.model_port.files import piece_at, uri_of
 from invoker.model_port.port import Places, places
 from tests.fetchd.harness import Fetchd, wait_until
-from tests.invoker.platform import Host
-from tests.kserve.conftest import NAME
-from tests.kserve.harness import ModelPortProcess, key_of, model_port, revoke, set_epoch
+from tests.invoker import platform
+from tests.kserve.conftest import NAME, Host
+from tests.kserve.harness import SHARD, ModelPortProcess, key_of, model_port, revoke, set_epoch
 from thaw.errors import BadRequest
 from thaw.ids import InstanceId
 from thaw.model import FileRange, ModelIndex
 
-SHARD = "model-00001-of-00002.safetensors"
 FILES = {"config.json": 10, "tokenizer.json": 0, "vocab.json": 5, "model.safetensors": 250}
 
 
@@ -103,8 +102,9 @@ def test_a_request_with_a_body_ends_its_connection(port: ModelPortProcess, key: 
 
 
 def test_readers_that_are_slow_hold_a_part_of_the_pool_and_leave_room_to_others(
-    port: ModelPortProcess, key: str, pushed: ModelIndex, fetchd: Fetchd, valkey_url: str
+    own_port: ModelPortProcess, key: str, pushed: ModelIndex, fetchd: Fetchd, valkey_url: str
 ) -> None:
+    port = own_port
     most = places(fetchd.client.status().pool_bytes, 8 << 20)
     path = asked("/file", name=NAME, version=pushed.sha256, file=SHARD, **{"from": 0})
     with ExitStack() as held:
@@ -146,7 +146,7 @@ def test_a_scheduler_that_came_later_stops_no_reader(
 ) -> None:
     path = asked("/file", name=NAME, version=pushed.sha256, file="config.json", **{"from": 0})
     assert port.get(path, key)[0] == 200
-    set_epoch(valkey_url, 9)
+    set_epoch(valkey_url)
     assert port.get(path, key)[0] == 200
 
 
@@ -159,8 +159,8 @@ def test_a_scheduler_that_came_later_stops_no_reader(
         ("THAW_MODELS", "models"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(fetchd: Fetchd, valkey_url: str, variable: str, value: str) -> None:
-    with pytest.raises(AssertionError, match=variable), model_port(fetchd, valkey_url, **{variable: value}):
+def test_a_setting_that_makes_no_sense_is_named(shared_host: Host, valkey_url: str, variable: str, value: str) -> None:
+    with pytest.raises(AssertionError, match=variable), model_port(shared_host[0], valkey_url, **{variable: value}):
         pass
 
 
@@ -197,5 +197,5 @@ def test_an_invoker_that_restarts_takes_nothing_from_a_reader(fetchd: Fetchd, va
     """Its slabs would be another model's while the port still sends them."""
     for left in ("files-0123", "of-a-container"):
         fetchd.client.open_descriptor_socket(InstanceId(left))
-    with Host(valkey_url, Path(fetchd.short.name) / "run", fetchd_socket=fetchd.socket):
+    with platform.Host(valkey_url, Path(fetchd.short.name) / "run", fetchd_socket=fetchd.socket):
         assert fetchd.client.descriptor_sockets() == ("files-0123",)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,15 @@ from relay.clients.http_unix import UnixConnection
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
+
+
+def zipped(files: dict[str, str]) -> str:
+    """The code of a function of several files, as a client sends it."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return base64.b64encode(data.getvalue()).decode()
 
 
 class Proxy:

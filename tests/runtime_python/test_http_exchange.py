@@ -93,6 +93,13 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
+def caller(port: str) -> Iterator[Caller]:
+    made = Caller(port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def port(server: Server) -> Iterator[str]:
     """The path of the socket of an image that was initialised."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
@@ -119,8 +126,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def test_events_arrive_one_by_one_and_then_the_end(server: Server, port: str) -> None:
-    caller = Caller(port)
+def test_events_arrive_one_by_one_and_then_the_end(server: Server, caller: Caller) -> None:
     sock = server.take()
     sock.sendall(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Twice: a\r\nX-Twice: b\r\n"
@@ -136,27 +142,22 @@ def test_events_arrive_one_by_one_and_then_the_end(server: Server, port: str) ->
     sock.sendall(b"0\r\n\r\n")
     assert caller.message() == RunFinished("stop", 0, 0)
     assert caller.rest() == b""
-    caller.close()
 
 
-def test_a_short_answer_of_known_length_is_whole(server: Server, port: str) -> None:
-    caller = Caller(port)
+def test_a_short_answer_of_known_length_is_whole(server: Server, caller: Caller) -> None:
     server.take().sendall(b"HTTP/1.1 201 Created\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nhi")
     assert caller.head() == 200
     assert not caller.is_chunked
     assert json.loads(caller.rest()) == {"statusCode": 201, "headers": {"content-type": "text/plain"}, "body": "hi"}
-    caller.close()
 
 
-def test_a_body_whose_result_is_too_long_comes_in_parts_with_its_length(server: Server, port: str) -> None:
-    caller = Caller(port)
+def test_a_body_whose_result_is_too_long_comes_in_parts_with_its_length(server: Server, caller: Caller) -> None:
     body = bytes(range(256)) * 3  # in base64 it has 1,024 bytes
     server.take().sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 768\r\n\r\n" + body)
     assert caller.head() == 200
     assert caller.message() == RunHead(200, {}, 768)
     assert caller.message() == part(body)
     assert caller.message() == RunFinished("stop", 0, 0)
-    caller.close()
 
 
 def test_a_caller_that_takes_no_parts_and_a_run_that_is_no_web_request_get_all_of_it(server: Server, port: str) -> None:
@@ -182,9 +183,8 @@ def test_a_caller_that_takes_no_parts_and_a_run_that_is_no_web_request_get_all_o
     ],
 )
 def test_a_server_that_dies_in_the_middle_is_told_apart_from_the_end(
-    server: Server, port: str, head: bytes, sent: bytes
+    server: Server, caller: Caller, head: bytes, sent: bytes
 ) -> None:
-    caller = Caller(port)
     sock = server.take()
     sock.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + sent)
     assert caller.head() == 200
@@ -195,11 +195,9 @@ def test_a_server_that_dies_in_the_middle_is_told_apart_from_the_end(
     assert isinstance(failed, RunFailed)
     assert failed.error.code == "DeveloperError"
     assert failed.error.message.startswith("The image's server broke off its answer after 4 bytes")
-    caller.close()
 
 
-def test_a_body_that_ends_with_its_connection_is_whole_while_the_server_listens(server: Server, port: str) -> None:
-    caller = Caller(port)
+def test_a_body_that_ends_with_its_connection_is_whole_while_the_server_listens(server: Server, caller: Caller) -> None:
     sock = server.take()
     sock.sendall(b"HTTP/1.0 200 OK\r\n\r\nall")
     assert caller.head() == 200
@@ -207,7 +205,6 @@ def test_a_body_that_ends_with_its_connection_is_whole_while_the_server_listens(
     assert caller.message() == part(b"all")
     sock.close()
     assert caller.message() == RunFinished("stop", 0, 0)
-    caller.close()
 
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"])
@@ -222,8 +219,7 @@ def test_a_caller_that_leaves_ends_the_request(server: Server, port: str, begun:
     assert sock.recv(1) == b"", "the server reads the end of its connection"
 
 
-def test_a_caller_that_does_not_read_stops_the_server(server: Server, port: str) -> None:
-    caller = Caller(port)
+def test_a_caller_that_does_not_read_stops_the_server(server: Server, caller: Caller) -> None:
     sock = server.take()
     sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
     sock.settimeout(1.0)
@@ -232,4 +228,3 @@ def test_a_caller_that_does_not_read_stops_the_server(server: Server, port: str)
         while True:
             n_sent += sock.send(b"x" * 65536)
     assert n_sent < 50_000_000, "what the sockets between them hold, and no more"
-    caller.close()

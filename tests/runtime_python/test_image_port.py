@@ -29,24 +29,23 @@ class Image(BaseHTTPRequestHandler):
     answers: dict[str, Answer]
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self._body()
         status, answer = self.answers[self.path]
-        answer = answer or body
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        self._answer(status, answer or body)
 
     def do_PATCH(self) -> None:
         """An HTTP server of its own: the request comes back as it was read."""
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        said = {"line": self.requestline, "headers": dict(self.headers.items()), "body": body.hex()}
-        self.send_response(418)
-        self.send_header("X-Twice", "a")
-        self.send_header("X-Twice", "b")
-        self.send_header("Content-Type", "application/json")
-        answer = json.dumps(said).encode()
-        self.send_header("Content-Length", str(len(answer)))
+        said = {"line": self.requestline, "headers": dict(self.headers.items()), "body": self._body().hex()}
+        twice = ("X-Twice", "a"), ("X-Twice", "b")
+        self._answer(418, json.dumps(said).encode(), *twice, ("Content-Type", "application/json"))
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def _answer(self, status: int, answer: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (*headers, ("Content-Length", str(len(answer)))):
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(answer)
 
@@ -99,10 +98,8 @@ def test_init_and_runs_reach_the_image_and_its_answers_come_back(open_port: Open
     assert ask("POST", "/run", {"value": {}})[0] == 500
     assert ask("POST", "/init", {"value": {"code": ""}}) == (200, {"ok": True})
     assert ask("GET", "/health") == (200, {"state": "ready", "inflight": 0})
-    assert ask("POST", "/run", {"value": {"a": 1}, "activation_id": "x"}) == (
-        200,
-        {"value": {"a": 1}, "activation_id": "x"},
-    )
+    sent = {"value": {"a": 1}, "activation_id": "x"}
+    assert ask("POST", "/run", sent) == (200, sent)
     assert ask("POST", "/init", {"value": {}})[0] == 403
 
 
@@ -157,18 +154,12 @@ def test_a_server_gets_web_requests_as_they_are_and_its_answer_goes_back(open_po
         "__ow_body": base64.b64encode(b"\0\xff").decode(),
     }
     status, plain = ask("POST", "/run", {"value": sent})
-    assert status == 200
-    assert plain["statusCode"] == 418
+    assert (status, plain["statusCode"]) == (200, 418)
     assert plain["headers"]["x-twice"] == ["a", "b"]
     said = json.loads(plain["body"])
     assert (said["line"], said["body"]) == ("PATCH /a/%20b?q=1&q=2 HTTP/1.1", "00ff")
-    assert said["headers"] == {
-        "content-type": "image/png",
-        "host": "me.example",
-        "x-own": "1",
-        "content-length": "2",
-        "connection": "close",
-    }
+    sent_on = {"content-type": "image/png", "host": "me.example", "x-own": "1"}
+    assert said["headers"] == {**sent_on, "content-length": "2", "connection": "close"}
     assert ask("POST", "/run", {"value": {"a": 1}}) == (200, {"a": 1})
 
 

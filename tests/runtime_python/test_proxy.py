@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
-import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
 from relay.clients.http_unix import UnixConnection
-from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running
+from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running, zipped
 from thaw_runtime.action import child
 
 SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"
 ECHO = "def main(args):\n    return args\n"
-
-
-def test_a_container_without_code_runs_nothing(proxy: Proxy) -> None:
-    status, body = proxy.run()
-    assert (status, body["error"]) == (500, "no action defined yet")
 
 
 def test_init_then_run(proxy: Proxy) -> None:
@@ -36,8 +30,8 @@ def test_init_then_run(proxy: Proxy) -> None:
         assert proxy.run(value) == (200, value)
 
 
-def test_a_list_is_a_result(proxy: Proxy) -> None:
-    proxy.init("def main(args):\n    return [1, 2]\n")
+def test_a_list_is_a_result_and_another_main_is_called_by_name(proxy: Proxy) -> None:
+    proxy.init("def niam(args):\n    return [1, 2]\n", main="niam")
     assert proxy.run() == (200, [1, 2])
 
 
@@ -47,32 +41,34 @@ def test_a_second_init_is_refused(proxy: Proxy) -> None:
     assert (status, body["error"]) == (403, "Cannot initialize the action more than once.")
 
 
-@pytest.mark.parametrize("value", [{}, {"code": ""}, {"name": "f"}])
-def test_an_init_without_code_is_refused_and_may_be_repeated(proxy: Proxy, value: object) -> None:
-    status, body = proxy.post("/init", {"value": value})
-    assert (status, body["error"]) == (403, "Missing main/no code to execute.")
+def test_an_init_without_code_or_whose_body_is_no_object_is_refused_and_may_be_repeated(proxy: Proxy) -> None:
+    for value in ({}, {"code": ""}, {"name": "f"}):
+        status, answer = proxy.post("/init", {"value": value})
+        assert (status, answer["error"]) == (403, "Missing main/no code to execute."), value
+    for body in (b"", b"{", b"[]", b"\xff"):
+        assert proxy.post("/init", body)[0] == 400, body
     assert proxy.init(ECHO)[0] == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
-def test_a_body_that_is_no_object_is_400(proxy: Proxy, body: bytes) -> None:
-    assert proxy.post("/init", body)[0] == 400
-
-
 @pytest.mark.parametrize(
-    "code",
-    ["def main(args:", "raise RuntimeError('at load')", "x = 1", "import no_such_module", "import os; os._exit(3)"],
+    ("code", "said"),
+    [
+        ("def main(args:", """  File "__main__.py", line 1\n    def main(args:"""),
+        ("raise RuntimeError('at load')", "RuntimeError: at load"),
+        ("def niam(args): pass", "Invalid action: it has no function 'main'"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import os; os._exit(3)", ""),
+        ("import sys; sys.exit('enough')", "Invalid action: it exits while it is loaded: enough"),
+    ],
+    ids=["syntax error", "raises", "no main", "no module", "ends", "exits"],
 )
-def test_code_that_does_not_load_is_502(proxy: Proxy, code: str) -> None:
+def test_code_that_does_not_load_is_502_and_says_why(proxy: Proxy, code: str, said: str) -> None:
     status, body = proxy.init(code)
     assert status == 502
     assert body["error"] == "The action failed to generate or locate a binary. See logs for details."
     assert body["info"]["code"] == "InitFailed"
-
-
-def test_another_main_is_called_by_name(proxy: Proxy) -> None:
-    proxy.init("def niam(args):\n    return {'niam': True}\n", main="niam")
-    assert proxy.run() == (200, {"niam": True})
+    assert said in proxy.err
+    assert "thaw_runtime" not in proxy.err
 
 
 def test_env_is_exported_before_the_code_is_loaded(proxy: Proxy) -> None:
@@ -116,11 +112,12 @@ def test_an_exception_is_the_result_and_its_traceback_is_on_stderr(proxy: Proxy)
     assert proxy.out == SENTINEL
 
 
-@pytest.mark.parametrize("result", ["'x'", "1", "None", "True", "{'a': object()}", "{1, 2}"])
-def test_what_is_no_json_object_or_array_is_502(proxy: Proxy, result: str) -> None:
-    proxy.init(f"def main(args):\n    return {result}\n")
-    assert proxy.run() == (502, {"error": "The action did not return a dictionary or array."})
-    assert proxy.run()[0] == 502  # the container still works
+def test_what_is_no_json_object_or_array_is_502_and_the_container_still_works(proxy: Proxy) -> None:
+    proxy.init("def main(args):\n    return eval(args['result'])\n")
+    for result in ("'x'", "1", "None", "True", "{'a': object()}", "{1, 2}"):
+        said = proxy.run({"result": result})
+        assert said == (502, {"error": "The action did not return a dictionary or array."}), result
+    assert proxy.run({"result": "{}"}) == (200, {})
 
 
 def test_the_sentinel_follows_every_run_on_both_streams(proxy: Proxy) -> None:
@@ -143,9 +140,8 @@ def test_a_child_that_ends_is_command_exited(proxy: Proxy, how: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGRTMIN + 1])
 def test_a_child_that_was_killed_is_a_lost_worker_and_says_by_what(proxy: Proxy, number: int) -> None:
-    proxy.init(
-        f"import os\ndef main(args):\n    print('last words', flush=True)\n    os.kill(os.getpid(), {number:d})\n"
-    )
+    killed = f"print('last words', flush=True)\n    os.kill(os.getpid(), {number:d})"
+    proxy.init(f"import os\ndef main(args):\n    {killed}\n")
     status, body = proxy.run()
     name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
     said = f"The function's process was killed by {name} while it ran."
@@ -289,23 +285,27 @@ def test_runs_overlap_when_the_action_allows_it(proxy: Proxy) -> None:
 
 
 def test_a_zip_brings_its_modules_and_files(proxy: Proxy) -> None:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr(
-            "__main__.py", "import m\ndef main(args):\n    return {'m': m.X, 'f': open('data.txt').read()}\n"
-        )
-        archive.writestr("m.py", "X = 1\n")
-        archive.writestr("data.txt", "text")
-    assert proxy.init(base64.b64encode(data.getvalue()).decode(), binary=True) == (200, {"ok": True})
+    main = "import m\ndef main(args):\n    return {'m': m.X, 'f': open('data.txt').read()}\n"
+    code = zipped({"__main__.py": main, "m.py": "X = 1\n", "data.txt": "text"})
+    assert proxy.init(code, binary=True) == (200, {"ok": True})
     assert proxy.run() == (200, {"m": 1, "f": "text"})
 
 
-@pytest.mark.parametrize("code", ["not base64 at all", base64.b64encode(b"not a zip").decode()])
-def test_a_broken_zip_is_502(proxy: Proxy, code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("not base64 at all", "its code is not a zip file that can be read"),
+        (base64.b64encode(b"not a zip").decode(), "its code is not a zip file that can be read"),
+        (zipped({"other.py": ECHO, "data": "x"}), "the zip has no __main__.py at its top, only data, other.py"),
+    ],
+    ids=["no base64", "no zip", "no __main__"],
+)
+def test_a_broken_zip_is_502_and_says_why(proxy: Proxy, code: str, said: str) -> None:
     assert proxy.init(code, binary=True)[0] == 502
+    assert f"Invalid action: {said}" in proxy.err
 
 
-def test_health_says_where_it_stands(proxy: Proxy) -> None:
+def test_health_says_where_it_stands_and_a_container_without_code_runs_nothing(proxy: Proxy) -> None:
     def health() -> object:
         connection = UnixConnection(proxy.socket, WAIT_S)
         connection.request("GET", "/health")
@@ -314,6 +314,8 @@ def test_health_says_where_it_stands(proxy: Proxy) -> None:
         return plain
 
     assert health() == {"state": "new", "inflight": 0}
+    status, body = proxy.run()
+    assert (status, body["error"]) == (500, "no action defined yet")
     proxy.init(ECHO)
     assert health() == {"state": "ready", "inflight": 0}
 
@@ -324,15 +326,11 @@ def test_sigterm_ends_proxy_and_child(proxy: Proxy) -> None:
     watched = os.pidfd_open(child)
     proxy.process.send_signal(signal.SIGTERM)
     assert proxy.process.wait(WAIT_S) == 0
-    import select
-
-    poll = select.poll()
-    poll.register(watched, select.POLLIN)
-    assert poll.poll(1000 * WAIT_S)  # its socket was closed, so it ends by itself
+    assert select.select([watched], [], [], WAIT_S)[0]  # its socket was closed, so it ends by itself
     os.close(watched)
 
 
-AS_A_CONTAINER = (
+AS_A_CONTAINER = [
     "unshare",
     "--user",
     "--map-user=65534",
@@ -341,7 +339,7 @@ AS_A_CONTAINER = (
     "--fork",
     "--kill-child",
     "--mount-proc",
-)
+]
 REACH = """\
 import os
 def opens(pid, name):
@@ -392,9 +390,7 @@ def test_a_function_may_import_the_packages_of_its_image(tmp_path: Path) -> None
 
 def test_a_function_may_import_what_its_zip_brings_in_a_virtualenv(proxy: Proxy) -> None:
     packages = f"virtualenv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("__main__.py", "import brought\ndef main(args):\n    return {'found': brought.name}\n")
-        archive.writestr(f"{packages}/brought.py", "name = 'brought'\n")
-    proxy.init(base64.b64encode(data.getvalue()).decode(), binary=True)
+    main = "import brought\ndef main(args):\n    return {'found': brought.name}\n"
+    code = zipped({"__main__.py": main, f"{packages}/brought.py": "name = 'brought'\n"})
+    assert proxy.init(code, binary=True) == (200, {"ok": True})
     assert proxy.run() == (200, {"found": "brought"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,13 @@ def check(**shapes: tuple[int, ...]) -> None:
     adapter.check("s3://m/a", tensors(**shapes), "s3://m/base", BASE, max_rank=16)
 
 
+def change(module: str = Q, *, a: tuple[int, ...] = (4, 32), b: tuple[int, ...] = (64, 4)) -> dict[str, Any]:
+    return {f"{module}__lora_A__weight": a, f"{module}__lora_B__weight": b}
+
+
 def test_an_adapter_of_its_base_is_taken() -> None:
-    check(
-        **{
-            f"{Q}__lora_A__default__weight": (16, 32),
-            f"{Q}__lora_B__default__weight": (64, 16),
-            "base_model__model__packed__lora_A__weight": (4, 9),
-            "base_model__model__packed__lora_B__weight": (9, 4),
-        }
-    )
+    default = {f"{Q}__lora_A__default__weight": (16, 32), f"{Q}__lora_B__default__weight": (64, 16)}
+    check(**default, **change("base_model__model__packed", a=(4, 9), b=(9, 4)))
 
 
 @pytest.mark.parametrize(
@@ -44,37 +43,23 @@ def test_an_adapter_of_its_base_is_taken() -> None:
             "save the adapter again",
         ),
         (
-            {f"{Q}__lora_A__weight": (32, 32), f"{Q}__lora_B__weight": (64, 32)},
+            change(a=(32, 32), b=(64, 32)),
             "has rank 32, and the function takes adapters of rank 16 at most",
             "set engine.max_lora_rank to at least 32",
         ),
         (
-            {f"{Q}__lora_A__weight": (4, 48), f"{Q}__lora_B__weight": (64, 4)},
+            change(a=(4, 48)),
             "is no adapter of s3://m/base: its model.layers.0.q is 64 x 48, and that of s3://m/base 64 x 32",
             "model.base",
         ),
         (
-            {f"{Q}__lora_A__weight": (4, 64), f"{Q}__lora_B__weight": (32, 4)},
+            change(a=(4, 64), b=(32, 4)),
             "its model.layers.0.q is 32 x 64, and that of s3://m/base 64 x 32",
             "model.base",
         ),
-        ({f"{Q}__lora_A__weight": (4, 32), f"{Q}__lora_B__weight": (64, 8)}, "have the ranks 4 and 8", ""),
-        (
-            {
-                "base_model__model__deeper__lora_A__weight": (4, 32),
-                "base_model__model__deeper__lora_B__weight": (64, 4),
-            },
-            "it changes deeper, which s3://m/base does not have",
-            "model.base",
-        ),
-        (
-            {
-                "base_model__model__lm_head__lora_A__weight": (4, 4),
-                "base_model__model__lm_head__lora_B__weight": (4, 4),
-            },
-            "adapters of embeddings and heads are not taken",
-            "merge it",
-        ),
+        (change(b=(64, 8)), "have the ranks 4 and 8", ""),
+        (change("base_model__model__deeper"), "it changes deeper, which s3://m/base does not have", "model.base"),
+        (change("base_model__model__lm_head"), "adapters of embeddings and heads are not taken", "merge it"),
         ({f"{Q}__lora_magnitude_vector": (4,)}, "is no part of a plain LoRA adapter", "merge it"),
     ],
 )

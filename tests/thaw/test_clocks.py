@@ -32,14 +32,8 @@ class Machine:
         return self.began_ns + round((server_ns - SERVER_ZERO) * self.rate)
 
     def event(self, name: Phase, server_ns: int, host: str = "", stage: int = 0) -> TraceEvent:
-        return TraceEvent(
-            name,
-            host=host,
-            stage=stage,
-            boot_id=self.boot,
-            mono_ns=self.mono(server_ns),
-            wall_ns=server_ns + self.wall_error_ns,
-        )
+        times = {"mono_ns": self.mono(server_ns), "wall_ns": server_ns + self.wall_error_ns}
+        return TraceEvent(name, host=host, stage=stage, boot_id=self.boot, **times)
 
 
 def machine(rng: random.Random, boot: str) -> Machine:
@@ -91,7 +85,7 @@ def test_a_server_whose_clock_was_set_is_believed_from_then_on() -> None:
 
 # ── a trace of several machines ───────────────────────────────────────────────────────────────────────────────────────
 
-_STAGES = 3
+BOOTS = ("gateway", "scheduler", "h0", "h1", "h2")
 
 
 def start(rng: random.Random, machines: list[Machine]) -> tuple[list[TraceEvent], dict[int, int]]:
@@ -150,7 +144,7 @@ CAUSES = (
 @pytest.mark.parametrize("seed", range(60))
 def test_every_event_stands_within_the_stated_error_of_its_time_and_no_effect_before_its_cause(seed: int) -> None:
     rng = random.Random(seed)
-    machines = [machine(rng, boot) for boot in ("gateway", "scheduler", "h0", "h1", "h2")]
+    machines = [machine(rng, boot) for boot in BOOTS]
     events, truth = start(rng, machines)
     told = readings(rng, machines, events) if seed % 3 else []  # without readings, only the order of events is known
     zero = events[0]
@@ -179,7 +173,7 @@ def test_every_event_stands_within_the_stated_error_of_its_time_and_no_effect_be
 def test_readings_that_contradict_the_order_of_events_are_not_used() -> None:
     """The server's clock was set between two hosts' readings, so a command seems to arrive before its plan."""
     rng = random.Random(1)
-    machines = [machine(rng, boot) for boot in ("gateway", "scheduler", "h0", "h1", "h2")]
+    machines = [machine(rng, boot) for boot in BOOTS]
     events, _ = start(rng, machines)
     told = readings(rng, machines, events)
     moved = [

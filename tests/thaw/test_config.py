@@ -32,16 +32,9 @@ def test_a_limit_of_fetching_is_in_megabits_and_absent_by_default() -> None:
 
 def _allowed_args() -> set[str]:
     """The allowed arguments, read from the engine's source, because importing the engine needs vLLM."""
-    tree = ast.parse(
-        (Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/configuration.py").read_text()
-    )
-    (call,) = (
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and ast.unparse(node.targets[0]) == "ALLOWED_ARGS"
-    )
+    source = Path(__file__).parents[2] / "runtime-python/thaw_runtime/engine/vllm/configuration.py"
+    assigned = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.Assign)]
+    (call,) = (node.value for node in assigned if ast.unparse(node.targets[0]) == "ALLOWED_ARGS")
     return set(ast.literal_eval(call.args[0]))
 
 
@@ -54,61 +47,41 @@ def test_a_deploy_takes_the_arguments_that_the_engine_takes() -> None:
     assert parse_llm_config(MINIMAL | {"engine": {"args": args}}).engine.args == args
 
 
+URIS = "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path"
+STAGES = "forces the number of stages, 1 to 8; leave it out to let the scheduler decide"
+TTFT = "milliseconds to the first token, 1 to 3600000"
+KEPT = "instances kept when idle, 0 to 1024; a group of stages counts as one"
+STAYS = "seconds an idle instance stays, 0 to 31536000 (a year)"
+TIMEOUT = "milliseconds a request may take, cold start included, 100 to 3600000"
+
+
 @pytest.mark.parametrize(
     ("change", "path", "fix"),
     [
         ({"kind": "llm:other"}, "$.kind", 'the only kind that takes a config is "llm:vllm"'),
-        (
-            {"model": {}},
-            "$.model.uri",
-            "add it: s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path",
-        ),
-        (
-            {"model": {"uri": "ftp://x"}},
-            "$.model.uri",
-            "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path",
-        ),
+        ({"model": {}}, "$.model.uri", f"add it: {URIS}"),
+        ({"model": {"uri": "ftp://x"}}, "$.model.uri", URIS),
         ({"model": {"url": "s3://x", "uri": "s3://x"}}, "$.model.url", "known keys: adapter, base, served_name, uri"),
         ({"scaling": {"max_batch": 0}}, "$.scaling.max_batch", "requests one instance runs at once, 1 to 1024"),
-        (
-            {"scaling": {"stages": 9}},
-            "$.scaling.stages",
-            "forces the number of stages, 1 to 8; leave it out to let the scheduler decide",
-        ),
+        ({"scaling": {"stages": 9}}, "$.scaling.stages", STAGES),
         ({"scaling": {"stages": 2, "keep": 3}}, "$.scaling.keep", "set it to at most 2"),
         ({"engine": {"dtype": "fp4"}}, "$.engine.dtype", "one of auto, float32, float16, bfloat16"),
-        ({"slo": {"ttft_ms": 10**400}}, "$.slo.ttft_ms", "milliseconds to the first token, 1 to 3600000"),
-        ({"slo": {"ttft_ms": 7500.0}}, "$.slo.ttft_ms", "milliseconds to the first token, 1 to 3600000"),
+        ({"slo": {"ttft_ms": 10**400}}, "$.slo.ttft_ms", TTFT),
+        ({"slo": {"ttft_ms": 7500.0}}, "$.slo.ttft_ms", TTFT),
         (
             {"scaling": {"max_instances": 10**12}},
             "$.scaling.max_instances",
             "1 to 1024; a group of stages counts as one",
         ),
-        (
-            {"scaling": {"min_instances": True}},
-            "$.scaling.min_instances",
-            "instances kept when idle, 0 to 1024; a group of stages counts as one",
-        ),
-        (
-            {"scaling": {"keep_alive_s": math.nan}},
-            "$.scaling.keep_alive_s",
-            "seconds an idle instance stays, 0 to 31536000 (a year)",
-        ),
-        (
-            {"scaling": {"keep_alive_s": math.inf}},
-            "$.scaling.keep_alive_s",
-            "seconds an idle instance stays, 0 to 31536000 (a year)",
-        ),
+        ({"scaling": {"min_instances": True}}, "$.scaling.min_instances", KEPT),
+        ({"scaling": {"keep_alive_s": math.nan}}, "$.scaling.keep_alive_s", STAYS),
+        ({"scaling": {"keep_alive_s": math.inf}}, "$.scaling.keep_alive_s", STAYS),
         (
             {"engine": {"args": {"tensor_parallel_size": 2}}},
             "$.engine.args",
             f"one of {', '.join(sorted(ALLOWED_ARGS))}",
         ),
-        (
-            {"limits": {"timeout": "5s"}},
-            "$.limits.timeout",
-            "milliseconds a request may take, cold start included, 100 to 3600000",
-        ),
+        ({"limits": {"timeout": "5s"}}, "$.limits.timeout", TIMEOUT),
     ],
 )
 def test_a_violation_names_its_path_and_the_fix(change: dict[str, Any], path: str, fix: str) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal, threading
@@ -20,13 +22,6 @@ threading.Thread(target=ask).start()
 ending.wait()
 print("ended")
 """
-
-
-def test_a_signal_that_another_thread_caught_ends_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
-
-
 WAITS = """
 import threading
 from thaw.process.ending import end_within
@@ -37,6 +32,11 @@ threading.Event().wait()
 """
 
 
-def test_a_process_that_is_bounded_ends_whatever_its_threads_wait_for() -> None:
-    done = subprocess.run([sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "unheard\n"), done.stderr
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(PROGRAM, "ended\n"), (WAITS, "unheard\n")],
+    ids=["a signal that another thread caught", "bounded, whatever its threads wait for"],
+)
+def test_a_process_ends(program: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr

@@ -29,24 +29,12 @@ def test_a_place_is_read_as_a_browser_reads_it_and_has_one_spelling(text: str, o
     assert link_of(text, PAGE) == Link(origin, path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "/a b",
-        "/a\r\nX: y",
-        "/é",
-        "https://h:99999/",
-        "https://h:0/",
-        "https://h:x/",
-        "https://u:p@h/",
-        "https://hub.example\\@h/",
-        "https://[::1/",
-        "ftp://h/",
-        "https:///x",
-        "/" + "a" * 9000,
-    ],
-)
+UNUSABLE = ["", "/a b", "/a\r\nX: y", "/é", "/" + "a" * 9000, "ftp://h/"] + [
+    f"https://{rest}" for rest in ("h:99999/", "h:0/", "h:x/", "u:p@h/", "hub.example\\@h/", "[::1/", "/x")
+]
+
+
+@pytest.mark.parametrize("text", UNUSABLE)
 def test_a_place_to_which_no_request_can_be_sent_is_none(text: str) -> None:
     assert link_of(text, PAGE if text.startswith("/") else None) is None
 
@@ -75,12 +63,9 @@ def test_a_refusal_names_the_file_and_no_signed_place() -> None:
         spelled = {name.replace("_", "-"): value for name, value in headers.items()}
         return refusal(status, spelled, model, "https://h", file, has_token=False, how="x").sentence
 
-    assert (
-        said(404, "model.safetensors", X_Error_Code="EntryNotFound")
-        == "hf://o/n@main has no model.safetensors any more"
-    )
+    gone = said(404, "model.safetensors", X_Error_Code="EntryNotFound")
+    assert gone == "hf://o/n@main has no model.safetensors any more"
     assert "no config.json at its top" in said(404, "config.json", X_Error_Code="EntryNotFound")
-    assert (
-        said(302, "x", Location="https://cdn.example/p?signature=s") == "hf://o/n: the hub leads to https://cdn.example"
-    )
+    away = said(302, "x", Location="https://cdn.example/p?signature=s")
+    assert away == "hf://o/n: the hub leads to https://cdn.example"
     assert said(302, "x", Location="a b") == "hf://o/n: the hub leads elsewhere"

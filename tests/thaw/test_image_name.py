@@ -24,29 +24,28 @@ def test_a_name_is_completed_as_docker_does(text: str, whole: str) -> None:
     assert str(ImageName.parse(text)) == whole
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            "/",
-            "a//b",
-            "A/b",
-            "a/b:",
-            "a b",
-            "a\n",
-            "a@sha256:00",
-            "a@md5:00",
-            "../a",
-            "a/../b",
-            "-a",
-            "a-",
-            "a.",
-            ":1",
-        ),
-        *("ex ample.com/a", "http://x/a", "ghcr.io/", "a:" + "t" * 129, "a" * 256, "a" + "-" * 100 + "!", "é", "a?b=c"),
-    ],
-)
+NO_NAMES = [
+    "/",
+    "a//b",
+    "A/b",
+    "a/b:",
+    "a@sha256:00",
+    "a@md5:00",
+    "../a",
+    "a/../b",
+    "-a",
+    "a-",
+    "a.",
+    ":1",
+    "http://x/a",
+    "ghcr.io/",
+    "é",
+    "a?b=c",
+]
+NO_NAMES += ["", "a b", "a\n", "ex ample.com/a", "a:" + "t" * 129, "a" * 256, "a" + "-" * 100 + "!"]
+
+
+@pytest.mark.parametrize("text", NO_NAMES)
 def test_what_is_no_name_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="is no name of an image"):
         ImageName.parse(text)

@@ -105,20 +105,17 @@ def test_a_component_ends_with_a_thread_that_must_last_and_names_it(
     valkey_url: str, tmp_path: Path, module: str, patch: str, thread: str
 ) -> None:
     run_dir = tmp_path / "r"
-    component = Component(
-        module,
-        patch,
-        {
-            "THAW_STATE_URL": valkey_url,
-            "THAW_HOST_ID": "h",
-            "THAW_RUN_DIR": str(run_dir),
-            "THAW_STEM_CELLS": "off",
-            "THAW_FETCHD_SOCKET": str(run_dir / "f"),
-            "THAW_FETCHD_DOORS": str(run_dir / "d"),
-            "THAW_FETCHD_POOL_MB": "64",
-            "THAW_INVOKER_BIND": "127.0.0.1:0",
-        },
-    )
+    env = {
+        "THAW_STATE_URL": valkey_url,
+        "THAW_HOST_ID": "h",
+        "THAW_RUN_DIR": str(run_dir),
+        "THAW_STEM_CELLS": "off",
+        "THAW_FETCHD_SOCKET": str(run_dir / "f"),
+        "THAW_FETCHD_DOORS": str(run_dir / "d"),
+        "THAW_FETCHD_POOL_MB": "64",
+        "THAW_INVOKER_BIND": "127.0.0.1:0",
+    }
+    component = Component(module, patch, env)
     try:
         event = component.event("thread_died")
     finally:

@@ -31,13 +31,6 @@ def unevenness(layers: list[int], bounds: tuple[tuple[int, int], ...]) -> int:
     return sum(sum(layers[a:b]) ** 2 for a, b in bounds)
 
 
-def test_a_large_embedding_does_not_leave_the_middle_stages_uneven() -> None:
-    """The first and the last stage are the largest, however the other layers are divided."""
-    parts = model([7] * 30, entry=54, tied=True)
-    assert [b - a for a, b in split(parts, 4)] == [4, 11, 11, 4]
-    assert [b - a for a, b in split(parts, 8)] == [1, 5, 5, 5, 5, 4, 4, 1]
-
-
 @given(SIZES, st.integers(0, 80), st.integers(0, 80), st.booleans(), st.integers(1, 8))
 def test_no_contiguous_division_has_a_smaller_largest_stage_or_with_the_same_one_more_even_layers(
     layers: list[int], entry: int, exit_: int, tied: bool, n_stages: int

@@ -12,9 +12,8 @@ NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
 def page(*contents: str, more: str = "false", namespace: str = NAMESPACE) -> bytes:
-    return (
-        f"<ListBucketResult{namespace}>{''.join(contents)}<IsTruncated>{more}</IsTruncated></ListBucketResult>".encode()
-    )
+    inside = f"{''.join(contents)}<IsTruncated>{more}</IsTruncated>"
+    return f"<ListBucketResult{namespace}>{inside}</ListBucketResult>".encode()
 
 
 @pytest.mark.parametrize("namespace", [NAMESPACE, ""])
