@@ -3,6 +3,7 @@
 #
 #   scripts/engine.sh up      start it (install it where it is missing, as root) and print its DOCKER_HOST
 #   scripts/engine.sh down    end it and remove everything that it had
+#   scripts/engine.sh fresh   as up; where none runs, first remove what an engine that was killed has left
 #   scripts/engine.sh crash   kill -9 the daemon; its containers keep running, and `up` starts the daemon again
 #   scripts/engine.sh stop    end the daemon as a machine's shutdown does, and print the seconds that this took
 #
@@ -99,7 +100,13 @@ down() {
     rm -rf "$home"
 }
 
+# A layer that was being made when an engine was killed fails every container of its image later.
+fresh() {
+    answers || down
+    up
+}
+
 case ${1:-} in
-    up|down|crash|stop) "$1" ;;
-    *) echo "usage: scripts/engine.sh up|down|crash|stop" >&2; exit 2 ;;
+    up|down|fresh|crash|stop) "$1" ;;
+    *) echo "usage: scripts/engine.sh up|down|fresh|crash|stop" >&2; exit 2 ;;
 esac

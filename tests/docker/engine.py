@@ -136,7 +136,7 @@ def docker_engine(request: pytest.FixtureRequest) -> DockerEngine:
         if given:
             url = given
         else:
-            done = subprocess.run([str(ROOT / "scripts/engine.sh"), "up"], stdout=subprocess.PIPE, text=True)
+            done = subprocess.run([str(ROOT / "scripts/engine.sh"), "fresh"], stdout=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 pytest.fail("these tests need a container engine, and none could be started; see above")
             url = done.stdout.strip()
