@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -15,24 +16,28 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from blake3 import blake3
 
 from relay.clients.fetch import DescriptorClient, FetchClient
-from relay.protocol.messages import FetchStart, FetchStarted
+from relay.protocol.messages import FetchDone, FetchStart, FetchStarted
 from relay.protocol.segment import SegmentReader
+from tests.forked import Forked
 from thaw.checkpoints import checkpoint, hash_tree
 from thaw.dev.links import inside
-from thaw.errors import ThawError
+from thaw.errors import ThawError, Unavailable
 from thaw.ids import GroupId, InstanceId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, FileRange, ModelFacts
 from thaw.plan import PlanModel
 
 ROOT = Path(__file__).parents[2]
+WEIGHTS = "model.safetensors"
 CONFIG = {"num_hidden_layers": 3, "architectures": ["LlamaForCausalLM"]}
 
 
@@ -64,8 +69,8 @@ def digest(data: bytes | memoryview) -> str:
     return str(blake3(data).hexdigest())
 
 
-def write_index(directory: Path) -> None:
-    """Write the ``thaw-index.json`` of a checkpoint."""
+def write_index(directory: Path) -> Path:
+    """Write the ``thaw-index.json`` of a checkpoint.  Return the checkpoint."""
     files, tensors = [], []
     for path in sorted(directory.iterdir()):
         if checkpoint.is_fetchable(path.name):
@@ -79,6 +84,14 @@ def write_index(directory: Path) -> None:
                     sums.update(chunk)
                 tensors += sums.tensors()
     (directory / INDEX_NAME).write_bytes(checkpoint.write_index(checkpoint.build_index(files, tensors)))
+    return directory
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of a file, whose length stays the same."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 class Fetchd:
@@ -107,40 +120,41 @@ class Fetchd:
             **{k: str(v) for k, v in variables.items()},
         }
         self.events: list[dict[str, Any]] = []
-        self._epochs = 0
         self._asked: dict[str, tuple[GroupId, int]] = {}  # by segment: the group and stage that requested it first
 
     def __enter__(self) -> Self:
-        command = (sys.executable, "-m", "fetchd.main")
-        self.process = subprocess.Popen(
-            inside(self._namespace, command) if self._namespace else command,
-            env=self.environ,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        reading, writing = os.pipe()
+        try:
+            self.process = self._begin(writing)
+        finally:
+            os.close(writing)
+        self._log = os.fdopen(reading)
+        for line in self._log:
             if not line.startswith("{"):
-                raise AssertionError(line + self.process.stderr.read())
+                raise AssertionError(line + self._log.read())
             self.events.append(json.loads(line))
             if self.events[-1]["event"] in ("ready", "start_failed"):
                 break
-        self._reader = threading.Thread(target=self._read_log, args=(self.process.stderr,))
+        self._reader = threading.Thread(target=self._read_log)
         self._reader.start()
         return self
+
+    def _begin(self, stderr: int) -> subprocess.Popen[bytes] | Forked:
+        if not self._namespace:
+            return Forked("fetchd.main", env=self.environ, stderr=stderr)
+        command = inside(self._namespace, (sys.executable, "-m", "fetchd.main"))
+        return subprocess.Popen(command, env=self.environ, cwd=ROOT, stderr=stderr)
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(30)
         self._reader.join(30)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self._log.close()
         self.short.cleanup()
 
-    def _read_log(self, stream: Any) -> None:
-        for line in stream:
+    def _read_log(self) -> None:
+        for line in self._log:
             self.events.append(json.loads(line) if line.startswith("{") else {"event": "noise", "text": line})
 
     def kill(self) -> None:
@@ -158,11 +172,42 @@ class Fetchd:
         self._asked.setdefault(started.segment_id, (GroupId(group), fields["stage"]))
         return started
 
-    def open(self, segment_id: str, instance: str = "i1") -> tuple[DescriptorClient, SegmentReader]:
+    def wait(self, group: str = "g", deadline_s: float = 30) -> FetchDone:
+        """Wait until the group's fetch has ended."""
+        return self.client.wait(GroupId(group), 0, deadline_s=deadline_s)
+
+    def fetch(self, facts: ModelFacts, group: str = "g", ranges: tuple[FileRange, ...] = (), **more: Any) -> FetchDone:
+        """Start a fetch, and wait until it has ended."""
+        self.start(facts, group, ranges, **more)
+        return self.wait(group)
+
+    def cancel(self, group: str = "g") -> None:
+        self.client.cancel(GroupId(group), 1)
+
+    def open(self, segment_id: str, instance: str = "i1", group: str = "") -> tuple[DescriptorClient, SegmentReader]:
+        """Grant a segment, which this group has requested, to an instance.  Without one it is the first that has."""
         path = self.client.open_descriptor_socket(InstanceId(instance))
-        self.client.grant_segment(InstanceId(instance), segment_id, *self._asked[segment_id])
+        asked = (GroupId(group), 0) if group else self._asked[segment_id]
+        self.client.grant_segment(InstanceId(instance), segment_id, *asked)
         descriptors = DescriptorClient.connect(path)
         return descriptors, descriptors.segment(deadline_s=30)
+
+    @contextmanager
+    def reading(self, segment_id: str, instance: str = "i1", group: str = "") -> Iterator[SegmentReader]:
+        """A container's view of a segment.  The container is gone at the end."""
+        descriptors, reader = self.open(segment_id, instance, group)
+        try:
+            yield reader
+        finally:
+            reader.close()
+            descriptors.close()
+            with suppress(Unavailable):  # fetchd has ended
+                self.client.close_descriptor_socket(InstanceId(instance))
+
+    def files(self, facts: ModelFacts, group: str = "g") -> dict[str, bytes]:
+        """The files that a start with these facts gets."""
+        with self.reading(self.fetch(facts, group).segment_id, group, group) as reader:
+            return {name: file_bytes(reader, facts, name) for name in facts.files}
 
     def reason(self, told: ThawError) -> dict[str, Any]:
         """Return the logged event of an error.  A tenant gets only the error's id."""
@@ -171,6 +216,15 @@ class Fetchd:
         logged: list[dict[str, Any]] = []
         wait_until(lambda: bool(logged.extend(e for e in self.events if e.get("error_id") == found[1]) or logged))
         return logged[0]
+
+    @contextmanager
+    def failing(self, error: type[ThawError], words: str, hint: str = "") -> Iterator[None]:
+        """The block fails with this error, and the log says why."""
+        with pytest.raises(error) as told:
+            yield
+        reason = self.reason(told.value)
+        assert words in reason["error"]
+        assert hint in reason.get("hint", "")
 
     def free_bytes(self) -> int:
         return self.client.status().free_bytes
@@ -198,6 +252,51 @@ class Request:
     @property
     def body(self) -> bytes:
         return self.data[self.first : self.last + 1]
+
+    def cut(self, n_bytes: int) -> None:
+        """Send the head and so many bytes of the body."""
+        self.sock.sendall(self.head() + self.body[:n_bytes])
+
+    def refuse(self, status: str) -> None:
+        self.sock.sendall(self.head(status, length=0))
+
+
+def of_weights(request: Request) -> bool:
+    return (request.method, request.name) == ("GET", WEIGHTS)
+
+
+def every(request: Request) -> bool:
+    return True
+
+
+class Instead:
+    """A fault: the first ``times`` requests that are ``wanted`` get this answer, and are kept in ``met``."""
+
+    def __init__(self, wanted: Fault, answer: Callable[[Request], object], times: float = math.inf) -> None:
+        self._wanted, self._answer, self._times = wanted, answer, times
+        self.met: list[Request] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, request: Request) -> bool:
+        with self._lock:
+            if len(self.met) >= self._times or not self._wanted(request):
+                return False
+            self.met.append(request)
+        self._answer(request)
+        return True
+
+
+def holding(until: threading.Event, begun: threading.Event | None = None) -> Fault:
+    """A fault: no byte of an object is sent before ``until``.  ``begun`` is set by the first request."""
+
+    def hold(request: Request) -> bool:
+        if request.method == "GET" and not until.is_set():
+            if begun is not None:
+                begun.set()
+            until.wait(30)
+        return False
+
+    return hold
 
 
 class Store:

@@ -18,7 +18,7 @@ from gateway.scheduler.placement.plans import fetch_key
 from gateway.scheduler.view.hosts import new_host
 from invoker.heartbeat import _fetches
 from relay.clients.fetch import FetchClient
-from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
+from tests.fetchd.harness import Fetchd, Instead, Store, every, holding, wait_until, write_index, write_model
 from tests.scheduler.world import report
 from thaw.errors import PlatformError, StaleEpoch
 from thaw.host import HostReport
@@ -46,34 +46,17 @@ def models(fetchd: Fetchd, store: Store) -> list[ModelFacts]:
 def held(store: Store) -> Iterator[None]:
     """Hold back every byte of a model until the block ends, so that a test can first request all fetches."""
     over = threading.Event()
-
-    def hold(request: Request) -> bool:
-        if request.method == "GET":
-            over.wait(20)
-        return False
-
-    store.fault = hold
+    store.fault = holding(over)
     try:
         yield
     finally:
-        store.fault = lambda request: False
         over.set()
 
 
 def ends(fetchd: Fetchd, *groups: str) -> list[str]:
     """The groups in the order in which their fetches ended."""
-    at = {g: fetchd.client.wait(GroupId(g), 0, deadline_s=30).events[-1].mono_ns for g in groups}
+    at = {g: fetchd.wait(g).events[-1].mono_ns for g in groups}
     return sorted(at, key=lambda g: at[g])
-
-
-def test_a_start_that_is_repeated_says_its_wishes_anew(tmp_path: Path, store: Store) -> None:
-    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE) as fetchd:
-        facts = models(fetchd, store)
-        with held(store):
-            early = fetchd.start(facts[0], "early", background=True)
-            fetchd.start(facts[1], "plain")
-            assert fetchd.start(facts[0], "early", deadline_ms=30_000) == early
-        assert ends(fetchd, "plain", "early") == ["early", "plain"]
 
 
 def test_deadlines_go_by_their_time_then_who_has_none_then_the_background(tmp_path: Path, store: Store) -> None:
@@ -94,10 +77,10 @@ def test_a_repeated_start_changes_the_order_of_fetches_that_run_and_an_old_epoch
         facts = models(fetchd, store)
         with held(store):
             fetchd.start(facts[0], "one", deadline_ms=60_000, epoch=2)
-            fetchd.start(facts[1], "two", background=True, epoch=2)
+            two = fetchd.start(facts[1], "two", background=True, epoch=2)
             with pytest.raises(StaleEpoch):
                 fetchd.start(facts[1], "two", deadline_ms=1_000, epoch=1)
-            fetchd.start(facts[1], "two", deadline_ms=30_000, epoch=2)
+            assert fetchd.start(facts[1], "two", deadline_ms=30_000, epoch=2) == two
         assert ends(fetchd, "one", "two") == ["two", "one"]
 
 
@@ -106,7 +89,7 @@ def test_a_cancelled_fetch_gives_the_link_back_at_once(tmp_path: Path, store: St
         facts = models(fetchd, store)
         fetchd.start(facts[0], "first", deadline_ms=100_000)  # the link would need 40 s for it
         fetchd.start(facts[1], "second", (FileRange("model.safetensors", 0, 100_000),), deadline_ms=200_000)
-        fetchd.client.cancel(GroupId("first"), 1)
+        fetchd.cancel("first")
         fetchd.client.wait(GroupId("second"), 0, deadline_s=25)
 
 
@@ -186,16 +169,13 @@ def _as_they_end(fetchd: Fetchd, groups: list[str]) -> queue.SimpleQueue[str]:
 def test_metrics_tell_bytes_by_source_fetches_by_outcome_and_the_pool(tmp_path: Path, store: Store) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=RATE, THAW_FETCHD_RETRIES=1) as fetchd:
         facts = models(fetchd, store)
-        fetchd.start(facts[0], "one")
-        fetchd.client.wait(GroupId("one"), 0, deadline_s=20)
+        fetchd.fetch(facts[0], "one")
         fetchd.start(facts[0], "two")
         assert facts[0].parts is not None
-        fetchd.start(facts[0], "part", facts[0].parts.layers[0])
-        fetchd.client.wait(GroupId("part"), 0, deadline_s=20)
-        store.fault = lambda r: r.sock.sendall(r.head("500 Oh", length=0)) is None
-        fetchd.start(facts[1], "broken")
+        fetchd.fetch(facts[0], "part", facts[0].parts.layers[0])
+        store.fault = Instead(every, lambda r: r.refuse("500 Oh"))
         with pytest.raises(PlatformError):
-            fetchd.client.wait(GroupId("broken"), 0, deadline_s=20)
+            fetchd.fetch(facts[1], "broken")
         store.fault = lambda r: False
         expected = {
             'thaw_fetchd_bytes_total{source="http"}': facts[0].n_bytes,

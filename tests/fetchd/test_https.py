@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.fetchd.harness import Fetchd, Store, file_bytes, write_index, write_model
+from tests.fetchd.harness import Fetchd, Store, write_index, write_model
 from tests.hub import LoopbackHub, files_in
 from thaw.errors import ModelNotFound, StoreUnavailable
-from thaw.ids import GroupId
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1, and its key."""
     made, key = tmp_path / "ca.pem", tmp_path / "key.pem"
-    command = [
-        "openssl",
+    kind = [
         "req",
         "-x509",
         "-newkey",
@@ -32,23 +30,23 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
         "2",
         "-subj",
         "/CN=store",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-out",
-        made,
-        "-keyout",
-        key,
     ]
+    command = ["openssl", *kind, "-addext", "subjectAltName=IP:127.0.0.1", "-out", made, "-keyout", key]
     subprocess.run(command, check=True, capture_output=True)
     return made, key
 
 
 @pytest.fixture
-def store(certificate: tuple[Path, Path], tmp_path: Path) -> Iterator[Store]:
-    write_index(write_model(tmp_path / "s" / "m"))
+def tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
-    with Store(tmp_path / "s", tls=context) as running:
+    return context
+
+
+@pytest.fixture
+def store(tls: ssl.SSLContext, tmp_path: Path) -> Iterator[Store]:
+    write_index(write_model(tmp_path / "s" / "m"))
+    with Store(tmp_path / "s", tls=tls) as running:
         yield running
 
 
@@ -57,20 +55,15 @@ def test_a_model_arrives_over_tls_from_a_store_that_the_host_trusts(
 ) -> None:
     with Fetchd(tmp_path, SSL_CERT_FILE=certificate[0]) as fetchd:
         facts = fetchd.client.inspect(f"{store.uri}/m")
-        started = fetchd.start(facts)
-        descriptors, reader = fetchd.open(started.segment_id)
-        reader.wait(reader.n_bytes, 20)
-        for name in facts.files:
-            assert file_bytes(reader, facts, name) == (store.root / "m" / name).read_bytes()
-        assert fetchd.client.wait(GroupId("g"), 0, deadline_s=20).fetched_bytes == facts.n_bytes
-        reader.close()
-        descriptors.close()
+        for name, data in fetchd.files(facts).items():
+            assert data == (store.root / "m" / name).read_bytes()
+        assert fetchd.wait().fetched_bytes == facts.n_bytes
 
 
-def test_a_hub_behind_tls_leads_to_no_store_without_it(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    with LoopbackHub(tls=context) as hub:
+def test_a_hub_behind_tls_leads_to_no_store_without_it(
+    tls: ssl.SSLContext, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with LoopbackHub(tls=tls) as hub:
         hub.add("org/base", files_in(write_model(tmp_path / "m", layer_bytes=1000)))
         with (
             Fetchd(tmp_path, SSL_CERT_FILE=certificate[0], HF_ENDPOINT=hub.endpoint) as fetchd,
@@ -82,8 +75,6 @@ def test_a_hub_behind_tls_leads_to_no_store_without_it(certificate: tuple[Path, 
 
 
 def test_a_store_that_nobody_vouches_for_is_not_read(store: Store, tmp_path: Path) -> None:
-    with Fetchd(tmp_path, THAW_FETCHD_RETRIES=1) as fetchd:
-        with pytest.raises(StoreUnavailable) as told:
-            fetchd.client.inspect(f"{store.uri}/m")
-        assert "CERTIFICATE_VERIFY" in fetchd.reason(told.value)["error"]
+    with Fetchd(tmp_path, THAW_FETCHD_RETRIES=1) as fetchd, fetchd.failing(StoreUnavailable, "CERTIFICATE_VERIFY"):
+        fetchd.client.inspect(f"{store.uri}/m")
     assert store.requests == []

@@ -15,19 +15,19 @@ import pytest
 
 from fetchd.backoff import pause_s
 from fetchd.catalog import Catalog
+from fetchd.credentials import credentials_of
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Busy
 from fetchd.sources.hub import HubSource
 from fetchd.sources.registry import open_source
-from tests.fetchd.harness import Fetchd, file_bytes, wait_until, write_index, write_model
+from tests.fetchd.harness import WEIGHTS, Fetchd, wait_until, write_index, write_model
 from tests.hub import Answering, LoopbackHub, files_in
 from thaw.checkpoints.versions import POINTER_NAME
 from thaw.errors import ModelCorrupt, ModelNotFound, PlatformError, StoreUnavailable, ThawError
 from thaw.hub import models as words
-from thaw.ids import GroupId
 from thaw.model import CHUNK_BYTES, INDEX_NAME, ModelFacts
+from thaw.settings import SettingError
 
-WEIGHTS = "model.safetensors"
 BASE = "hf://org/base"
 
 
@@ -65,27 +65,14 @@ _groups = itertools.count()
 
 def fetched(fetchd: Fetchd, facts: ModelFacts) -> dict[str, bytes]:
     """The files that a start with these facts gets."""
-    group = f"g{next(_groups)}"
-    fetchd.start(facts, group)
-    segment_id = fetchd.client.wait(GroupId(group), 0, deadline_s=30).segment_id
-    fetchd._asked[segment_id] = (GroupId(group), 0)
-    descriptors, reader = fetchd.open(segment_id, group)
-    try:
-        return {name: file_bytes(reader, facts, name) for name in facts.files}
-    finally:
-        reader.close()
-        descriptors.close()
+    return fetchd.files(facts, f"g{next(_groups)}")
 
 
-def n_segments(fetchd: Fetchd) -> int:
-    return len(fetchd.client.status().segments)
-
-
-def credentials(tmp_path: Path, *entries: dict[str, object]) -> dict[str, object]:
+def credentials(tmp_path: Path, *entries: dict[str, object]) -> str:
     path = tmp_path / "credentials.json"
     path.write_text(json.dumps(entries))
     path.chmod(0o600)
-    return {"THAW_FETCHD_CREDENTIALS": path}
+    return str(path)
 
 
 # what a name means ------------------------------------------------------------------------------------------------------
@@ -138,13 +125,10 @@ def test_tags_and_refs_are_revisions_too(fetchd: Fetchd, hub: LoopbackHub, tmp_p
 def test_a_file_that_is_not_the_one_that_the_commit_lists_is_corrupt(fetchd: Fetchd, hub: LoopbackHub) -> None:
     facts = fetchd.client.inspect(BASE)
 
-    def another_commit(answering: Answering) -> bool:
-        if answering.command == "GET" and "/resolve/" in answering.path:
-            answering.tell(302, Location=f"{hub.store}/blobs/x", X_Repo_Commit="f" * 40, X_Linked_Etag='"e"')
-            return True
-        return False
+    def another_commit(answering: Answering) -> None:
+        answering.tell(302, Location=f"{hub.store}/blobs/x", X_Repo_Commit="f" * 40, X_Linked_Etag='"e"')
 
-    hub.fault = another_commit
+    hub.fault = lambda a: a.command == "GET" and "/resolve/" in a.path and another_commit(a) is None
     hub.expire()  # the URLs that the inspection has brought
     with pytest.raises(ModelCorrupt, match="the hub gives another file than it lists"):
         fetched(fetchd, facts)
@@ -156,22 +140,14 @@ def test_a_file_of_one_chunk_must_have_the_hash_that_the_hub_lists(
 ) -> None:
     facts = fetchd.client.inspect(BASE)
     wrong = files[name][:-1] + b"?"
-
-    def another(answering: Answering) -> bool:
-        if answering.span is None or answering.span[1] + 1 != len(wrong):
-            return False
-        answering.give(wrong)
-        return True
-
-    hub.fault = another
+    hub.fault = lambda a: a.span is not None and a.span[1] + 1 == len(wrong) and a.give(wrong) is None
     with pytest.raises(ModelCorrupt, match=f"{name} is not the file that the hub lists"):
         fetched(fetchd, facts)
 
 
 def test_an_index_of_ours_in_a_repository_is_not_believed(fetchd: Fetchd, hub: LoopbackHub, tmp_path: Path) -> None:
     """The index could claim the checksums of another tenant's files, whose bytes this host may hold."""
-    claims = write_model(tmp_path / "claims", layer_bytes=1000)
-    write_index(claims)
+    claims = write_index(write_model(tmp_path / "claims", layer_bytes=1000))
     (claims / POINTER_NAME).write_text("{")
     hub.add("org/claims", files_in(claims))
     facts = fetchd.client.inspect("hf://org/claims")
@@ -194,14 +170,11 @@ def test_each_refusal_is_one_sentence_and_the_next_step(
     page = f"{hub.endpoint}/org/gated"
     token_file = tmp_path / "token"
     token_file.write_text("useless\n")
-    named = credentials(
-        tmp_path, {"prefix": "hf://shut", "token_file": str(token_file)}, {"prefix": "hf://bad", "token": "old"}
-    )
+    of_file = {"prefix": "hf://shut", "token_file": str(token_file)}
+    table = credentials(tmp_path, of_file, {"prefix": "hf://bad", "token": "old"})
+    gated = "hf://org/gated is gated, and its authors want to see a token"
     told = {
-        "hf://org/gated": (
-            "hf://org/gated is gated, and its authors want to see a token",
-            f"request access at {page}, then",
-        ),
+        "hf://org/gated": (gated, f"request access at {page}, then"),
         "hf://shut/gated": ("gave no access to the owner of the token", '"prefix": "hf://shut/gated"'),
         "hf://org/none": ("the hub has no such model, or it is private", "check the name"),
         "hf://org/gguf": ("holds no weights in safetensors", "name a repository with model.safetensors"),
@@ -210,7 +183,7 @@ def test_each_refusal_is_one_sentence_and_the_next_step(
         "hf://bad/x": ("the hub does not accept the token", "THAW_FETCHD_CREDENTIALS"),
         "hf://org/was": ("has moved to hf://org/base", "use that URI"),
     }
-    with host(tmp_path, hub, **named) as fetchd:
+    with host(tmp_path, hub, THAW_FETCHD_CREDENTIALS=table) as fetchd:
         for uri, (sentence, hint) in told.items():
             with pytest.raises(ModelNotFound) as found:
                 fetchd.client.inspect(uri)
@@ -225,7 +198,8 @@ def test_a_token_goes_to_the_hub_and_to_no_store(hub: LoopbackHub, files: dict[s
     hub.add("team/x", files, opens=frozenset({"secret-token"}))
     token_file = tmp_path / "token"
     token_file.write_text("secret-token\n")
-    with host(tmp_path, hub, **credentials(tmp_path, {"prefix": "hf://team", "token_file": str(token_file)})) as fetchd:
+    table = credentials(tmp_path, {"prefix": "hf://team", "token_file": str(token_file)})
+    with host(tmp_path, hub, THAW_FETCHD_CREDENTIALS=table) as fetchd:
         assert fetched(fetchd, fetchd.client.inspect("hf://team/x")) == files
         assert {a.token for a in hub.asked if a.server == "hub"} == {"secret-token"}
         assert {a.token for a in hub.asked if a.server == "store"} == {""}
@@ -252,24 +226,15 @@ def test_a_token_goes_to_the_hub_and_to_no_store(hub: LoopbackHub, files: dict[s
         {"prefix": "https://team", "token": "a"},
     ],
 )
-def test_a_table_of_tokens_that_is_wrong_stops_the_start(
-    hub: LoopbackHub, tmp_path: Path, entry: dict[str, object]
-) -> None:
-    with host(tmp_path, hub, **credentials(tmp_path, entry)) as fetchd:
-        assert fetchd.events[-1]["event"] == "start_failed"
-        assert "THAW_FETCHD_CREDENTIALS" in str(fetchd.events)
+def test_a_table_of_tokens_that_is_wrong_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
+    with pytest.raises(SettingError, match="THAW_FETCHD_CREDENTIALS"):
+        credentials_of(FetchdSettings("s", "d", credentials=credentials(tmp_path, entry)))
 
 
-@pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://hub", "https://u:p@hub", "https://"])
-def test_a_hub_that_is_no_url_stops_the_start(tmp_path: Path, endpoint: str) -> None:
-    with Fetchd(tmp_path, HF_ENDPOINT=endpoint) as fetchd:
+def test_a_hub_that_is_no_url_stops_the_start(tmp_path: Path) -> None:
+    with Fetchd(tmp_path, HF_ENDPOINT="huggingface.co") as fetchd:
         assert fetchd.events[-1]["event"] == "start_failed"
         assert "HF_ENDPOINT" in str(fetchd.events)
-
-
-def test_an_empty_endpoint_is_the_default(tmp_path: Path) -> None:
-    with Fetchd(tmp_path, HF_ENDPOINT="") as fetchd:
-        assert fetchd.events[-1]["event"] == "ready"
 
 
 @pytest.mark.parametrize(
@@ -307,19 +272,15 @@ def test_a_signed_url_that_expires_is_made_anew_and_the_fetch_goes_on_where_it_s
     cut: list[int] = []
 
     def cut_and_expire(answering: Answering) -> bool:
-        if (
-            answering.name == "store"
-            and answering.span
-            and answering.span[1] - answering.span[0] > 1_000_000
-            and not cut
-        ):
-            cut.append(answering.span[0] + 500_000)
-            data = hub.blob(answering.path.split("?")[0].rpartition("/")[2])
-            assert data is not None
-            hub.expire()
-            answering.give(data, cut=500_000)
-            return True
-        return False
+        first, last = answering.span or (0, 0)
+        if answering.name != "store" or last - first <= 1_000_000 or cut:
+            return False
+        cut.append(first + 500_000)
+        data = hub.blob(answering.path.split("?")[0].rpartition("/")[2])
+        assert data is not None
+        hub.expire()
+        answering.give(data, cut=500_000)
+        return True
 
     with host(tmp_path, hub, THAW_FETCHD_CONNECTIONS=1) as fetchd:
         facts = fetchd.client.inspect("hf://org/large")
@@ -382,13 +343,7 @@ def test_a_signed_url_that_fails_is_forgotten_and_no_error_tells_it(
 
 
 def test_a_store_of_the_hub_may_lead_to_another_one(fetchd: Fetchd, hub: LoopbackHub, files: dict[str, bytes]) -> None:
-    def lead(answering: Answering) -> bool:
-        if answering.name != "store" or "hop" in answering.path:
-            return False
-        answering.tell(302, Location=f"{answering.path}&hop=1")
-        return True
-
-    hub.fault = lead
+    hub.fault = lambda a: a.name == "store" and "hop" not in a.path and a.tell(302, Location=f"{a.path}&hop=1") is None
     assert fetched(fetchd, fetchd.client.inspect(BASE)) == files
     hub.fault = lambda a: a.name == "store" and a.tell(302, Location=a.path) is None
     hub.add("org/other", {**files, "tokenizer.json": b"{}"})
@@ -407,13 +362,10 @@ def test_a_store_that_refuses_even_a_new_url_is_unavailable(hub: LoopbackHub, tm
 def test_a_hub_that_is_busy_is_asked_again_after_its_pause_and_by_nobody_before(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
-    def busy(answering: Answering) -> bool:
-        return answering.name == "hub" and answering.tell(429, RateLimit='"resolvers";r=0;t=100') is None
-
     with host(tmp_path, hub) as fetchd:
         hub.fault = lambda a: len(hub.asked) == 1 and a.tell(429, Retry_After="1") is None
         facts = fetchd.client.inspect(BASE)
-        hub.fault = busy
+        hub.fault = lambda a: a.name == "hub" and a.tell(429, RateLimit='"resolvers";r=0;t=100') is None
         n_before = len(hub.asked)
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
@@ -474,7 +426,7 @@ def test_repositories_and_commits_with_the_same_files_are_held_once(
         header = hub.sent_bytes - sent
         assert fetched(fetchd, facts) == files
         assert hub.sent_bytes - sent == header
-    assert n_segments(fetchd) == 1
+    assert len(fetchd.client.status().segments) == 1
 
 
 def test_who_may_not_read_a_model_gets_none_of_its_bytes_although_the_host_holds_them(
@@ -509,7 +461,7 @@ def test_a_model_neither_joins_the_fetch_of_another_nor_waits_for_its_pauses(
         first = fetchd.start(one, "one")
         wait_until(lambda: any("/org/base/" in path for path in hub.requests("hub", "GET")[-4:]))
         assert fetchd.start(two, "two").segment_id != first.segment_id
-        fetchd.client.wait(GroupId("two"), 0, deadline_s=20)
+        fetchd.wait("two")
         assert fetched(fetchd, two) == files
 
 
@@ -553,8 +505,8 @@ def test_a_model_that_is_withdrawn_fails_no_start_of_another_with_the_same_files
         fetchd.start(two, "two")
         both.set()
         with contextlib.suppress(ModelNotFound):  # the other fetch may have brought all of its bytes before
-            fetchd.client.wait(GroupId("one"), 0, deadline_s=20)
-        fetchd.client.wait(GroupId("two"), 0, deadline_s=20)
+            fetchd.wait("one")
+        fetchd.wait("two")
         sent = hub.sent_bytes
         hub.fault = lambda a: False
         assert fetched(fetchd, one) == files

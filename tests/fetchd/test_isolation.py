@@ -1,4 +1,4 @@
-"""Things that a container may not do with fetchd's memory, and the state after a process has died."""
+"""Things that a container may not do with fetchd's memory, the state after a process has died, and a full disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
 
@@ -18,9 +20,10 @@ from relay.clients.channel import Channel
 from relay.clients.fetch import DescriptorClient, FetchClient
 from relay.protocol.frames import FrameHeader, FrameKind, encode
 from relay.protocol.messages import Status, StatusQuery, from_plain, to_plain
-from tests.fetchd.harness import ROOT, Fetchd, wait_until, write_model
+from tests.fetchd.harness import ROOT, WEIGHTS, Fetchd, wait_until, write_model
 from thaw.errors import PlatformError, Unavailable
 from thaw.ids import GroupId, InstanceId
+from thaw.model import ModelFacts
 
 PRELUDE = """
 import array, ctypes, fcntl, json, mmap, os, socket, sys
@@ -78,20 +81,22 @@ print("n_fds", len(fds), "n_slabs", offer.n_slabs)
 )
 
 
+PYTHON = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
 def run_child(code: str, path: str) -> str:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], env=environ, capture_output=True, text=True, timeout=30, check=False
-    )
+    command = [sys.executable, "-c", code, path]
+    done = subprocess.run(command, env=PYTHON, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+def inspect(fetchd: Fetchd, tmp_path: Path, seed: int = 1) -> ModelFacts:
+    return fetchd.client.inspect(write_model(tmp_path / f"m{seed}", seed=seed).as_uri())
+
+
 def test_not_even_root_in_a_container_can_change_a_segment_by_any_way_it_has(tmp_path: Path) -> None:
-    with Fetchd(tmp_path) as fetchd:
-        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
-        started = fetchd.start(facts)
-        descriptors, reader = fetchd.open(started.segment_id)
+    with Fetchd(tmp_path) as fetchd, fetchd.reading(fetchd.start(inspect(fetchd, tmp_path)).segment_id) as reader:
         reader.wait(reader.n_bytes, 20)
         before = bytes(reader.view(0, reader.n_bytes))
         output = run_child(ATTACK, fetchd.client.open_descriptor_socket(InstanceId("i1"))).splitlines()
@@ -100,28 +105,20 @@ def test_not_even_root_in_a_container_can_change_a_segment_by_any_way_it_has(tmp
         assert bytes(reader.view(0, reader.n_bytes)) == before
         with pytest.raises(TypeError, match="read-only"):
             reader.view(0, 1)[0] = 1
-        reader.close()
-        descriptors.close()
 
 
 def test_a_descriptor_socket_shows_its_own_segment_and_no_slab_of_another_model(tmp_path: Path) -> None:
-    with Fetchd(tmp_path) as fetchd:
-        readers = []
+    identify = PRELUDE + "print(*[os.fstat(fd).st_ino for fd in fds])"
+    with Fetchd(tmp_path) as fetchd, contextlib.ExitStack() as stack:
+        inodes = []
         for i in range(2):
-            facts = fetchd.client.inspect(write_model(tmp_path / f"m{i}", seed=i).as_uri())
-            started = fetchd.start(facts, f"g{i}")
-            readers.append(fetchd.open(started.segment_id, f"i{i}"))
-            readers[-1][1].wait(started.n_bytes, 20)
-        identify = PRELUDE + "print(*[os.fstat(fd).st_ino for fd in fds])"
-        inodes = [
-            set(run_child(identify, fetchd.client.open_descriptor_socket(InstanceId(f"i{i}"))).split())
-            for i in range(2)
-        ]
-        assert all(len(found) == 1 + readers[i][1].offer.n_slabs for i, found in enumerate(inodes))
+            started = fetchd.start(inspect(fetchd, tmp_path, seed=i), f"g{i}")
+            reader = stack.enter_context(fetchd.reading(started.segment_id, f"i{i}"))
+            reader.wait(started.n_bytes, 20)
+            path = fetchd.client.open_descriptor_socket(InstanceId(f"i{i}"))
+            inodes.append(set(run_child(identify, path).split()))
+            assert len(inodes[-1]) == 1 + reader.offer.n_slabs
         assert not inodes[0] & inodes[1]
-        for descriptors, reader in readers:
-            reader.close()
-            descriptors.close()
 
 
 def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> None:
@@ -137,29 +134,25 @@ def test_more_slabs_than_one_message_carries_arrive_in_order(tmp_path: Path) -> 
         file.truncate(8 + len(header) + n_bytes)
     with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=420, THAW_FETCHD_SLAB_MB=2) as fetchd:
         started = fetchd.start(fetchd.client.inspect(model.as_uri()))
-        descriptors, reader = fetchd.open(started.segment_id)
-        assert reader.offer.n_slabs > FDS_PER_MESSAGE
-        reader.wait(reader.n_bytes, 30)
-        at = reader.locate("model.safetensors", 8 + len(header))
-        assert [reader.view(at + i * slab_bytes, 1)[0] for i in range(n_slabs)] == list(range(n_slabs))
-        reader.close()
-        descriptors.close()
+        with fetchd.reading(started.segment_id) as reader:
+            assert reader.offer.n_slabs > FDS_PER_MESSAGE
+            reader.wait(reader.n_bytes, 30)
+            at = reader.locate("model.safetensors", 8 + len(header))
+            assert [reader.view(at + i * slab_bytes, 1)[0] for i in range(n_slabs)] == list(range(n_slabs))
 
 
 def test_a_grant_takes_no_hold_but_its_own_groups(tmp_path: Path) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_RETAIN="false") as fetchd:
-        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        facts = inspect(fetchd, tmp_path)
         first, second = (fetchd.start(facts, group).segment_id for group in ("first", "second"))
         assert first == second
-        fetchd.client.wait(GroupId("first"), 0, deadline_s=30)
+        fetchd.wait("first")
         fetchd.client.open_descriptor_socket(InstanceId("i2"))
         fetchd.client.grant_segment(InstanceId("i2"), second, GroupId("second"), 0)
-        fetchd.client.cancel(GroupId("second"), 1)
+        fetchd.cancel("second")
         fetchd.client.close_descriptor_socket(InstanceId("i2"))
-        descriptors, reader = fetchd.open(first)
-        reader.wait(reader.n_bytes, 20)
-        reader.close()
-        descriptors.close()
+        with fetchd.reading(first) as reader:
+            reader.wait(reader.n_bytes, 20)
 
 
 def test_the_control_socket_is_for_its_user_and_descriptor_sockets_cannot_be_listed(tmp_path: Path) -> None:
@@ -206,31 +199,27 @@ def test_who_asks_while_fetchd_has_no_descriptor_left_is_answered_when_it_has(tm
 
 def test_a_reader_notices_a_killed_fetchd_by_its_heartbeat_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd:
-        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
-        descriptors, reader = fetchd.open(fetchd.start(facts).segment_id)
-        fetchd.kill()
-        with pytest.raises(PlatformError, match="no heartbeat for 3 s"):
-            reader.wait(reader.n_bytes, 30)
-        with pytest.raises(Unavailable, match="fetchd does not listen"):
-            FetchClient(fetchd.socket).status()
-        reader.close()
-        descriptors.close()
+        with fetchd.reading(fetchd.start(inspect(fetchd, tmp_path)).segment_id) as reader:
+            fetchd.kill()
+            with pytest.raises(PlatformError, match="no heartbeat for 3 s"):
+                reader.wait(reader.n_bytes, 30)
+            with pytest.raises(Unavailable, match="fetchd does not listen"):
+                fetchd.client.status()
         with Fetchd(tmp_path, THAW_FETCHD_SOCKET=fetchd.socket, THAW_FETCHD_DOORS=f"{fetchd.short.name}/d") as again:
             assert FetchClient(fetchd.socket).status().segments == ()
             assert again.events[-1]["event"] == "ready"
 
 
 def test_a_clean_stop_tells_the_readers(tmp_path: Path) -> None:
-    with Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd:
-        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
-        descriptors, reader = fetchd.open(fetchd.start(facts).segment_id)
+    with (
+        Fetchd(tmp_path, THAW_FETCHD_LINK_BYTES_PER_S=100_000) as fetchd,
+        fetchd.reading(fetchd.start(inspect(fetchd, tmp_path)).segment_id) as reader,
+    ):
         fetchd.process.terminate()
         with pytest.raises(PlatformError, match="cancelled"):
             reader.wait(reader.n_bytes, 20)
         assert fetchd.process.wait(30) == 0
         assert os.listdir(f"{fetchd.short.name}/d") == []
-        reader.close()
-        descriptors.close()
 
 
 OWNER = """
@@ -247,17 +236,12 @@ sys.stdin.read()
 @pytest.mark.parametrize("first", ["invoker", "container"])
 def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_path: Path, first: str) -> None:
     with Fetchd(tmp_path, THAW_FETCHD_RETAIN="false") as fetchd:
-        facts = fetchd.client.inspect(write_model(tmp_path / "m").as_uri())
+        facts = inspect(fetchd, tmp_path)
         whole = fetchd.free_bytes()
         started = fetchd.start(facts)
-        fetchd.client.wait(GroupId("g"), 0, deadline_s=20)
-        owner = subprocess.Popen(
-            [sys.executable, "-c", OWNER, fetchd.socket, started.segment_id],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        fetchd.wait()
+        command = [sys.executable, "-c", OWNER, fetchd.socket, started.segment_id]
+        owner = subprocess.Popen(command, env=PYTHON, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert owner.stdin is not None
         assert owner.stdout is not None
         path = owner.stdout.readline().strip()
@@ -281,3 +265,29 @@ def test_a_hold_outlives_its_invoker_until_the_containers_connection_ends(tmp_pa
         wait_until(lambda: fetchd.client.descriptor_sockets() == () and fetchd.free_bytes() == whole)
         owner.stdin.close()
         owner.stdout.close()
+
+
+class Mute(Fetchd):
+    """A fetchd in which every line of the log fails with ENOSPC."""
+
+    def __enter__(self) -> Self:
+        with open("/dev/full", "w") as full:
+            self.process = self._begin(full.fileno())
+        wait_until(Path(self.socket).exists, 30)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.process.terminate()
+        self.ended = self.process.wait(15)
+        self.short.cleanup()
+
+
+def test_a_fetchd_whose_log_cannot_be_written_fetches_offers_and_ends_as_ever(tmp_path: Path) -> None:
+    with Mute(tmp_path / "r") as fetchd:
+        for n in range(3):  # if a thread had died, the next fetch would fail
+            model = write_model(tmp_path / f"m{n}", seed=n)
+            facts = fetchd.client.inspect(model.as_uri())
+            assert fetchd.files(facts, f"g{n}")[WEIGHTS] == (model / WEIGHTS).read_bytes()
+            fetchd.cancel(f"g{n}")
+        wait_until(lambda: all(s.holders == () for s in fetchd.client.status().segments))
+    assert fetchd.ended == 0

@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from typing import Self
 
 import pytest
 
 from fetchd.meter import KEPT, Meter
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer, Share
+from tests.fetchd.harness import wait_until
 
 RATE = 20_000_000
 WIRE = 200_000_000
-
-
-def never() -> bool:
-    return False
 
 
 class Readers:
@@ -59,20 +55,11 @@ class Readers:
                 thread.join(30)
             self.pacer.link.leave(self.pacer.share)
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def reading(*readers: Readers):  # type: ignore[no-untyped-def]
-    with ExitStack() as stack:
-        for r in readers:
-            stack.callback(r.end)
-        yield readers
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 30) -> None:
-    end, tick = time.monotonic() + deadline_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < end
-        tick.wait(0.005)
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def due(seconds: float, **more: object) -> Share:
@@ -82,35 +69,35 @@ def due(seconds: float, **more: object) -> Share:
 def test_a_link_gives_its_rate_whoever_asks_and_no_burst_after_a_pause() -> None:
     link = NetworkLink(RATE)
     began = time.monotonic()
-    with reading(Readers(link, Share()), Readers(link, Share())) as (one, two):
-        until(lambda: one.taken + two.taken > RATE // 2)
+    with Readers(link, Share()) as one, Readers(link, Share()) as two:
+        wait_until(lambda: one.taken + two.taken > RATE // 2)
         seconds = time.monotonic() - began
         assert one.taken + two.taken <= RATE * seconds + 6 * QUANTUM_BYTES
 
 
 def test_the_earliest_deadline_is_served_first_and_gives_the_link_back_when_it_ends() -> None:
     link = NetworkLink(RATE)
-    with reading(Readers(link, due(60)), Readers(link, due(30)), Readers(link, Share())) as (late, early, plain):
-        until(lambda: early.taken > RATE // 4)
+    with Readers(link, due(60)) as late, Readers(link, due(30)) as early, Readers(link, Share()) as plain:
+        wait_until(lambda: early.taken > RATE // 4)
         assert late.taken + plain.taken < early.taken / 4
         early.end()
         before = late.taken
-        until(lambda: late.taken - before > RATE // 4)
+        wait_until(lambda: late.taken - before > RATE // 4)
         assert plain.taken < (late.taken - before) / 4
 
 
 def test_under_equal_sharing_every_deadline_gets_the_same() -> None:
     link = NetworkLink(RATE, "equal")
-    with reading(Readers(link, due(60)), Readers(link, due(30)), Readers(link, Share())) as (one, two, plain):
-        until(lambda: one.taken + two.taken > RATE // 2)
+    with Readers(link, due(60)) as one, Readers(link, due(30)) as two, Readers(link, Share()) as plain:
+        wait_until(lambda: one.taken + two.taken > RATE // 2)
         assert 0.5 < one.taken / two.taken < 2
         assert plain.taken < one.taken / 4
 
 
 def test_weights_divide_a_rank() -> None:
     link = NetworkLink(RATE)
-    with reading(Readers(link, Share(weight=3)), Readers(link, Share(weight=1))) as (heavy, light):
-        until(lambda: heavy.taken + light.taken > RATE // 2)
+    with Readers(link, Share(weight=3)) as heavy, Readers(link, Share(weight=1)) as light:
+        wait_until(lambda: heavy.taken + light.taken > RATE // 2)
         assert 2 < heavy.taken / light.taken < 4.5
 
 
@@ -118,53 +105,53 @@ def test_weights_divide_a_rank() -> None:
 def test_background_and_later_parts_take_what_is_left_over(last: str) -> None:
     link = NetworkLink(RATE)
     rest = Readers(link, Share(background=last == "background", later=last == "later"), later=last == "later")
-    with reading(rest, Readers(link, Share(), pace=RATE / 2)) as (rest, paced):
-        until(lambda: paced.taken > RATE // 4)
+    with rest, Readers(link, Share(), pace=RATE / 2) as paced:
+        wait_until(lambda: paced.taken > RATE // 4)
         assert rest.taken > paced.taken / 3, "the half that the pace leaves is wasted"
         paced.end()
-        with reading(Readers(link, Share())) as (urgent,):
+        with Readers(link, Share()) as urgent:
             before = rest.taken
-            until(lambda: urgent.taken > RATE // 4)
+            wait_until(lambda: urgent.taken > RATE // 4)
             assert rest.taken - before < urgent.taken / 4
 
 
 def test_a_deadline_that_has_passed_does_not_break_one_that_has_not() -> None:
     link = NetworkLink(RATE)
-    with reading(Readers(link, due(-1)), Readers(link, due(60))) as (missed, kept):
-        until(lambda: kept.taken > RATE // 4)
+    with Readers(link, due(-1)) as missed, Readers(link, due(60)) as kept:
+        wait_until(lambda: kept.taken > RATE // 4)
         assert missed.taken < kept.taken / 4
 
 
 def test_a_pace_is_not_exceeded_and_a_changed_one_is_obeyed() -> None:
     link, pace = NetworkLink(None), 4_000_000
     began = time.monotonic()
-    with reading(Readers(link, Share(), pace=pace)) as (paced,):
-        until(lambda: paced.taken > pace // 4)
+    with Readers(link, Share(), pace=pace) as paced:
+        wait_until(lambda: paced.taken > pace // 4)
         assert paced.taken <= pace * (time.monotonic() - began) + 4 * QUANTUM_BYTES
         paced.pacer.set(pace=None, deadline=math.inf, background=False, weight=1.0)
         before = paced.taken
-        until(lambda: paced.taken - before > 20 * pace, deadline_s=15)  # at the old pace this would take 20 s
+        wait_until(lambda: paced.taken - before > 20 * pace, 15)  # at the old pace this would take 20 s
 
 
 def test_on_an_unknown_link_the_better_rank_goes_alone_while_it_reads() -> None:
     link, best = NetworkLink(None), Share()
     link.join(best)
     pacer = Pacer(link, None, best)
-    with reading(Readers(link, Share(background=True))) as (rest,):
+    with Readers(link, Share(background=True)) as rest:
         for _ in range(1000):
-            pacer.take(4096, never)
+            pacer.take(4096, lambda: False)
             pacer.count(4096)
         assert rest.taken == 0
-        until(lambda: rest.taken > 0)  # the fetch of the best rank has stopped reading, as if its store were gone
+        wait_until(lambda: rest.taken > 0)  # the fetch of the best rank has stopped reading, as if its store were gone
     link.leave(best)
 
 
 def test_while_ranks_compete_the_link_is_kept_below_what_was_measured() -> None:
     link = NetworkLink(None)
-    with reading(Readers(link, Share())) as (first,):
-        until(lambda: link.bytes_per_s > 0)
+    with Readers(link, Share()) as first:
+        wait_until(lambda: link.bytes_per_s > 0)
         assert link.quantum() is None, "a lone fetch is not paced"
-        with reading(Readers(link, Share(background=True))):
+        with Readers(link, Share(background=True)):
             assert_kept_below_what_was_measured(link)
         assert link.quantum() is None
         first.end()
@@ -172,8 +159,8 @@ def test_while_ranks_compete_the_link_is_kept_below_what_was_measured() -> None:
 
 def test_where_nothing_lets_inference_pass_a_lone_fetch_leaves_it_room() -> None:
     link = NetworkLink(None, yields=True)
-    with reading(Readers(link, Share())):
-        until(lambda: link.bytes_per_s > 0)
+    with Readers(link, Share()):
+        wait_until(lambda: link.bytes_per_s > 0)
         assert_kept_below_what_was_measured(link)
 
 
@@ -184,17 +171,17 @@ def assert_kept_below_what_was_measured(link: NetworkLink) -> None:
 
 def test_who_reads_what_another_needs_reads_it_with_its_rank_and_without_pace() -> None:
     link = NetworkLink(RATE)
-    with reading(Readers(link, Share(background=True), pace=10_000), Readers(link, Share())) as (slow, plain):
-        until(lambda: plain.taken > RATE // 10)
+    with Readers(link, Share(background=True), pace=10_000) as slow, Readers(link, Share()) as plain:
+        wait_until(lambda: plain.taken > RATE // 10)
         assert slow.taken < 100_000
         waiting = Pacer(link, None, due(30))
         with waiting.waiting_for([slow.pacer]):
             before = plain.taken
-            until(lambda: slow.taken > RATE // 4)
+            wait_until(lambda: slow.taken > RATE // 4)
             assert plain.taken - before < slow.taken / 4
         before = slow.taken
         middle = plain.taken
-        until(lambda: plain.taken - middle > RATE // 10)
+        wait_until(lambda: plain.taken - middle > RATE // 10)
         assert slow.taken - before < RATE // 40
 
 
@@ -232,25 +219,25 @@ class Wire:
 @pytest.mark.parametrize("yields", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_on_a_measured_link_the_best_rank_fills_the_wire_and_the_others_wait(yields: bool) -> None:
     wire, link = Wire(WIRE), NetworkLink(None, yields=yields)
-    with reading(Readers(link, Share(), wire=wire)):
-        until(lambda: link.bytes_per_s > 0)
-    with reading(Readers(link, Share(background=True), wire=wire)) as (rest,):
-        until(lambda: rest.taken > WIRE // 20)
-        with reading(Readers(link, due(60), wire=wire)) as (best,):
+    with Readers(link, Share(), wire=wire):
+        wait_until(lambda: link.bytes_per_s > 0)
+    with Readers(link, Share(background=True), wire=wire) as rest:
+        wait_until(lambda: rest.taken > WIRE // 20)
+        with Readers(link, due(60), wire=wire) as best:
             before = rest.taken
-            until(lambda: best.taken > WIRE // 2)
+            wait_until(lambda: best.taken > WIRE // 2)
             assert rest.taken - before < best.taken / 4
         before = rest.taken
-        until(lambda: rest.taken - before > WIRE // 20)
+        wait_until(lambda: rest.taken - before > WIRE // 20)
 
 
 def test_on_a_measured_link_the_others_get_what_a_paced_best_rank_leaves() -> None:
     wire, link = Wire(WIRE), NetworkLink(None)
-    with reading(Readers(link, Share(), wire=wire)):
-        until(lambda: link.bytes_per_s > 0)
+    with Readers(link, Share(), wire=wire):
+        wait_until(lambda: link.bytes_per_s > 0)
     paced = Readers(link, due(60), WIRE / 4, wire=wire)
-    with reading(Readers(link, Share(background=True), wire=wire), paced) as (rest, _):
-        until(lambda: rest.taken > WIRE // 8)
+    with Readers(link, Share(background=True), wire=wire) as rest, paced:
+        wait_until(lambda: rest.taken > WIRE // 8)
 
 
 UPTIMES_S = (0.0, 20.0, 10_000.0, 31_536_000.0)

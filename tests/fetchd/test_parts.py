@@ -36,6 +36,10 @@ SLAB = 2 * 2**20
 N_SLABS = 8
 
 
+def key(version: str = "v", n_slabs: int = 1) -> SegmentKey:
+    return SegmentKey("u", version, (FileRange("f", 0, n_slabs * SLAB),))
+
+
 @pytest.fixture
 def pool() -> Iterator[SlabPool]:
     made = SlabPool(N_SLABS, SLAB, Log("test"))
@@ -54,11 +58,10 @@ def test_the_pool_loses_no_slab_whatever_order_segments_come_and_go_in(pool: Sla
                 segment.finish()
             store.drop(segment, holder)
         else:
-            ranges = (FileRange("f", 0, generator.randrange(1, 3) * SLAB),)
-            key = SegmentKey("u", str(generator.randrange(6)), ranges)
+            wanted = key(n_slabs=generator.randrange(1, 3), version=str(generator.randrange(6)))
             holder = f"h{step}"
             try:
-                held.append((store.find(key, holder) or store.create(key, holder), holder))
+                held.append((store.find(wanted, holder) or store.create(wanted, holder), holder))
             except PoolFull:
                 continue
         live = {s.segment_id: -(-s.n_bytes // SLAB) for s in store.statuses()}
@@ -71,51 +74,49 @@ def test_the_pool_loses_no_slab_whatever_order_segments_come_and_go_in(pool: Sla
 
 
 def test_nobody_joins_what_was_given_up_unless_it_became_whole(pool: SlabPool) -> None:
-    store, key = SegmentStore(pool, retain=True), SegmentKey("u", "v", (FileRange("f", 0, SLAB),))
-    segment = store.create(key, "one")
-    assert store.find(key, "two") is segment
+    store = SegmentStore(pool, retain=True)
+    segment = store.create(key(), "one")
+    assert store.find(key(), "two") is segment
     segment.given_up = True
-    assert store.find(key, "three") is None
+    assert store.find(key(), "three") is None
     assert "three" not in segment.holders
     segment.finish()
-    assert store.find(key, "three") is segment
+    assert store.find(key(), "three") is segment
 
 
 def test_room_is_made_by_what_was_released_first(pool: SlabPool) -> None:
     store = SegmentStore(pool, retain=True)
-    keys = {name: SegmentKey("u", name, (FileRange("f", 0, 2 * SLAB),)) for name in "abcd"}
-    made = {name: store.create(key, "h") for name, key in keys.items()}
+    made = {name: store.create(key(name, 2), "h") for name in "abcd"}
     for segment in made.values():
         segment.finish()
     for name in "cadb":  # this is not the order in which they were made
         store.drop(made[name], "h")
-    assert store.find(keys["a"], "h") is made["a"]
+    assert store.find(key("a", 2), "h") is made["a"]
     store.drop(made["a"], "h")  # it was used again, so it is the most recently used one
-    store.create(SegmentKey("u", "new", (FileRange("f", 0, 3 * SLAB),)), "h")
-    left = [name for name in "abcd" if store.find(keys[name], "looking") is not None]
+    store.create(key("new", 3), "h")
+    left = [name for name in "abcd" if store.find(key(name, 2), "looking") is not None]
     assert left == ["a", "b"], "two segments of two slabs made room for three slabs: c and d, released first"
 
 
 def test_who_takes_what_is_spare_evicts_nothing_and_leaves_nothing(pool: SlabPool) -> None:
     store = SegmentStore(pool, retain=True)
-    kept, key = (SegmentKey("u", name, (FileRange("f", 0, SLAB),)) for name in ("kept", "looked-at"))
     for _ in range(2):
-        segment = store.create(key, "look", spare=True)
+        segment = store.create(key("looked-at"), "look", spare=True)
         segment.finish()
         store.drop(segment, "look")
-        assert (pool.free_slabs, store.find(key, "look")) == (N_SLABS, None)
+        assert (pool.free_slabs, store.find(key("looked-at"), "look")) == (N_SLABS, None)
     while pool.free_slabs:
-        segment = store.create(kept._replace(version=str(pool.free_slabs)), "h")
+        segment = store.create(key(f"kept {pool.free_slabs}"), "h")
         segment.finish()
         store.drop(segment, "h")
     with pytest.raises(PoolFull, match="without taking what is kept"):
-        store.create(key, "look", spare=True)
+        store.create(key("looked-at"), "look", spare=True)
     assert len(store.statuses()) == N_SLABS
 
 
 def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: SlabPool) -> None:
     store = SegmentStore(pool, retain=False)
-    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
+    segment = store.create(key(), "h")
     segment.fail(ErrorInfo("ModelCorrupt", "w.safetensors failed its checksum twice"))
     segment.fail(ErrorInfo("PlatformError", "the fetch was cancelled"))
     assert segment.error == ErrorInfo("ModelCorrupt", "w.safetensors failed its checksum twice")
@@ -126,10 +127,9 @@ def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: Sla
 def test_the_first_error_of_a_transfer_is_the_one_that_it_ends_with(pool: SlabPool, tmp_path: Path) -> None:
     """Several readers of one store fail one after another.  The later errors are consequences of the first."""
     store = SegmentStore(pool, retain=False)
-    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
+    segment = store.create(key(), "h")
     chunks = plan_chunks(segment.layout, index_of(SLAB))
-    source = FileSource(tmp_path.as_uri())
-    origin = Origin(source, {}, {}, Board(store), connections=2, retries=1)
+    origin = Origin(FileSource(tmp_path.as_uri()), {}, {}, Board(store), connections=2, retries=1)
     transfer = Transfer(origin, segment, chunks, Pacer(NetworkLink(None)), lambda: None)
     transfer._fail(ModelCorrupt("the first"))
     transfer._fail(StoreUnavailable("the second"))
@@ -148,8 +148,7 @@ def test_a_store_is_asked_again_after_twice_as_long_up_to_five_seconds_and_not_b
 def test_a_connection_is_given_back_before_a_chunk_is_copied_that_needs_no_store(pool: SlabPool, n_held: int) -> None:
     """A copy takes as long as a digest; the other reader of the connection should not wait for either."""
     store = SegmentStore(pool, retain=False)
-    key = SegmentKey("u", "v", (FileRange("f", 0, SLAB),))
-    source, target = store.create(key, "a"), store.create(key, "b")
+    source, target = store.create(key(), "a"), store.create(key(), "b")
     source.views(0, SLAB)[0][:] = b"x" * SLAB
     source.note_arrived("f", 0, Arrived(0, n_held, 0))
     copied_before: list[int] = []
@@ -164,11 +163,9 @@ def test_a_connection_is_given_back_before_a_chunk_is_copied_that_needs_no_store
 
 def fetch_of(pool: SlabPool, *wishes: Wishes) -> Fetch:
     """A fetch with one stage for each of these wishes."""
-    segment = SegmentStore(pool, retain=False).create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "h")
-    machinery = Machinery(
-        cast(Any, None), NetworkLink(None), cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None)
-    )
-    fetch = Fetch(segment, machinery)
+    segment = SegmentStore(pool, retain=False).create(key(), "h")
+    nothing = cast(Any, None)
+    fetch = Fetch(segment, Machinery(nothing, NetworkLink(None), nothing, nothing, nothing, nothing))
     model = PlanModel("u", "v", "", SLAB)
     for stage, wish in enumerate(wishes):
         request = FetchStart(GroupId("g"), stage, 1, model, segment.key.ranges)
@@ -193,7 +190,7 @@ def test_who_joins_a_slow_fetch_is_not_slowed_by_it(pool: SlabPool) -> None:
 
 def test_a_segment_that_is_only_copied_from_counts_as_free_and_goes_when_the_copy_has_ended(pool: SlabPool) -> None:
     store, order = SegmentStore(pool, retain=True), list[str]()
-    old = store.create(SegmentKey("u", "v", (FileRange("f", 0, N_SLABS * SLAB),)), "one")
+    old = store.create(key("v", N_SLABS), "one")
     old.note_arrived("f", 0, Arrived(0, SLAB, 0))
     old.finish()
     store.drop(old, "one")
@@ -201,7 +198,7 @@ def test_a_segment_that_is_only_copied_from_counts_as_free_and_goes_when_the_cop
     assert (pinned, [s.holders for s in store.statuses()]) == ([old], [()])
 
     def create() -> None:
-        store.create(SegmentKey("u", "w", (FileRange("f", 0, N_SLABS * SLAB),)), "two")
+        store.create(key("w", N_SLABS), "two")
         order.append("created")
 
     thread = threading.Thread(target=create)
@@ -215,7 +212,7 @@ def test_a_segment_that_is_only_copied_from_counts_as_free_and_goes_when_the_cop
 
 def test_whoever_waits_for_room_is_told_when_a_segment_is_whole_or_let_go(pool: SlabPool) -> None:
     store = SegmentStore(pool, retain=True)
-    segment = store.create(SegmentKey("u", "v", (FileRange("f", 0, SLAB),)), "one")
+    segment = store.create(key(), "one")
     store.hold(segment.segment_id, "two")
     before = store.await_change(-1, 30)
     store.drop(segment, "two")
@@ -264,12 +261,11 @@ def test_ranges_are_cut_at_the_files_chunks_and_whole_chunks_have_their_own_chec
         (2 * CHUNK_BYTES, 10, 2, False),
         (3 * CHUNK_BYTES, 5, 3, True),
     ]
-    assert [c.checks for c in chunks] == [
-        (),
-        (Check("chunk 1", CHUNK_BYTES, CHUNK_BYTES, f"{1:016x}"),),
-        (),
-        (Check("chunk 3", 3 * CHUNK_BYTES, 5, f"{3:016x}"),),
-    ]
+    first, last = (
+        Check("chunk 1", CHUNK_BYTES, CHUNK_BYTES, f"{1:016x}"),
+        Check("chunk 3", 3 * CHUNK_BYTES, 5, f"{3:016x}"),
+    )
+    assert [c.checks for c in chunks] == [(), (first,), (), (last,)]
     assert [c.segment_offset for c in chunks] == [0, CHUNK_BYTES - 10, 2 * CHUNK_BYTES - 10, 2 * CHUNK_BYTES]
 
 
@@ -302,5 +298,5 @@ def test_a_part_of_a_chunk_is_checked_by_the_edges_of_the_tensors_in_it() -> Non
 
 def test_bytes_that_the_model_does_not_have_are_not_planned() -> None:
     for file, offset, n_bytes in (("g", 0, 1), ("f", 0, 6), ("f", 6, 0)):
-        with pytest.raises(ModelCorrupt, match="was planned"):
+        with pytest.raises(ModelCorrupt, match=rf"{file}: \[{offset}, \+{n_bytes}\) was planned"):
             plan_chunks((PlacedRange(file, offset, n_bytes, 0),), index_of(5))

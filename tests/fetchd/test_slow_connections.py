@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fetchd.shared_connection import Read
 from fetchd.sources.base import Target
-from tests.fetchd.harness import Fault, Fetchd, Request, Store, file_bytes, write_index, write_model
-from thaw.ids import GroupId
+from tests.fetchd.harness import WEIGHTS, Fetchd, Instead, Request, Store, every, file_bytes, write_index, write_model
 from thaw.model import CHUNK_BYTES, FileRange, ModelFacts
 
-G = GroupId("g")
-WEIGHTS = "model.safetensors"
 N_CHUNKS = 8
 HANG_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("s")
-    write_index(write_model(root / "m", n_layers=N_CHUNKS, layer_bytes=CHUNK_BYTES - 1000))
-    return root
+    model = tmp_path_factory.mktemp("s") / "m"
+    return write_index(write_model(model, n_layers=N_CHUNKS, layer_bytes=CHUNK_BYTES - 1000)).parent
 
 
 @pytest.fixture
@@ -40,19 +36,18 @@ def fetchd(tmp_path: Path) -> Iterator[Fetchd]:
         yield running
 
 
-def hanging(store: Store, number: int) -> Fault:
+def wants_chunk(number: int) -> Callable[[Request], bool]:
+    return lambda r: (r.method, r.name, r.first) == ("GET", WEIGHTS, number * CHUNK_BYTES)
+
+
+def hanging(store: Store, number: int) -> Instead:
     """The first request for this chunk of the weights gets a few bytes and then nothing."""
-    met: list[int] = []
 
-    def fault(request: Request) -> bool:
-        if met or (request.method, request.name, request.first) != ("GET", WEIGHTS, number * CHUNK_BYTES):
-            return False
-        met.append(request.number)
-        request.sock.sendall(request.head() + request.body[:1000])
+    def hang(request: Request) -> None:
+        request.cut(1000)
         store.stopped.wait(HANG_S)
-        return True
 
-    return fault
+    return Instead(wants_chunk(number), hang, times=1)
 
 
 def chunks(facts: ModelFacts, begin: int, end: int) -> tuple[FileRange, ...]:
@@ -68,15 +63,14 @@ def test_a_connection_that_hangs_is_given_up_while_others_read_or_have_nothing_l
     facts = fetchd.client.inspect(f"{store.uri}/m")
     store.fault = hanging(store, number)
     started = fetchd.start(facts)
-    descriptors, reader = fetchd.open(started.segment_id)
-    done = fetchd.client.wait(G, 0, deadline_s=HANG_S / 2)
-    assert done.events[-1].attrs["slow_connections"] in range(1, N_CHUNKS)  # on a busy machine others may be slow, too
-    assert done.events[-1].attrs["retries"] == 0
-    assert done.fetched_bytes == sum(facts.files.values()), "bytes that had arrived were asked for again"
-    reader.wait(reader.n_bytes, 1)
-    assert file_bytes(reader, facts, WEIGHTS) == (store.root / "m" / WEIGHTS).read_bytes()
-    reader.close()
-    descriptors.close()
+    with fetchd.reading(started.segment_id) as reader:
+        done = fetchd.wait()
+        attrs = done.events[-1].attrs
+        assert attrs["slow_connections"] in range(1, N_CHUNKS)  # on a busy machine others may be slow, too
+        assert attrs["retries"] == 0
+        assert done.fetched_bytes == sum(facts.files.values()), "bytes that had arrived were asked for again"
+        reader.wait(reader.n_bytes, 1)
+        assert file_bytes(reader, facts, WEIGHTS) == (store.root / "m" / WEIGHTS).read_bytes()
 
 
 def test_a_connection_that_hangs_in_the_first_part_is_given_up_though_the_others_must_wait_for_that_part(
@@ -84,8 +78,8 @@ def test_a_connection_that_hangs_in_the_first_part_is_given_up_though_the_others
 ) -> None:
     facts = fetchd.client.inspect(f"{store.uri}/m")
     store.fault = hanging(store, 3)
-    fetchd.start(facts, "g", chunks(facts, 0, 4), later_ranges=chunks(facts, 4, N_CHUNKS))
-    assert fetchd.client.wait(G, 0, deadline_s=HANG_S / 2).fetched_bytes == 4 * CHUNK_BYTES
+    done = fetchd.fetch(facts, "g", chunks(facts, 0, 4), later_ranges=chunks(facts, 4, N_CHUNKS))
+    assert done.fetched_bytes == 4 * CHUNK_BYTES
 
 
 def test_the_last_reader_of_the_first_part_finds_its_turn_after_a_pause_that_the_store_asked_for(
@@ -94,34 +88,28 @@ def test_the_last_reader_of_the_first_part_finds_its_turn_after_a_pause_that_the
     """The other reader of the only connection must not keep the turn while it waits for the later part."""
     with Fetchd(tmp_path, THAW_FETCHD_CONNECTIONS=1) as fetchd:
         facts = fetchd.client.inspect(f"{store.uri}/m")
-        asked: list[int] = []
 
-        def fault(request: Request) -> bool:
-            asked.append(request.first)
-            if len(asked) > 1:
-                return False
+        def busy(request: Request) -> None:
             head = request.head("429 Too Many Requests", length=0)
             request.sock.sendall(head.replace(b"\r\n\r\n", b"\r\nRetry-After: 1\r\n\r\n"))
-            return True
 
-        store.fault = fault
-        fetchd.start(facts, "g", chunks(facts, 0, 1), later_ranges=chunks(facts, 1, 3))
-        assert fetchd.client.wait(G, 0, deadline_s=20).fetched_bytes == CHUNK_BYTES
+        store.fault = Instead(every, busy, times=1)
+        done = fetchd.fetch(facts, "g", chunks(facts, 0, 1), later_ranges=chunks(facts, 1, 3))
+        assert done.fetched_bytes == CHUNK_BYTES
 
 
 def test_an_object_that_is_slow_on_every_connection_is_left_more_and_more_time(fetchd: Fetchd, store: Store) -> None:
     facts = fetchd.client.inspect(f"{store.uri}/m")
-    asked: list[int] = []
+    is_first, asked = wants_chunk(0), []
 
-    def fault(request: Request) -> bool:
-        if (request.method, request.name, request.first) == ("GET", WEIGHTS, 0):
+    def slow(request: Request) -> bool:
+        if is_first(request):
             asked.append(request.number)
             store.stopped.wait(1.2)  # before the first byte: 0.5 s and 1 s are too short, 2 s are enough
         return False
 
-    store.fault = fault
-    fetchd.start(facts)
-    assert fetchd.client.wait(G, 0, deadline_s=HANG_S / 2).fetched_bytes == sum(facts.files.values())
+    store.fault = slow
+    assert fetchd.fetch(facts).fetched_bytes == sum(facts.files.values())
     assert len(asked) >= 2
 
 

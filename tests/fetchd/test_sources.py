@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fetchd import catalog
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import Connection, Source, Target, Unthrottled, read_bytes
 from fetchd.sources.file import FileSource
 from fetchd.sources.http import HttpSource
 from fetchd.sources.registry import open_source
-from tests.fetchd.harness import Store, write_model
+from tests.fetchd.harness import Store
 from tests.hub import LoopbackHub, files_in
 from thaw.errors import ModelCorrupt, ModelNotFound
 
@@ -87,26 +85,3 @@ def test_what_is_not_there_is_not_found_and_what_is_too_short_is_corrupt(connect
 def test_another_version_than_the_one_inspected_is_corrupt(connection: Connection) -> None:
     with pytest.raises(ModelCorrupt, match="has changed"):
         read_bytes(connection, "model.safetensors", 0, 4, "another")
-
-
-def test_the_catalogue_remembers_the_models_used_last_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalog, "_MOST_MODELS", 2)
-    opened: list[str] = []
-
-    def open_file(uri: str) -> Source:
-        opened.append(uri.rpartition("/")[2])
-        return FileSource(uri)
-
-    known = catalog.Catalog(open_file, 1, threading.Event())
-    for name in "abc":
-        write_model(tmp_path / name, layer_bytes=10)
-    for name in ("a", "b", "a", "none", "a", "c", "a", "b"):
-        if name == "none":
-            with pytest.raises(ModelNotFound):
-                known.inspect((tmp_path / name).as_uri())
-        else:
-            known.inspect((tmp_path / name).as_uri())
-    assert opened == ["a", "b", "none", "c", "b"]
-    assert len(known._places) == 2

@@ -6,13 +6,23 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from relay.clients.fetch import DescriptorClient
-from tests.fetchd.harness import Fetchd, Request, Store, wait_until, write_index, write_model
+from tests.conformance.transports import Worker
+from tests.fetchd.harness import (
+    WEIGHTS,
+    Fetchd,
+    Instead,
+    Request,
+    Store,
+    of_weights,
+    wait_until,
+    write_index,
+    write_model,
+)
 from thaw import partition
 from thaw.errors import MemoryTooSmall, NotFound, PlatformError, StoreUnavailable
 from thaw.ids import GroupId, InstanceId
@@ -56,19 +66,12 @@ def live(fetchd: Fetchd, models: list[ModelFacts], contents: dict[str, bytes], n
             )
             if generator.random() < 0.3:
                 fetchd.client.cancel(GroupId(group), 1)
-            path = fetchd.client.open_descriptor_socket(instance)
-            fetchd.client.grant_segment(instance, started.segment_id, GroupId(group), 0)
-            descriptors = DescriptorClient.connect(path)
-            reader = descriptors.segment(deadline_s=30)
-            try:
+            with fetchd.reading(started.segment_id, instance, group) as reader:
                 reader.wait(reader.n_bytes, 30)
                 for p in reader.offer.layout:
                     expected = contents[facts.uri][p.offset : p.offset + p.n_bytes]
-                    assert p.file != "model.safetensors" or reader.view(p.segment_offset, p.n_bytes) == expected
+                    assert p.file != WEIGHTS or reader.view(p.segment_offset, p.n_bytes) == expected
                 read_whole += 1
-            finally:
-                reader.close()
-                descriptors.close()
         except EXPECTED:
             pass
         finally:
@@ -85,35 +88,18 @@ def test_a_storm_of_starts_and_cancels_on_a_flaky_store_loses_nothing(
 ) -> None:
     generator = random.Random(3)
 
-    def fault(request: Request) -> bool:
-        if request.method == "GET" and request.name == "model.safetensors" and generator.random() < 0.2:
-            answer = request.head() + request.body
-            request.sock.sendall(answer[: generator.randrange(len(request.head()), len(answer))])
-            return True
-        return False
+    def cut(request: Request) -> None:
+        answer = request.head() + request.body
+        request.sock.sendall(answer[: generator.randrange(len(request.head()), len(answer))])
 
-    paths = [write_model(tmp_path / "s" / f"m{i}", layer_bytes=layer_bytes, seed=i) for i in range(4)]
-    for path in paths:
-        write_index(path)
+    paths = [write_index(write_model(tmp_path / "s" / f"m{i}", layer_bytes=layer_bytes, seed=i)) for i in range(4)]
     with Store(tmp_path / "s") as store, Fetchd(tmp_path, THAW_FETCHD_POOL_MB=pool_mb, THAW_FETCHD_SLAB_MB=2) as fetchd:
         models = [fetchd.client.inspect(f"{store.uri}/{p.name}") for p in paths]
-        contents = {m.uri: (p / "model.safetensors").read_bytes() for m, p in zip(models, paths, strict=True)}
-        store.fault = fault
-        failures: list[BaseException] = []
-
-        def run(number: int) -> None:
-            try:
-                live(fetchd, models, contents, number, n_wanted)
-            except BaseException as e:  # noqa: BLE001 - the test's own thread raises it again
-                failures.append(e)
-
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join(200)
-            assert not t.is_alive(), "a caller hangs"
-        assert failures == []
+        contents = {m.uri: (p / WEIGHTS).read_bytes() for m, p in zip(models, paths, strict=True)}
+        store.fault = Instead(lambda r: of_weights(r) and generator.random() < 0.2, cut)
+        callers = [Worker(partial(live, fetchd, models, contents, number, n_wanted)) for number in range(6)]
+        for caller in callers:
+            caller.join(200)
         wait_until(lambda: not fetchd.client.status().fetches and fetchd.client.descriptor_sockets() == ())
         wait_until(lambda: all(s.holders == () for s in fetchd.client.status().segments))
         status = fetchd.client.status()

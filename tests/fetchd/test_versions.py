@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fetchd.harness import Fetchd, Request, Store, file_bytes, wait_until, write_index, write_model
+from tests.fetchd.harness import WEIGHTS, Fetchd, Instead, Request, Store, flip, wait_until, write_index, write_model
 from thaw.checkpoints import versions
 from thaw.cli.model_stores import checkpoints
 from thaw.cli.model_stores.stores import open_store
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
-from thaw.ids import GroupId
-from thaw.model import INDEX_NAME, ModelFacts
+from thaw.model import INDEX_NAME
 
-WEIGHTS = "model.safetensors"
 OTHER = "0123456789abcdef"
 
 
@@ -35,17 +33,10 @@ def push(tmp_path: Path, seed: int, **shape: int) -> tuple[str, bytes]:
     return index.sha256, (model / WEIGHTS).read_bytes()
 
 
-def fetched(fetchd: Fetchd, facts: ModelFacts, group: str) -> bytes:
-    """The weights that a start with these facts gets."""
-    fetchd.start(facts, group)
-    segment_id = fetchd.client.wait(GroupId(group), 0, deadline_s=20).segment_id
-    fetchd._asked[segment_id] = (GroupId(group), 0)
-    descriptors, reader = fetchd.open(segment_id, group)
-    try:
-        return file_bytes(reader, facts, WEIGHTS)
-    finally:
-        reader.close()
-        descriptors.close()
+def serve(tmp_path: Path, version: str) -> None:
+    """Let the store serve this version of ``x``.  It does not unquote names."""
+    place = f"x@{versions.short(version)}"
+    (tmp_path / place.replace("@", "%40")).symlink_to(tmp_path / place)
 
 
 def test_a_plain_name_means_the_newest_version_and_a_pin_always_the_same(fetchd: Fetchd, tmp_path: Path) -> None:
@@ -58,8 +49,10 @@ def test_a_plain_name_means_the_newest_version_and_a_pin_always_the_same(fetchd:
         found.append((facts, weights))
     (old, old_weights), (new, new_weights) = found
     assert new.n_bytes > old.n_bytes
-    assert fetched(fetchd, new, "new") == new_weights
-    assert fetched(fetchd, old, "old") == old_weights, "a start that was planned before the push gets what was planned"
+    assert fetchd.files(new, "new")[WEIGHTS] == new_weights
+    assert fetchd.files(old, "old")[WEIGHTS] == old_weights, (
+        "a start that was planned before the push gets what was planned"
+    )
     pinned = fetchd.client.inspect(old.uri)
     assert (pinned.uri, pinned.name, pinned.version) == (old.uri, "", old.version)
 
@@ -77,8 +70,7 @@ def test_a_version_is_a_plain_checkpoint_that_other_programs_can_load(tmp_path: 
 
 def test_a_look_at_a_known_model_is_one_request_and_at_a_pin_none(tmp_path: Path) -> None:
     version, _ = push(tmp_path, 1, layer_bytes=1000)
-    place = f"x@{versions.short(version)}"
-    (tmp_path / place.replace("@", "%40")).symlink_to(tmp_path / place)  # the store does not unquote names
+    serve(tmp_path, version)
     with Store(tmp_path) as store, Fetchd(tmp_path) as fetchd:
         first = fetchd.client.inspect(f"{store.uri}/x")
         store.requests.clear()
@@ -95,7 +87,7 @@ def test_a_directory_that_gets_a_pointer_is_read_through_it_from_then_on(fetchd:
     version, weights = push(tmp_path, 6, layer_bytes=1000)
     after = fetchd.client.inspect(plain.as_uri())
     assert after.version == version
-    assert fetched(fetchd, after, "after") == weights
+    assert fetchd.files(after, "after")[WEIGHTS] == weights
 
 
 @pytest.mark.parametrize(
@@ -135,9 +127,7 @@ def _touch(path: Path) -> None:
 
 
 def _damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path, -1)
 
 
 def _replace(path: Path) -> None:
@@ -151,38 +141,29 @@ def _replace(path: Path) -> None:
 def test_files_that_are_written_after_their_index_are_read_and_checked_anew(
     fetchd: Fetchd, tmp_path: Path, change: Callable[[Path], None], is_whole: bool
 ) -> None:
-    directory = write_model(tmp_path / "m", layer_bytes=10_000)
-    write_index(directory)
+    directory = write_index(write_model(tmp_path / "m", layer_bytes=10_000))
     facts = fetchd.client.inspect(directory.as_uri())
     first = f"{change.__name__}-1"
-    fetched(fetchd, facts, first)
+    fetchd.files(facts, first)
     assert fetchd.start(facts, f"{first}-again").resident
     change(directory / WEIGHTS)
     facts, second = fetchd.client.inspect(directory.as_uri()), f"{change.__name__}-2"
     if is_whole:
-        assert fetched(fetchd, facts, second) == (directory / WEIGHTS).read_bytes()
-        assert fetchd.client.wait(GroupId(second), 0, deadline_s=20).fetched_bytes > 0
+        assert fetchd.files(facts, second)[WEIGHTS] == (directory / WEIGHTS).read_bytes()
+        assert fetchd.wait(second).fetched_bytes > 0
     else:
         with pytest.raises(ModelCorrupt, match="chunk 0"):
-            fetched(fetchd, facts, second)
-
-
-def _status(status: str) -> Callable[[Request], bool]:
-    def refuse(request: Request) -> bool:
-        if request.name == versions.POINTER_NAME:
-            request.sock.sendall(f"HTTP/1.1 {status}\r\nLocation: /y\r\nContent-Length: 0\r\n\r\n".encode())
-            return True
-        return False
-
-    return refuse
+            fetchd.fetch(facts, second)
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "301 Moved", "400 Bad Request"])
 def test_a_pointer_that_is_refused_leads_to_no_older_weights_beside_it(tmp_path: Path, status: str) -> None:
     write_model(tmp_path / "x", seed=1, layer_bytes=1000)
     push(tmp_path, 2, layer_bytes=1000)
+    answer = f"HTTP/1.1 {status}\r\nLocation: /y\r\nContent-Length: 0\r\n\r\n".encode()
+    refuse = Instead(lambda r: r.name == versions.POINTER_NAME, lambda r: r.sock.sendall(answer))
     with (
-        Store(tmp_path, _status(status)) as store,
+        Store(tmp_path, refuse) as store,
         Fetchd(tmp_path) as fetchd,
         pytest.raises(ModelNotFound, match="no model could be read there"),
     ):
@@ -195,8 +176,7 @@ def test_a_store_that_hides_what_is_missing_still_serves_a_directory_without_ver
         facts = fetchd.client.inspect(f"{store.uri}/x")
         assert facts.uri == f"{store.uri}/x"
         version, _ = push(tmp_path, 2, layer_bytes=1000)
-        place = f"x@{versions.short(version)}"
-        (tmp_path / place.replace("@", "%40")).symlink_to(tmp_path / place)
+        serve(tmp_path, version)
         assert fetchd.client.inspect(f"{store.uri}/x").version == version
         (tmp_path / "x" / versions.POINTER_NAME).unlink()
         with pytest.raises(ModelNotFound, match="no model could be read there"):
@@ -236,7 +216,7 @@ def test_resident_bytes_are_had_while_the_store_does_not_answer_for_the_pointer(
     write_model(tmp_path / "x", layer_bytes=1000)
     with Store(tmp_path, silent) as store, Fetchd(tmp_path, THAW_FETCHD_READ_TIMEOUT_S=30) as fetchd:
         facts = fetchd.client.inspect(f"{store.uri}/x")
-        fetched(fetchd, facts, "first")
+        fetchd.files(facts, "first")
         n_asked = len(store.requests)
         asked.set()
         look = threading.Thread(target=lambda: fetchd.client.inspect(f"{store.uri}/x"))

@@ -26,12 +26,6 @@ from thaw.quotas import Quotas
 GUEST, OTHER = Namespace("guest"), Namespace("other")
 
 
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_url) as found:
-        yield found
-
-
 def end(client: redis.Redis, *numbers: int, namespace: Namespace = GUEST, start_ms: int = 1) -> None:
     some = [replace(record(ActivationId(f"{n:032x}")), namespace=namespace, start_ms=start_ms) for n in numbers]
     Records(client).end_all([Ended(one) for one in some])
@@ -172,10 +166,10 @@ def test_a_state_server_that_is_silent_holds_no_request_for_ever(monkeypatch: py
         listener._thread.join(20)
 
 
-def test_names_are_those_of_lists(client: redis.Redis) -> None:
+def test_names_are_those_of_lists(client: redis.Redis, records: Records) -> None:
     now = endings_after(client, GUEST, None).cursor
     bound = replace(record(ActivationId("a" * 32)), action=ActionName("guest/tools/f"), binding="other/mine")
-    Records(client).end_all([Ended(bound)])
+    records.end_all([Ended(bound)])
     (found,) = endings_after(client, GUEST, now).found
     named = ("guest/tools/f", "tools/f", "other/mine/f", "mine/f")
     assert all(found.is_named(name, GUEST) for name in named)
@@ -183,13 +177,13 @@ def test_names_are_those_of_lists(client: redis.Redis) -> None:
     assert str(Cursor("1-2", 3)) == "1-2.3"
 
 
-def test_the_longest_names_take_no_more_memory_than_short_ones(client: redis.Redis) -> None:
+def test_the_longest_names_take_no_more_memory_than_short_ones(client: redis.Redis, records: Records) -> None:
     long = chr(0x20000) * 256  # letters of four bytes
     some = [
         replace(record(ActivationId(f"{n:032x}")), action=ActionName(f"guest/{long}/{long}"), binding=f"other/{long}")
         for n in range(1_000)
     ]
-    Records(client).end_all([Ended(one) for one in some])
+    records.end_all([Ended(one) for one in some])
     assert client.memory_usage(keys.endings(GUEST), samples=0) < 160 * len(some)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +16,6 @@ from thaw.ids import ActionName, Namespace
 
 GUEST = Namespace("guest")
 TRIGGER = Trigger(GUEST, "t", parameters={"a": "x" * 100})
-
-
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis_link.connect(valkey_url) as connected:
-        yield connected
 
 
 def used(client: Any) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -46,38 +46,11 @@ def test_a_frame_cut_at_any_byte_is_refused() -> None:
 
 def test_one_flipped_bit_anywhere_is_refused() -> None:
     whole = frames.encode(HEADER, b"hidden states")
-    for position in range(len(whole)):
-        for bit in range(8):
-            damaged = bytearray(whole)
-            damaged[position] ^= 1 << bit
-            with pytest.raises(ProtocolError):
-                frames.decode(bytes(damaged))
-
-
-def resealed(raw: bytearray) -> bytes:
-    """Give a forged header a valid checksum, so that only the checks of its values can refuse it."""
-    struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
-    return bytes(raw)
-
-
-@pytest.mark.parametrize(
-    ("offset", "fmt", "value", "message"),
-    [
-        (4, "<B", 2, "frame version 2"),
-        (5, "<B", 6, "kind 6"),
-        (6, "<B", 3, "priority 3"),
-        (7, "<B", 0x80, "flags 0x80"),
-        (36, "<I", 3, "chunk 3 of 3"),
-        (40, "<I", 0, "chunk 1 of 0"),
-        (44, "<I", MAX_PAYLOAD_BYTES + 1, "the limit is"),
-        (44, "<I", 0xFFFFFFFF, "the limit is"),
-    ],
-)
-def test_a_header_that_lies_with_a_right_checksum_is_refused(offset: int, fmt: str, value: int, message: str) -> None:
-    raw = bytearray(frames.encode_header(HEADER))
-    struct.pack_into(fmt, raw, offset, value)
-    with pytest.raises(ProtocolError, match=message):
-        frames.decode_header(resealed(raw))
+    for position, bit in itertools.product(range(len(whole)), range(8)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << bit
+        with pytest.raises(ProtocolError):
+            frames.decode(bytes(damaged))
 
 
 def test_a_payload_above_the_limit_is_not_sent() -> None:

@@ -7,6 +7,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -16,6 +17,7 @@ from thaw_runtime.action.lean_http import LeanHandler
 
 LENGTH = b"HTTP/1.1 200 All Is Well\r\nContent-Type: text/plain\r\nCONTENT-LENGTH: 11\r\n\r\nhello world"
 CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WAIT_S = 10.0
 
 
@@ -23,18 +25,18 @@ WAIT_S = 10.0
 def ends() -> Iterator[tuple[Connection, socket.socket]]:
     ours, theirs = socket.socketpair()
     ours.settimeout(WAIT_S)
-    connection = Connection(ours)
-    yield connection, theirs
-    connection.close()
-    theirs.close()
+    with closing(Connection(ours)) as connection, theirs:
+        yield connection, theirs
 
 
-def answered(data: bytes) -> Connection:
+@contextmanager
+def answered(data: bytes) -> Iterator[Connection]:
     ours, theirs = socket.socketpair()
     theirs.sendall(data)
     theirs.close()
     ours.settimeout(WAIT_S)
-    return Connection(ours)
+    with closing(Connection(ours)) as connection:
+        yield connection
 
 
 @pytest.mark.parametrize("answer", [LENGTH, CHUNKS])
@@ -69,11 +71,9 @@ def test_a_token_is_there_before_the_next_chunk_is(ends: tuple[Connection, socke
 @pytest.mark.parametrize("answer", [LENGTH, CHUNKS])
 def test_an_answer_that_is_cut_anywhere_is_never_taken_for_whole(answer: bytes) -> None:
     for cut in range(len(answer)):
-        connection = answered(answer[:cut])
-        with pytest.raises(BrokenExchange):
+        with answered(answer[:cut]) as connection, pytest.raises(BrokenExchange):
             connection.read_head()
             connection.read_rest()
-        connection.close()
 
 
 @pytest.mark.parametrize(
@@ -86,48 +86,42 @@ def test_an_answer_that_is_cut_anywhere_is_never_taken_for_whole(answer: bytes) 
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 101 + b"Content-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\na: " + b"x" * 70_000 + b"\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhello\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nT: v\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\n",
+        *(
+            CHUNKED + body
+            for body in (b"-5\r\nhello\r\n0\r\n\r\n", b"0x5\r\nhello\r\n0\r\n\r\n", b"4\r\nhello\r\n0\r\n\r\n")
+        ),
+        *(CHUNKED + body for body in (b"\r\n", b"5;x=y\r\nhello\r\n0\r\n\r\n", b"0\r\nT: v\r\n\r\n", b"0\r\n\n")),
         b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 0\xa0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: " + b"1" * 5000 + b"\r\n\r\n",
     ],
 )
 def test_what_is_no_answer_is_refused(answer: bytes) -> None:
-    connection = answered(answer)
-    with pytest.raises(BrokenExchange):
+    with answered(answer) as connection, pytest.raises(BrokenExchange):
         connection.read_head()
         connection.read_rest()
-    connection.close()
 
 
 def test_a_closed_connection_is_readable_and_says_so_without_a_wait() -> None:
-    connection = answered(b"")
-    assert connection.is_readable(WAIT_S)
-    connection.close()
+    with answered(b"") as connection:
+        assert connection.is_readable(WAIT_S)
 
 
 @pytest.mark.parametrize("head", ["HTTP/1.0 200 OK", "HTTP/1.1 200 OK\r\nConnection: close"])
 def test_an_answer_that_ends_the_connection_says_so(head: str) -> None:
-    connection = answered(f"{head}\r\nContent-Length: 2\r\n\r\n{{}}".encode())
-    connection.read_head()
-    assert connection.read_rest() == b"{}"
-    assert not connection.keep_alive
-    connection.close()
+    with answered(f"{head}\r\nContent-Length: 2\r\n\r\n{{}}".encode()) as connection:
+        connection.read_head()
+        assert connection.read_rest() == b"{}"
+        assert not connection.keep_alive
 
 
 def test_a_peer_that_vanishes_is_noticed_whether_we_wait_or_send() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        connection = Connection.connect("127.0.0.1", listening.getsockname()[1], WAIT_S)
-        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
-        assert 0 < connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 10_000
-        connection.close()
+        address = ("127.0.0.1", listening.getsockname()[1])
+        with closing(Connection.connect(*address, WAIT_S)) as connection:
+            assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+            assert 0 < connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 10_000
 
 
 class _Echo(Handler):

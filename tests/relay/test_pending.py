@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
-import pytest
 import redis
 
-from relay.state import keys, redis_link
+from relay.state import keys
 from relay.state.pending import Entry, PendingClaims, PendingReader, create_group
 from relay.state.records import Pending, Records
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
 from thaw.logs import Log
 
 OURS = GatewayId("ours")
-
-
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis_link.connect(valkey_url) as connected:
-        yield connected
 
 
 def accept(client: redis.Redis, name: str) -> None:

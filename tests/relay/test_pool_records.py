@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
-from relay.state import redis_link
 from relay.state.records import Records
-from relay.state.storage import Storage
+from tests.relay.samples import GUEST, with_quotas
 from thaw.action import KIND_LLM, Action, Exec, Limits
 from thaw.config import parse_llm_config
 from thaw.errors import Forbidden, TooLarge
-from thaw.ids import ActionName, Namespace
-from thaw.quotas import Quotas
-
-GUEST = Namespace("guest")
+from thaw.ids import ActionName
 
 
 def function(name: str, version: str = "0.0.1", adapter: str = "a", **config: object) -> Action:
@@ -34,17 +28,6 @@ class Killed(redis.Redis):
         self.writes += 1
         assert self.writes == 1, "a gateway that is killed here has written one of two"
         return super().eval(*args)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis_link.connect(valkey_url) as made:
-        yield made
-
-
-@pytest.fixture
-def records(client: redis.Redis) -> Records:
-    return Records(client)
 
 
 def names(records: Records) -> set[str]:
@@ -72,16 +55,11 @@ def test_a_pool_goes_with_the_last_function_that_has_it(records: Records) -> Non
     assert names(records) == {"guest/f"}
 
 
-def bounded(client: redis.Redis, actions: int = 100, code_bytes: int = 10**9) -> tuple[Records, Storage]:
-    storage = Storage(client, lambda _: Quotas(actions, code_bytes, 10**9, 10**6, 10**6, 10**6))
-    return Records(client, storage=storage), storage
-
-
 def test_a_function_without_room_for_its_pool_is_not_written(client: redis.Redis, records: Records) -> None:
     f, changed = function("f"), function("f", "0.0.2", scaling={"max_batch": 2})
     records.put_action(f, last=None)
-    now = bounded(client)[1].usage(GUEST).code_bytes
-    with_room, _ = bounded(client, code_bytes=now + 100)
+    now = with_quotas(client)[1].usage(GUEST).code_bytes
+    with_room, _ = with_quotas(client, code_bytes=now + 100)
     with_room.put_action(changed, last="0.0.1", old=f)  # its pool takes the place of the other one
     with pytest.raises(TooLarge):
         with_room.put_action(function("g", scaling={"max_batch": 3}), last=None)
@@ -89,7 +67,7 @@ def test_a_function_without_room_for_its_pool_is_not_written(client: redis.Redis
 
 
 def test_a_pool_is_no_deployed_action_of_a_quota(client: redis.Redis) -> None:
-    records, storage = bounded(client, actions=2)
+    records, storage = with_quotas(client, actions=2)
     f = function("f")
     records.put_action(f, last=None)
     records.put_action(function("g", scaling={"max_batch": 2}), last=None)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
-from contextlib import closing
 
-import pytest
 import redis
 from rich.console import Console
 
-from relay.state import redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
@@ -43,21 +39,19 @@ class Machine:
 
     def beat(self, host: str) -> None:
         device = Device("cpu", "cpu", 1, 1)
-        self.registry.report_host(
-            HostReport(HostId(host), self.boot, "a:1", (device,), 1, 1.0, "none", "process", 0, 0)
-        )
-
-
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with closing(redis_link.connect(valkey_url)) as made:
-        yield made
+        report = HostReport(HostId(host), self.boot, "a:1", (device,), 1, 1.0, "none", "process", 0, 0)
+        self.registry.report_host(report)
 
 
 def test_each_kind_of_heartbeat_finds_the_server_s_time(client: redis.Redis) -> None:
     """The server runs on this machine, so its clock is the clock that time.time_ns() reads."""
     here = Machine(client, "b", 5 * HOUR_NS, 0)
-    beats = (lambda: here.beat("h"), lambda: here.registry.gateway_alive(GatewayId("g")), here.registry.live_hosts)
+    hosts: list[HostReport] = []
+    beats = (
+        lambda: here.beat("h"),
+        lambda: here.registry.gateway_alive(GatewayId("g")),
+        lambda: hosts.extend(here.registry.live_hosts()),
+    )
     assert here.clock.reading is None
     for beat in beats:
         here.clock = here.registry._clock = StateClock(here.now_ns)
@@ -68,12 +62,7 @@ def test_each_kind_of_heartbeat_finds_the_server_s_time(client: redis.Redis) -> 
         known = reading.at(after_ns)
         assert known.low_ns <= wall_ns - before_ns
         assert wall_ns - after_ns <= known.high_ns
-
-
-def test_a_host_that_was_there_is_found_alive_beside_the_server_s_time(client: redis.Redis) -> None:
-    here = Machine(client, "b", 0, 0)
-    here.beat("h")
-    assert [h.host_id for h in here.registry.live_hosts()] == ["h"]
+    assert [host.host_id for host in hosts] == ["h"]
 
 
 def test_only_the_trace_of_a_start_says_how_the_clock_stands(client: redis.Redis) -> None:
@@ -123,10 +112,7 @@ def test_a_start_over_machines_whose_clocks_are_wrong_by_seconds_is_drawn_in_its
     screen = io.StringIO()
     explain.show(Console(file=screen, width=120), {"events": [wire.to_plain(e) for e in found]}, ACTIVATION)
     clocks = [line for line in screen.getvalue().splitlines() if line.startswith("clocks: ")]
-    assert [line.partition(" the gateway, ± ")[0].split(" is ")[0] for line in clocks] == [
-        "clocks: host-0",
-        "clocks: host-1",
-    ]
+    assert [line.split(" is ")[0] for line in clocks] == ["clocks: host-0", "clocks: host-1"]
     for line, ahead_s, side in zip(clocks, (-3.0, 5.0), ("behind", "ahead of"), strict=True):
         assert f"{side} the gateway, ± " in line
         told_s = float(line.split(" is ")[1].split(" ms ")[0].replace(",", "")) / 1e3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,43 +14,18 @@ import redis
 
 from relay.protocol.messages import DemandAdded
 from relay.state import keys, redis_link
-from relay.state.pending import create_group
-from relay.state.records import Pending, Records
 from relay.state.recount import recount
 from relay.state.registry import Registry
 from relay.state.storage import Storage
 from tests.conftest import ValkeyServer
-from tests.relay.samples import record
+from tests.relay.samples import GUEST, MANY, function, pending, record, with_quotas
 from thaw import wire
-from thaw.action import Action, Exec, Limits
 from thaw.activation import ActivationStatus
 from thaw.errors import Forbidden, PlatformError, StorageFull, Throttled, TooLarge
 from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
-from thaw.quotas import OwnQuotas, Quotas
 
-GUEST, OTHER = Namespace("guest"), Namespace("other")
-MANY = Quotas(10**6, 10**12, 10**12, 10**6, 10**6, 10**6)
+OTHER = Namespace("other")
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis_link.connect(valkey_url) as connected:
-        create_group(connected)
-        yield connected
-
-
-def with_quotas(client: redis.Redis, **own: Any) -> tuple[Records, Storage]:
-    storage = Storage(client, lambda _: OwnQuotas(**own).over(MANY))
-    return Records(client, storage=storage), storage
-
-
-def pending(name: str, namespace: Namespace = GUEST, payload: object = None) -> Pending:
-    return Pending(ActivationId(name), namespace, "x", ActionName(f"{namespace}/f"), "0.0.1", payload, 0, 0)
-
-
-def action(name: str, n_bytes: int = 10) -> Action:
-    return Action(ActionName(f"guest/{name}"), GUEST, "0.0.1", Exec("python:3.11", "#" * n_bytes), Limits())
 
 
 def test_a_record_counts_until_all_of_its_hour_has_expired(client: redis.Redis) -> None:
@@ -142,40 +118,39 @@ def test_gateways_together_accept_as_many_202s_as_a_namespace_may_have(client: r
 
 def test_gateways_together_keep_as_many_actions_as_a_namespace_may_have(client: redis.Redis) -> None:
     gateways = [with_quotas(client, actions=4)[0] for _ in range(3)]
-    n, told = at_once(9, lambda i: gateways[i % 3].put_action(action(f"f{i}"), last=None), Forbidden)
+    n, told = at_once(9, lambda i: gateways[i % 3].put_action(function(f"f{i}"), last=None), Forbidden)
     assert n == client.hlen(keys.actions(GUEST)) == 4
     assert all("(count: 5, allowed: 4). THAW_QUOTA_ACTIONS" in text for text in told)
     kept = gateways[0].actions(GUEST)[0]
     gateways[0].put_action(replace(kept, version="0.0.2"), last="0.0.1")
     gateways[0].delete_action(GUEST, kept.name)
-    gateways[0].put_action(action("new"), last=None)
+    gateways[0].put_action(function("new"), last=None)
 
 
 def test_code_has_a_quota_and_what_is_too_large_may_shrink(client: redis.Redis) -> None:
     records, storage = with_quotas(client, code_bytes=10_000)
-    records.put_action(action("a", 6_000), last=None)
+    records.put_action(function("a", 6_000), last=None)
     with pytest.raises(TooLarge, match=r"larger than allowed: \d+ > 10000 bytes. THAW_QUOTA_CODE_BYTES"):
-        records.put_action(action("b", 6_000), last=None)
+        records.put_action(function("b", 6_000), last=None)
     assert 6_000 < storage.usage(GUEST).code_bytes < 10_000
     less, _ = with_quotas(client, code_bytes=1_000)
-    less.put_action(replace(action("a", 5_000), version="0.0.2"), last="0.0.1")
+    less.put_action(replace(function("a", 5_000), version="0.0.2"), last="0.0.1")
 
 
 def test_a_long_record_without_room_is_kept_without_its_result(client: redis.Redis) -> None:
     records, storage = with_quotas(client, record_bytes=20_000)
     long = replace(record("a"), result={"x": "y" * 22_000}, logs=("line",))
     records.end(long)
+    sentence = "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
     last = records.activation(long.activation_id)
     assert last is not None
     assert last.status is ActivationStatus.INTERNAL_ERROR, "nobody takes the sentence for the result"
-    assert last.result == {
-        "error": "The result was not kept: the namespace has no room for it. thaw namespace quota shows what it has."
-    }
+    assert last.result == {"error": sentence}
     failed = replace(long, activation_id=ActivationId("f"), status=ActivationStatus.APPLICATION_ERROR)
     records.end(failed)
-    found_failed = records.activation(failed.activation_id)
-    assert found_failed is not None
-    assert found_failed.status is ActivationStatus.APPLICATION_ERROR
+    last = records.activation(failed.activation_id)
+    assert last is not None
+    assert last.status is ActivationStatus.APPLICATION_ERROR
     records.end(record("d"))  # a short one is kept as it is
     assert records.activation(ActivationId("d")) == record("d")
     assert storage.usage(GUEST).record_bytes < 20_000
@@ -210,7 +185,6 @@ def test_a_namespace_without_room_is_asked_for_anew_once_a_second(client: redis.
 
 def test_a_namespace_gets_no_more_than_is_free_of_the_servers_memory(own_valkey: ValkeyServer) -> None:
     with redis_link.connect(own_valkey.url) as client:
-        create_group(client)
         client.config_set("maxmemory", "40mb")
         records, storage = with_quotas(client)
         storage.look()
@@ -229,7 +203,7 @@ def test_a_namespace_gets_no_more_than_is_free_of_the_servers_memory(own_valkey:
         with pytest.raises(StorageFull, match="The state server has no room"):
             records.accept(pending("x"))
         with pytest.raises(StorageFull, match="maxmemory"):
-            records.put_action(action("large", 30_000_000), last=None)
+            records.put_action(function("large", 30_000_000), last=None)
 
 
 def test_logs_go_before_a_result_does(client: redis.Redis) -> None:
@@ -249,7 +223,7 @@ def of_a_server(storage: Storage, free: int) -> None:
 
 def test_the_result_of_a_202_is_kept_though_others_have_taken_their_shares(client: redis.Redis) -> None:
     records, storage = with_quotas(client)
-    records.put_action(action("large", 1_000_000), last=None)
+    records.put_action(function("large", 1_000_000), last=None)
     entry = records.accept(pending("a"))
     entry_of_none = records.accept(pending("b"))
     result = {"x": "y" * 100_000}
@@ -266,27 +240,18 @@ def test_the_result_of_a_202_is_kept_though_others_have_taken_their_shares(clien
 
 def test_greed_of_others_ends_no_call_whose_answer_goes_to_its_client(client: redis.Redis) -> None:
     _, storage = with_quotas(client)
-    for free, used, is_refused in (
-        (60, 300, False),
-        (50, 300, True),
-        (50, 100, False),
-        (0, 100, True),
-    ):
+    storage.look = lambda: None  # type: ignore[method-assign]
+    for free, used, is_refused in ((60, 300, False), (50, 300, True), (50, 100, False), (0, 100, True)):
         client.hset(keys.used(GUEST), "records", used * MIB)
         of_a_server(storage, free * MIB)
-        storage.look = lambda: None  # type: ignore[method-assign]
-        used_now = storage.usage(GUEST).record_bytes
-        assert used_now == used * MIB
-        if is_refused:
-            with pytest.raises(StorageFull, match="maxmemory"):
-                storage.check(GUEST)
-        else:
+        assert storage.usage(GUEST).record_bytes == used * MIB
+        with pytest.raises(StorageFull, match="maxmemory") if is_refused else nullcontext():
             storage.check(GUEST)
 
 
 def test_code_and_records_have_one_share_of_what_is_free(client: redis.Redis) -> None:
     records, storage = with_quotas(client)
-    records.put_action(action("f", 1_000), last=None)
+    records.put_action(function("f", 1_000), last=None)
     of_a_server(storage, 300 * MIB)
     client.hset(keys.used(GUEST), mapping={"records": 200 * MIB, "code": 101 * MIB})
     with pytest.raises(StorageFull):
@@ -295,7 +260,7 @@ def test_code_and_records_have_one_share_of_what_is_free(client: redis.Redis) ->
     records.accept(pending("a"))
     client.hset(keys.used(GUEST), "records", 300 * MIB)
     with pytest.raises(StorageFull):
-        records.put_action(action("g", 1_000), last=None)
+        records.put_action(function("g", 1_000), last=None)
     records.delete_action(GUEST, ActionName("guest/f"))
     assert client.hget(keys.used(GUEST), "code") == b"0"
 
@@ -309,9 +274,9 @@ def test_the_end_of_a_202_that_is_not_counted_takes_nothing_from_others(client: 
     assert client.hget(keys.used(GUEST), "accepted_bytes") == b"0"
 
 
-def test_waiting_requests_are_counted_once_and_given_back_once(client: redis.Redis) -> None:
+def test_waiting_requests_are_counted_once_and_given_back_once(client: redis.Redis, registry: Registry) -> None:
     ours, theirs = GatewayId("ours"), GatewayId("theirs")
-    registry, name = Registry(client), ActionName("guest/f")
+    registry, name = registry, ActionName("guest/f")
     demand = DemandAdded(ActivationId("a"), name, GUEST, ours, 1)
     for _ in range(2):  # told again
         registry.add_demand(demand)
@@ -327,8 +292,8 @@ def test_waiting_requests_are_counted_once_and_given_back_once(client: redis.Red
     assert client.hkeys(keys.HELD) == [b"other"]
 
 
-def test_a_202_whose_demand_is_announced_ahead_does_not_count_as_waiting_until_it_waits(client: redis.Redis) -> None:
-    registry, name, ours = Registry(client), ActionName("guest/f"), GatewayId("ours")
+def test_a_202_whose_demand_is_announced_ahead_does_not_count_as_waiting_until_it_waits(registry: Registry) -> None:
+    registry, name, ours = registry, ActionName("guest/f"), GatewayId("ours")
     waits = DemandAdded(ActivationId("a"), name, GUEST, ours, 1)
     ahead = replace(waits, ahead=True)
     counts = []
@@ -341,9 +306,8 @@ def test_a_202_whose_demand_is_announced_ahead_does_not_count_as_waiting_until_i
     assert registry.n_held(GUEST) == 1
 
 
-def test_counts_that_versions_without_quotas_left_wrong_are_put_right(client: redis.Redis) -> None:
+def test_counts_that_versions_without_quotas_left_wrong_are_put_right(client: redis.Redis, registry: Registry) -> None:
     records, storage = with_quotas(client)
-    registry = Registry(client)
     kept = records.accept(pending("a", payload="z" * 1_000))
     counted = storage.usage(GUEST)
     records.accept(pending("x", OTHER))

@@ -23,20 +23,20 @@ ONE, TWO, THREE = (GatewayId(name) for name in ("one", "two", "three"))
 TOKENS = (RunToken(0, 100, "ä "), RunToken(1, 101, "", TokenLogprob("b", -0.5, (("b", -0.5),))))
 HANDED = HandedOver(TOKENS, None, 1500, 1)
 KEPT_S = 360.0
+Homes = Callable[[GatewayId], StreamHomes]
+"""Makes the client of a gateway."""
+Asked = Callable[[Callable[[StreamWanted], object]], None]
+"""Calls a function for each stream that is requested."""
 
 
 @pytest.fixture
-def homes(valkey_url: str) -> Iterator[Callable[[GatewayId], StreamHomes]]:
-    client = redis_link.connect(valkey_url)
-    waiting = redis_link.connect(valkey_url)
-    yield lambda gateway: StreamHomes(client, waiting, gateway)
-    client.close()
-    waiting.close()
+def homes(valkey_url: str) -> Iterator[Homes]:
+    with redis_link.connect(valkey_url) as client, redis_link.connect(valkey_url) as waiting:
+        yield lambda gateway: StreamHomes(client, waiting, gateway)
 
 
 @pytest.fixture
-def asked(valkey_url: str) -> Iterator[Callable[[Callable[[StreamWanted], object]], None]]:
-    """Call a function for each stream that is requested."""
+def asked(valkey_url: str) -> Iterator[Asked]:
     readers: list[EventReader] = []
 
     def listen(answer: Callable[[StreamWanted], object]) -> None:
@@ -51,17 +51,14 @@ def asked(valkey_url: str) -> Iterator[Callable[[Callable[[StreamWanted], object
         reader.join(60)
 
 
-def test_a_stream_is_noted_for_as_long_as_it_is_kept(
-    homes: Callable[[GatewayId], StreamHomes], valkey_url: str
-) -> None:
+def test_a_stream_is_noted_for_as_long_as_it_is_kept(homes: Homes, client: redis.Redis) -> None:
     assert homes(TWO).home(STREAM) is None
     homes(ONE).note(STREAM, 59.2)
     assert homes(TWO).home(STREAM) == ONE
-    with redis_link.connect(valkey_url) as client:
-        assert 0 < client.ttl(keys.stream(STREAM)) <= 60
+    assert 0 < client.ttl(keys.stream(STREAM)) <= 60
 
 
-def test_a_note_does_not_replace_what_another_gateway_has_claimed(homes: Callable[[GatewayId], StreamHomes]) -> None:
+def test_a_note_does_not_replace_what_another_gateway_has_claimed(homes: Homes) -> None:
     assert homes(ONE).note(STREAM, KEPT_S)
     assert homes(ONE).note(STREAM, KEPT_S)
     assert homes(TWO).claim(STREAM, ONE, KEPT_S)
@@ -70,9 +67,7 @@ def test_a_note_does_not_replace_what_another_gateway_has_claimed(homes: Callabl
 
 
 def test_who_finds_too_many_waiting_claims_the_stream_at_once(
-    homes: Callable[[GatewayId], StreamHomes],
-    asked: Callable[[Callable[[StreamWanted], object]], None],
-    monkeypatch: pytest.MonkeyPatch,
+    homes: Homes, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gateway hears of it, and finds that the stream is no longer its own."""
     monkeypatch.setattr(streams, "_ASKING", 0)
@@ -86,9 +81,7 @@ def test_who_finds_too_many_waiting_claims_the_stream_at_once(
         homes(THREE).take(STREAM, ONE, KEPT_S)
 
 
-def test_those_that_wait_for_gateways_take_no_connection_from_other_calls(
-    valkey_url: str, asked: Callable[[Callable[[StreamWanted], object]], None]
-) -> None:
+def test_those_that_wait_for_gateways_take_no_connection_from_other_calls(valkey_url: str, asked: Asked) -> None:
     heard: queue.SimpleQueue[StreamWanted] = queue.SimpleQueue()
     asked(heard.put)
     pool = redis.BlockingConnectionPool.from_url(valkey_url, max_connections=1, timeout=streams._ASK_S - 0.5)
@@ -108,11 +101,7 @@ def test_those_that_wait_for_gateways_take_no_connection_from_other_calls(
 
 
 @pytest.mark.parametrize("end", [None, RunFinished("stop", 3, 2, "held back")])
-def test_a_stream_is_handed_over_with_all_its_tokens(
-    homes: Callable[[GatewayId], StreamHomes],
-    asked: Callable[[Callable[[StreamWanted], object]], None],
-    end: RunFinished | None,
-) -> None:
+def test_a_stream_is_handed_over_with_all_its_tokens(homes: Homes, asked: Asked, end: RunFinished | None) -> None:
     homes(ONE).note(STREAM, KEPT_S)
     handed = HandedOver(TOKENS, end, 1500, 1)
     asked(lambda wanted: homes(ONE).hand(wanted, handed, KEPT_S))
@@ -120,9 +109,7 @@ def test_a_stream_is_handed_over_with_all_its_tokens(
     assert homes(THREE).home(STREAM) == TWO
 
 
-def test_a_gateway_that_does_not_have_the_stream_says_so(
-    homes: Callable[[GatewayId], StreamHomes], asked: Callable[[Callable[[StreamWanted], object]], None]
-) -> None:
+def test_a_gateway_that_does_not_have_the_stream_says_so(homes: Homes, asked: Asked) -> None:
     homes(ONE).note(STREAM, KEPT_S)
     asked(lambda wanted: homes(ONE).refuse(wanted))
     assert homes(TWO).take(STREAM, ONE, KEPT_S) is None
@@ -130,9 +117,7 @@ def test_a_gateway_that_does_not_have_the_stream_says_so(
 
 
 def test_a_gateway_that_answers_too_late_finds_that_it_has_lost_the_stream(
-    homes: Callable[[GatewayId], StreamHomes],
-    asked: Callable[[Callable[[StreamWanted], object]], None],
-    monkeypatch: pytest.MonkeyPatch,
+    homes: Homes, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_ASK_S", 0.05)
     homes(ONE).note(STREAM, KEPT_S)
@@ -146,7 +131,7 @@ def test_a_gateway_that_answers_too_late_finds_that_it_has_lost_the_stream(
 
 
 def test_a_stream_that_is_handed_over_at_the_last_moment_is_taken(
-    homes: Callable[[GatewayId], StreamHomes], monkeypatch: pytest.MonkeyPatch
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is over, and before the note is replaced the other gateway replaces it."""
     monkeypatch.setattr(streams, "_ASK_S", 0.01)
@@ -164,9 +149,7 @@ def test_a_stream_that_is_handed_over_at_the_last_moment_is_taken(
     assert taking.take(STREAM, ONE, KEPT_S) == HANDED
 
 
-def test_of_two_gateways_that_want_a_stream_at_once_one_gets_it(
-    homes: Callable[[GatewayId], StreamHomes], asked: Callable[[Callable[[StreamWanted], object]], None]
-) -> None:
+def test_of_two_gateways_that_want_a_stream_at_once_one_gets_it(homes: Homes, asked: Asked) -> None:
     homes(ONE).note(STREAM, KEPT_S)
     given = threading.Event()
 
@@ -191,7 +174,7 @@ def test_of_two_gateways_that_want_a_stream_at_once_one_gets_it(
     assert "Another client goes on with this answer." in found
 
 
-def test_a_stream_without_a_home_is_claimed_once(homes: Callable[[GatewayId], StreamHomes]) -> None:
+def test_a_stream_without_a_home_is_claimed_once(homes: Homes) -> None:
     assert homes(ONE).claim(STREAM, None, KEPT_S)
     assert not homes(TWO).claim(STREAM, None, KEPT_S)
     assert homes(TWO).claim(STREAM, ONE, KEPT_S)

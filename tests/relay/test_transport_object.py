@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from relay.protocol.frames import FrameHeader, FrameKind
 from relay.protocol.messages import GroupCredential, GroupLink
 from relay.transports.base import Flow
 from relay.transports.connect import connect
-from relay.transports.object import ObjectTransport, _mac
+from relay.transports.object import ObjectTransport, Store, _mac
 from relay.transports.object_dir import DirStore
 from relay.transports.object_s3 import S3Store
 from tests.conformance.transports import Worker
@@ -33,10 +34,18 @@ FIRST = "0-000-0000000000000000-00000000"
 @pytest.fixture(params=[True, False], ids=["inotify", "polling"])
 def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[ObjectTransport]]:
     store = DirStore(tmp_path, notify=request.param)
-    made = [ObjectTransport(store, GROUP, k, (1 - k,), secret=SECRET, flow=FLOW, ttl_s=0.05) for k in (0, 1)]
-    yield made
-    for transport in made:
-        transport.close()
+    with closing(stage(store, 0, ttl_s=0.05)) as one, closing(stage(store, 1, ttl_s=0.05)) as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[ObjectTransport]:
+    with closing(stage(DirStore(tmp_path), 1)) as made:
+        yield made
+
+
+def stage(store: Store, number: int, **more: float) -> ObjectTransport:
+    return ObjectTransport(store, GROUP, number, (1 - number,), secret=SECRET, flow=FLOW, **more)
 
 
 def put(root: Path, name: str, body: bytes, secret: str = SECRET) -> None:
@@ -87,16 +96,15 @@ def test_what_nobody_reads_is_taken_back_by_its_sender(ends: list[ObjectTranspor
     ],
     ids=["secret", "empty", "length", "group", "gap", "sender", "name", "size"],
 )
-def test_a_forged_object_is_refused(tmp_path: Path, name: str, body: bytes, secret: str, message: str) -> None:
-    receiver = ObjectTransport(DirStore(tmp_path), GROUP, 1, (0,), secret=SECRET, flow=FLOW)
+def test_a_forged_object_is_refused(
+    receiver: ObjectTransport, tmp_path: Path, name: str, body: bytes, secret: str, message: str
+) -> None:
     put(tmp_path, name, body, secret)
     with pytest.raises(ProtocolError, match=message):
         receiver.receive(deadline_s=20)
-    receiver.close()
 
 
-def test_an_object_cannot_be_used_in_another_place(tmp_path: Path) -> None:
-    receiver = ObjectTransport(DirStore(tmp_path), GROUP, 1, (0,), secret=SECRET, flow=FLOW)
+def test_an_object_cannot_be_used_in_another_place(receiver: ObjectTransport, tmp_path: Path) -> None:
     put(tmp_path, FIRST, frames.encode(HIDDEN, b"x"))
     folder = tmp_path / GROUP / "1"
     assert bytes(receiver.receive(deadline_s=20).payload) == b"x"
@@ -104,14 +112,12 @@ def test_an_object_cannot_be_used_in_another_place(tmp_path: Path) -> None:
     (folder / FIRST).rename(folder / "0-000-0000000000000001-00000000")
     with pytest.raises(ProtocolError, match="not a frame of this group"):
         receiver.receive(deadline_s=20)
-    receiver.close()
 
 
 def test_a_group_that_ended_leaves_the_directory(tmp_path: Path) -> None:
     store = DirStore(tmp_path)
-    sender = ObjectTransport(store, GROUP, 0, (1,), flow=FLOW)
-    sender.send(1, HIDDEN, b"x", deadline_s=20)
-    sender.close()
+    with closing(stage(store, 0)) as sender:
+        sender.send(1, HIDDEN, b"x", deadline_s=20)
     store.drop_group(GROUP)
     assert list(tmp_path.iterdir()) == []
 
@@ -121,23 +127,19 @@ def test_a_directory_that_goes_away_ends_in_unavailable(tmp_path: Path) -> None:
         DirStore(tmp_path / "missing")
     root = tmp_path / "shared"
     root.mkdir()
-    ends = [ObjectTransport(DirStore(root), GROUP, k, (1 - k,), flow=FLOW) for k in (0, 1)]
-    root.rename(tmp_path / "unmounted")
-    root.write_text("not a directory")
-    with pytest.raises(Unavailable, match="the store does not answer"):
-        ends[0].send(1, HIDDEN, b"x", deadline_s=0.1)
-    with pytest.raises(Unavailable, match="the store does not answer"):
-        ends[1].receive(deadline_s=20)
-    for transport in ends:
-        transport.close()
+    with closing(stage(DirStore(root), 0)) as sender, closing(stage(DirStore(root), 1)) as receiver:
+        root.rename(tmp_path / "unmounted")
+        root.write_text("not a directory")
+        with pytest.raises(Unavailable, match="the store does not answer"):
+            sender.send(1, HIDDEN, b"x", deadline_s=0.1)
+        with pytest.raises(Unavailable, match="the store does not answer"):
+            receiver.receive(deadline_s=20)
 
 
 def test_a_store_that_is_not_there_or_refuses_ends_in_unavailable() -> None:
     nobody = S3Store("s3://relay/x", S3Access(f"http://127.0.0.1:{free_port()}", key_id="k", secret="s"))
-    receiver = ObjectTransport(nobody, GROUP, 1, (0,), flow=FLOW)
-    with pytest.raises(Unavailable, match="the store does not answer"):
+    with closing(stage(nobody, 1)) as receiver, pytest.raises(Unavailable, match="the store does not answer"):
         receiver.receive(deadline_s=20)
-    receiver.close()
 
 
 def test_a_store_that_answers_without_end_is_cut_off() -> None:
@@ -151,23 +153,24 @@ def test_a_store_that_answers_without_end_is_cut_off() -> None:
                 sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
 
         serving = Worker(answer)
-        receiver = ObjectTransport(store, GROUP, 1, (0,), flow=FLOW)
-        with pytest.raises(ProtocolError, match="99999999999 bytes; the limit is"):
+        with (
+            closing(stage(store, 1)) as receiver,
+            pytest.raises(ProtocolError, match="99999999999 bytes; the limit is"),
+        ):
             receiver.receive(deadline_s=20)
         serving.join()
-        receiver.close()
 
 
 @pytest.mark.parametrize(
-    ("link", "message"),
+    ("kind", "address", "message"),
     [
-        (GroupLink(TransportKind.OBJECT, "ftp://x/y", GroupCredential("", "")), "does not know 'ftp://x/y'"),
-        (GroupLink(TransportKind.NONE, "", GroupCredential("", "")), "has no transport"),
-        (GroupLink(TransportKind.REDIS, "rediss://h", GroupCredential("", "")), "scheme 'rediss'"),
+        (TransportKind.OBJECT, "ftp://x/y", "does not know 'ftp://x/y'"),
+        (TransportKind.NONE, "", "has no transport"),
+        (TransportKind.REDIS, "rediss://h", "scheme 'rediss'"),
     ],
-    ids=["uri", "none", "tls"],
 )
-def test_a_link_that_leads_nowhere_is_refused(link: GroupLink, message: str) -> None:
+def test_a_link_that_leads_nowhere_is_refused(kind: TransportKind, address: str, message: str) -> None:
+    link = GroupLink(kind, address, GroupCredential("", ""))
     with pytest.raises(PlatformError, match=message):
         connect(link, GROUP, 0, 2)
     with pytest.raises(PlatformError, match="stage 2 of 2"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from relay.transports.redis_server import TTL_MS
 from tests.conformance.transports import Worker, cut, settle
 from tests.conftest import ValkeyServer
 from tests.fetchd.harness import wait_until
+from tests.relay.samples import forged
 from thaw.errors import ProtocolError, Unavailable, WorkerLost
 from thaw.ids import GroupId, random_hex_id
 from thaw.plan import TransportKind
@@ -42,28 +42,24 @@ PATIENT = replace(FLOW, resume_s=20.0)
 
 @pytest.fixture
 def make(valkey_url: str) -> Iterator[Make]:
-    made: list[RedisTransport] = []
+    with contextlib.ExitStack() as stack:
 
-    def build(stage: int, url: str = valkey_url, flow: Flow = FLOW) -> RedisTransport:
-        made.append(RedisTransport(url, GROUP, stage, (1 - stage,), flow=flow))
-        return made[-1]
+        def build(stage: int, url: str = valkey_url, flow: Flow = FLOW) -> RedisTransport:
+            return stack.enter_context(contextlib.closing(RedisTransport(url, GROUP, stage, (1 - stage,), flow=flow)))
 
-    yield build
-    for transport in made:
-        transport.close()
+        yield build
 
 
-@pytest.fixture
-def client(valkey_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(valkey_url) as connected:
-        yield connected
+def passes(sender: Transport, receiver: Transport, *sizes: int) -> None:
+    """Messages of inference of so many bytes arrive, each before the next one is sent."""
+    for n_bytes in sizes:
+        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=20)
+        assert receiver.receive(deadline_s=20).payload.nbytes == n_bytes
 
 
 def test_what_was_read_is_deleted_and_what_nobody_reads_expires(make: Make, client: redis.Redis) -> None:
     sender, receiver = make(0), make(1)
-    for _ in range(16):  # the receiver acknowledges this many together
-        sender.send(1, HIDDEN, b"x", deadline_s=20)
-        receiver.receive(deadline_s=20)
+    passes(sender, receiver, *[1] * 16)  # the receiver acknowledges this many together
     sender.send(1, KV, b"y", deadline_s=20)
     assert receiver.receive(deadline_s=20).kind is FrameKind.KV  # a further receive acknowledges
     sender.send(1, HIDDEN, b"never read", deadline_s=20)
@@ -89,17 +85,12 @@ def test_a_quiet_group_does_not_forget_what_its_receiver_has_taken(
 ) -> None:
     monkeypatch.setattr("relay.transports.redis_out.TOUCH_S", 0.0)
     sender, receiver = make(0), make(1)
-    for n_bytes in (5000, 5000, 5000, 6000, 100, 6000):
-        for _ in range(10):
-            age(client, 2 * TTL_MS)
-        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=20)
-        assert receiver.receive(deadline_s=20).payload.nbytes == n_bytes
-    age(client, 20 * 3600 * 1000)
-    sender.send(1, HIDDEN, b"a sign of life", deadline_s=20)
-    receiver.receive(deadline_s=20)
-    age(client, 20 * 3600 * 1000)
-    sender.send(1, HIDDEN, bytes(9000), deadline_s=20)
-    assert receiver.receive(deadline_s=20).payload.nbytes == 9000
+    many_hours_ms = 20 * 3600 * 1000  # the second of these quiet times follows a mere sign of life
+    quiet_ms = [*[[2 * TTL_MS] * 10] * 6, [many_hours_ms], [many_hours_ms]]
+    for n_bytes, pauses_ms in zip((5000, 5000, 5000, 6000, 100, 6000, 14, 9000), quiet_ms, strict=True):
+        for ms in pauses_ms:
+            age(client, ms)
+        passes(sender, receiver, n_bytes)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 63, 64, 70, 100])
@@ -139,12 +130,9 @@ def test_a_header_that_claims_too_much_costs_no_memory(
     make: Make, client: redis.Redis, offset: int, value: int
 ) -> None:
     receiver = make(1)
-    raw = bytearray(frames.encode(HIDDEN, bytes(600)))
-    struct.pack_into("<I", raw, offset, value)
-    struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
     tracemalloc.start()
     try:
-        client.xadd(STREAM, {"f": bytes(raw)}, id="1-0")
+        client.xadd(STREAM, {"f": forged(frames.encode(HIDDEN, bytes(600)), offset, value)}, id="1-0")
         with pytest.raises(ProtocolError):
             receiver.receive(deadline_s=20)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
@@ -187,10 +175,8 @@ def test_a_receiver_that_connects_anew_says_again_how_much_it_has_taken(make: Ma
 def test_what_the_relay_has_confirmed_is_kept_no_longer(make: Make) -> None:
     sender, receiver = make(0), make(1)
     lane = sender._senders[Priority.INFERENCE]
-    for payload in (b"small", bytes(5_000)):
-        for _ in range(20):
-            sender.send(1, HIDDEN, payload, deadline_s=20)
-            receiver.receive(deadline_s=20)
+    for n_bytes in (5, 5_000):
+        passes(sender, receiver, *[n_bytes] * 20)
         lane.settle(5.0)
         assert (lane._kept_bytes, len(lane._unconfirmed)) == (0, 0)
 
@@ -216,8 +202,7 @@ def test_a_relay_that_restarts_with_its_memory_loses_and_doubles_nothing(make: M
 
 def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(make: Make, own_valkey: ValkeyServer) -> None:
     sender, receiver = (make(k, own_valkey.url, PATIENT) for k in (0, 1))
-    sender.send(1, HIDDEN, b"x", deadline_s=20)
-    receiver.receive(deadline_s=20)
+    passes(sender, receiver, 1)
     own_valkey.kill()
     shutil.rmtree(own_valkey.directory / "appendonlydir")
     own_valkey.start()
@@ -228,8 +213,7 @@ def test_a_relay_that_lost_its_memory_is_a_clear_error_at_both_ends(make: Make, 
 
 def test_a_relay_that_stays_away_ends_in_unavailable(make: Make, own_valkey: ValkeyServer) -> None:
     sender, receiver = make(0, own_valkey.url), make(1, own_valkey.url)
-    sender.send(1, HIDDEN, b"x", deadline_s=20)
-    receiver.receive(deadline_s=20)
+    passes(sender, receiver, 1)
     own_valkey.kill()
     with pytest.raises(Unavailable, match="the relay server does not answer"):
         receiver.receive(deadline_s=30)
@@ -253,14 +237,11 @@ def test_a_full_relay_refuses_and_says_so(make: Make, own_valkey: ValkeyServer) 
 
 def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: ValkeyServer) -> None:
     quota = 4 << 20
-    nobody = GroupCredential("", "")
-    link = GroupLink(TransportKind.REDIS, own_valkey.url, nobody)
+    link = GroupLink(TransportKind.REDIS, own_valkey.url, GroupCredential("", ""))
     with redis.Redis.from_url(own_valkey.url) as client, contextlib.ExitStack() as stack:
 
         def stage(group_id: GroupId, k: int) -> Transport:
-            made = connect(link, group_id, k, 2, flow=Flow.of_group(2, quota))
-            stack.callback(made.close)
-            return made
+            return stack.enter_context(contextlib.closing(connect(link, group_id, k, 2, flow=Flow.of_group(2, quota))))
 
         before = client.info("memory")["used_memory"]
         dead = stage(GROUP, 0)
@@ -273,9 +254,7 @@ def test_a_dead_group_at_its_quota_leaves_the_relay_room_for_others(own_valkey: 
         client.config_set("maxmemory", before + 2 * quota)
         other = GroupId(random_hex_id())
         sender, receiver = stage(other, 0), stage(other, 1)
-        for _ in range(200):
-            sender.send(1, HIDDEN, bytes(20_000), deadline_s=20)
-            assert receiver.receive(deadline_s=20).payload.nbytes == 20_000
+        passes(sender, receiver, *[20_000] * 200)
 
 
 def sent_until_full(sender: RedisTransport, header: FrameHeader) -> int:
@@ -288,17 +267,13 @@ def sent_until_full(sender: RedisTransport, header: FrameHeader) -> int:
     return n_bytes
 
 
-def test_a_priority_that_sends_alone_may_use_the_whole_part_of_its_link(make: Make) -> None:
-    part = 30_000  # the part of one of two links
-    sent = sent_until_full(make(0, flow=Flow.of_group(2, 2 * part)), HIDDEN)
-    assert part * 0.9 < sent <= part
-
-
-def test_what_inference_borrowed_goes_back_to_kv_as_it_is_read(make: Make) -> None:
+def test_a_priority_alone_has_its_whole_link_and_what_it_borrowed_from_kv_goes_back_as_it_is_read(make: Make) -> None:
     window = 10_000
     flow = Flow.of_group(2, 2 * 3 * window)
     sender, receiver = make(0, flow=flow), make(1, flow=flow)
-    n_borrowed = sent_until_full(sender, HIDDEN) // (900 + HEADER_BYTES)
+    alone = sent_until_full(sender, HIDDEN)
+    assert 0.9 * 3 * window < alone <= 3 * window
+    n_borrowed = alone // (900 + HEADER_BYTES)
     sending = Worker(lambda: sender.send(1, KV, bytes(flow.at_once_bytes - HEADER_BYTES), deadline_s=30))
     kinds = [receiver.receive(deadline_s=20).kind for _ in range(n_borrowed + 1)]
     sending.join()
@@ -318,9 +293,7 @@ def acknowledge(receiver: RedisTransport) -> None:
 
 def test_what_a_receiver_took_and_did_not_report_makes_no_message_wait(make: Make) -> None:
     sender, receiver = make(0), make(1)
-    for n_bytes in [236] * 16 + [900] * 5:  # 16 messages are acknowledged by number; 5 have too few bytes for that
-        sender.send(1, HIDDEN, bytes(n_bytes), deadline_s=20)
-        receiver.receive(deadline_s=20)
+    passes(sender, receiver, *[236] * 16, *[900] * 5)  # 16 are acknowledged by number; 5 have too few bytes for that
     acknowledge(receiver)
     sender.send(1, HIDDEN, bytes(FLOW.at_once_bytes - HEADER_BYTES), deadline_s=20)
 
@@ -359,14 +332,6 @@ def test_a_refusal_of_a_small_message_is_told_to_the_thread_that_waits_for_the_a
     with pytest.raises(Unavailable, match="the relay server's memory is full"):
         sender.send(1, HIDDEN, b"x", deadline_s=20)  # this mostly does not wait for the answer
         sender.receive(deadline_s=2)
-
-
-def test_small_messages_are_there_when_settled(make: Make) -> None:
-    sender, receiver = make(0), make(1)
-    for i in range(5):
-        sender.send(1, HIDDEN, bytes([i]), deadline_s=20)
-    settle(receiver, Priority.INFERENCE)
-    assert [receiver.receive(deadline_s=20).payload[0] for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_a_lost_connection_is_not_forgotten_while_somebody_sends(make: Make) -> None:

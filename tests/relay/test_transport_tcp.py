@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import socket
-import struct
 import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -21,6 +22,7 @@ from relay.transports.base import Flow
 from relay.transports.redis_in import RedisLane
 from relay.transports.tcp import TcpTransport
 from tests.conformance.transports import Worker, cut, settle
+from tests.relay.samples import forged
 from thaw.errors import PlatformError, ProtocolError, Unavailable, WorkerLost
 from thaw.ids import GroupId
 from thaw.tracing.hops import HopPath
@@ -30,6 +32,7 @@ GROUP_BYTES = bytes.fromhex(GROUP)
 HIDDEN = FrameHeader(FrameKind.HIDDEN_STATES, group_id=GROUP_BYTES)
 CREDENTIAL = GroupCredential("default", "the group's secret")
 FLOW = Flow(chunk_bytes=1000, window_bytes=20_000, resume_s=2.0)
+T = TypeVar("T", TcpTransport, AutoTransport)
 
 
 @pytest.fixture
@@ -42,15 +45,14 @@ def url(valkey_url: str) -> Iterator[str]:
         client.execute_command("ACL", "SETUSER", "default", "nopass")
 
 
+def stage(kind: type[T], url: str, number: int, *peers: int, host: str = "127.0.0.1") -> T:
+    return kind(url, GROUP, number, peers, host_address=host, credential=CREDENTIAL, flow=FLOW)
+
+
 @pytest.fixture
 def ends(url: str) -> Iterator[list[TcpTransport]]:
-    made = [
-        TcpTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-        for k in (0, 1)
-    ]
-    yield made
-    for transport in made:
-        transport.close()
+    with closing(stage(TcpTransport, url, 0, 1)) as one, closing(stage(TcpTransport, url, 1, 0)) as two:
+        yield [one, two]
 
 
 def dial(transport: TcpTransport) -> tuple[socket.socket, bytes]:
@@ -69,23 +71,20 @@ def closed_by_peer(sock: socket.socket) -> bool:
 HELLO = handshake.Hello(GROUP_BYTES, 0, 1, Priority.INFERENCE)
 
 
-@pytest.mark.parametrize(
-    ("says", "secret"),
-    [
-        (HELLO, "another group's secret"),
-        (HELLO, ""),
-        (handshake.Hello(bytes(16), 0, 1, Priority.INFERENCE), CREDENTIAL.secret),
-        (handshake.Hello(GROUP_BYTES, 0, 2, Priority.INFERENCE), CREDENTIAL.secret),
-        (handshake.Hello(GROUP_BYTES, 7, 1, Priority.INFERENCE), CREDENTIAL.secret),
-    ],
-    ids=["secret", "no secret", "group", "receiver", "sender"],
-)
-def test_a_stranger_gets_no_answer_and_its_connection_is_closed(
-    ends: list[TcpTransport], says: handshake.Hello, secret: str
-) -> None:
+STRANGERS = {
+    "secret": (HELLO, "another group's secret"),
+    "no secret": (HELLO, ""),
+    "group": (replace(HELLO, group_id=bytes(16)), CREDENTIAL.secret),
+    "receiver": (replace(HELLO, receiver=2), CREDENTIAL.secret),
+    "sender": (replace(HELLO, sender=7), CREDENTIAL.secret),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_gets_no_answer_and_its_connection_is_closed(ends: list[TcpTransport], stranger: str) -> None:
     sock, greeting = dial(ends[1])
     with sock:
-        sock.sendall(handshake.hello(greeting, says, secret))
+        sock.sendall(handshake.hello(greeting, *STRANGERS[stranger]))
         assert closed_by_peer(sock)
     assert ends[1]._ends._acceptor._lanes == {}
 
@@ -117,7 +116,7 @@ def test_strangers_that_say_nothing_are_few(ends: list[TcpTransport]) -> None:
 @pytest.mark.parametrize("address", ["", "0.0.0.0", "::", "*", "0.0.0.0:7000"])
 def test_a_stage_never_listens_on_every_address(url: str, address: str) -> None:
     with pytest.raises(PlatformError, match="does not listen on"):
-        TcpTransport(url, GROUP, 0, (1,), host_address=address, credential=CREDENTIAL)
+        stage(TcpTransport, url, 0, 1, host=address)
 
 
 def test_a_stage_listens_on_its_host_address_and_is_gone_when_closed(ends: list[TcpTransport]) -> None:
@@ -131,16 +130,13 @@ def test_a_stage_listens_on_its_host_address_and_is_gone_when_closed(ends: list[
 
 
 def test_a_receiver_that_is_not_there_yet_is_waited_for(url: str) -> None:
-    sender = TcpTransport(url, GROUP, 0, (1,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-    with pytest.raises(Unavailable, match="has not said where it listens"):
-        sender.send(1, HIDDEN, b"x", deadline_s=0.1)
-    late = TcpTransport(url, GROUP, 2, (1,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-    sending = Worker(lambda: late.send(1, HIDDEN, b"waits", deadline_s=20))
-    receiver = TcpTransport(url, GROUP, 1, (0, 2), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-    assert bytes(receiver.receive(deadline_s=10).payload) == b"waits"
-    sending.join()
-    for transport in (sender, late, receiver):
-        transport.close()
+    with closing(stage(TcpTransport, url, 0, 1)) as sender, closing(stage(TcpTransport, url, 2, 1)) as late:
+        with pytest.raises(Unavailable, match="has not said where it listens"):
+            sender.send(1, HIDDEN, b"x", deadline_s=0.1)
+        sending = Worker(lambda: late.send(1, HIDDEN, b"waits", deadline_s=20))
+        with closing(stage(TcpTransport, url, 1, 0, 2)) as receiver:
+            assert bytes(receiver.receive(deadline_s=10).payload) == b"waits"
+            sending.join()
 
 
 @pytest.mark.parametrize(
@@ -160,10 +156,7 @@ def test_a_member_that_forges_frames_is_refused_before_memory_is_taken(
     with sock:
         sock.sendall(handshake.hello(greeting, HELLO, CREDENTIAL.secret))
         sock.recv(handshake.WELCOME_BYTES, socket.MSG_WAITALL)
-        raw = bytearray(frames.encode(HIDDEN, bytes(600)))
-        struct.pack_into("<I", raw, offset, value)
-        struct.pack_into("<I", raw, 56, frames.crc32c(bytes(raw[:56]) + bytes(raw[60:64])))
-        sock.sendall(raw)
+        sock.sendall(forged(frames.encode(HIDDEN, bytes(600)), offset, value))
         with pytest.raises(ProtocolError, match=message):
             ends[1].receive(deadline_s=20)
         assert closed_by_peer(sock)
@@ -223,13 +216,8 @@ def test_a_message_above_the_window_passes_while_it_is_read(ends: list[TcpTransp
 
 @pytest.fixture
 def pair(url: str) -> Iterator[list[AutoTransport]]:
-    made = [
-        AutoTransport(url, GROUP, k, (1 - k,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-        for k in (0, 1)
-    ]
-    yield made
-    for transport in made:
-        transport.close()
+    with closing(stage(AutoTransport, url, 0, 1)) as one, closing(stage(AutoTransport, url, 1, 0)) as two:
+        yield [one, two]
 
 
 def talk_until_up(pair: list[AutoTransport]) -> int:
@@ -340,13 +328,13 @@ def test_what_a_given_up_short_cut_could_not_leave_to_redis_breaks_the_link(pair
 
 
 def test_an_end_that_cannot_listen_keeps_to_redis(url: str) -> None:
-    bad = AutoTransport(url, GROUP, 0, (1,), host_address="192.0.2.1", credential=CREDENTIAL, flow=FLOW)
-    good = AutoTransport(url, GROUP, 1, (0,), host_address="127.0.0.1", credential=CREDENTIAL, flow=FLOW)
-    assert "cannot listen on 192.0.2.1" in bad.no_shortcut
-    for _ in range(3):
-        bad.send(1, HIDDEN, b"x", deadline_s=20)
-        good.receive(deadline_s=20)
-        good.send(0, HIDDEN, b"y", deadline_s=20)
-        assert bytes(bad.receive(deadline_s=20).payload) == b"y"
-    bad.close()
-    good.close()
+    with (
+        closing(stage(AutoTransport, url, 0, 1, host="192.0.2.1")) as bad,
+        closing(stage(AutoTransport, url, 1, 0)) as good,
+    ):
+        assert "cannot listen on 192.0.2.1" in bad.no_shortcut
+        for _ in range(3):
+            bad.send(1, HIDDEN, b"x", deadline_s=20)
+            good.receive(deadline_s=20)
+            good.send(0, HIDDEN, b"y", deadline_s=20)
+            assert bytes(bad.receive(deadline_s=20).payload) == b"y"
