@@ -350,8 +350,9 @@ STEPS: Final[dict[str, Callable[[Cluster, int], None]]] = {
 
 
 def steps(least: int, most: int, names: str, *numbers: int) -> st.SearchStrategy[list[Any]]:
-    """Histories of ``least`` to ``most`` steps.  A step has a name and ``numbers`` up to these.  A name that stands twice
-    is drawn twice as often.
+    """Histories of ``least`` to ``most`` steps.  A step has a name and ``numbers`` up to these.
+
+    A name that stands twice is drawn twice as often.
     """
     step = st.tuples(st.sampled_from(names.split()), *(st.integers(0, n) for n in numbers))
     return st.lists(step, min_size=least, max_size=most)

@@ -12,7 +12,7 @@ from gateway.scheduler.view.history import Measured
 from tests.scheduler.facts import CHAT, FACTS, MIB, SMOLLM2, chat, report
 from tests.scheduler.groups import group_world
 from tests.scheduler.test_bound import PHASES, took
-from tests.scheduler.world import World, llm_world, of, starting
+from tests.scheduler.world import World, llm_world, of
 from thaw.host import Resident
 from thaw.instance import StartMode
 from thaw.tracing.bound import Part, Source, Term, least_s
@@ -100,7 +100,7 @@ def test_each_stage_has_its_own_bytes_on_its_own_host() -> None:
 
 def test_a_part_of_a_model_in_memory_is_copied_and_crosses_no_link() -> None:
     there = Resident("s3://m", SMOLLM2.n_bytes, "aa")
-    _w, start = starting(group_world(n_hosts=2, facts=chat(forced_stages=2), resident=(there,)))
+    start = group_world(n_hosts=2, facts=chat(forced_stages=2), resident=(there,)).started()
     assert terms(start, Part.BYTES) == []
     assert [t.seconds for t in terms(start, Part.MEMORY)] == [None, None]
 

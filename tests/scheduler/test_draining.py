@@ -48,7 +48,7 @@ def test_a_start_on_a_drained_host_is_left_to_serve_who_waits_for_it() -> None:
 
 
 def test_a_group_whose_other_stages_still_start_is_left_to_start() -> None:
-    w, _start = serving(two_hosts())
+    w, _ = serving(two_hosts())
     (group,) = w.view.groups.values()
     group.is_starting = True  # its first stage is ready before the others are
     assert of(drained(w), ReleaseInstance) == []
@@ -89,13 +89,13 @@ def test_an_instance_that_drains_for_another_reason_is_not_taken_back() -> None:
 
 
 def test_a_draining_instance_does_not_keep_its_actions_maximum_from_starting_elsewhere() -> None:
-    w, _start = leaving(max_instances=1)
+    w, _ = leaving(max_instances=1)
     assert hosts_of(w.ask()) == ["h1"]
 
 
 @pytest.mark.parametrize("event", [ActionDeleted(HELLO), ActionSeen(replace(hello(), version="0.0.2"), changed=True)])
 def test_what_no_new_request_could_use_is_not_taken_back(event: Any) -> None:
-    w, _start = leaving()
+    w, _ = leaving()
     w.do(event)
     assert of(drained(w, drain=False), UndrainInstance) == []
 

@@ -224,7 +224,7 @@ def test_a_group_counts_once_for_the_minimum_and_the_maximum() -> None:
 
 
 def test_a_refused_release_of_a_group_gives_no_memory_away() -> None:
-    w, _start = serving(group_world(facts=forced(2)))
+    w, _ = serving(group_world(facts=forced(2)))
     (release,) = of(w.later(61.0), ReleaseInstance)
     w.refused(release)
     assert [d.releasing for h in w.view.hosts.values() for d in h.devices.values()] == [0] * 4

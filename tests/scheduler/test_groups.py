@@ -31,7 +31,7 @@ def test_a_forced_size_is_kept_on_hosts_of_its_own(n: int) -> None:
 
 
 def test_eight_stages_on_four_hosts_are_two_on_each_and_share_its_link() -> None:
-    _w, start = starting(group_world(facts=forced(8)))
+    start = group_world(facts=forced(8)).started()
     assert Counter(s.host for s in start.plan.stages) == {f"h{i}": 2 for i in range(4)}
     assert [s.reserve_bytes for s in start.plan.stages] == [1024 * MIB] + [128 * MIB] * 7
     on_hosts = Counter[str]()

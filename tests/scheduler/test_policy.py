@@ -48,7 +48,7 @@ def test_equal_hosts_share_models_by_load_too() -> None:
 
 
 def test_a_free_slot_counts_for_a_second_and_then_the_request_gets_an_instance() -> None:
-    w, _start = serving(world())
+    w, _ = serving(world())
     assert of(w.ask(), StartGroup) == []
     assert len(of(w.later(1.1), StartGroup)) == 1
 
@@ -78,7 +78,7 @@ def test_an_idle_instance_is_released_after_its_keep_alive_and_not_before() -> N
 
 
 def test_a_busy_instance_is_not_released() -> None:
-    w, _start = serving(world(), idle=False)
+    w, _ = serving(world(), idle=False)
     assert of(w.later(600.0), ReleaseInstance) == []
 
 

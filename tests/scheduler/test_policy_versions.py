@@ -12,7 +12,7 @@ from thaw.instance import StartMode
 
 
 def test_a_new_version_releases_idle_instances_of_the_old_one_and_starts_its_own() -> None:
-    w, _start = serving(world())
+    w, _ = serving(world())
     (release,) = of(w.deploy(hello(version="2"), changed=True), ReleaseInstance)
     assert release.reason == "outdated"
     new = w.started()

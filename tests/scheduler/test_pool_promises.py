@@ -209,8 +209,8 @@ class Cluster:
 histories = steps(
     60,
     200,
-    "ask ask obey obey obey obey fetch fetch fetch fetch complete complete complete fail ready ready ready end bury bury"
-    " write write write read read word word word word later",
+    "ask ask obey obey obey obey fetch fetch fetch fetch complete complete complete fail ready ready ready end bury"
+    " bury write write write read read word word word word later",
     40,
 )
 # the KiB of a slab, and the number of slabs of a host

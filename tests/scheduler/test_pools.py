@@ -218,7 +218,7 @@ def test_a_group_that_one_host_refuses_leaves_nothing_on_any() -> None:
 
 def test_the_rest_of_a_model_is_left_out_of_the_plan_where_the_pool_has_no_room_for_it() -> None:
     for n, left_out in ((6, False), (4, True)):
-        _w, start = starting(group_world(facts=FOUR, pool=pool(n)))
+        start = group_world(facts=FOUR, pool=pool(n)).started()
         (full,) = (s for s in start.plan.stages if s.role is StageRole.FULL)
         assert (full.later_ranges == ()) is left_out
         assert ("left_out_bytes" in start.attrs) is left_out

@@ -82,7 +82,7 @@ def test_a_policy_without_succession_keeps_the_group() -> None:
 
 
 def test_a_group_that_was_busy_after_all_stays_and_is_asked_again() -> None:
-    w, _start, released = leaving()
+    w, _, released = leaving()
     w.refused(released)
     assert [r.reason for r in of(w.later(3.0), ReleaseInstance)] == ["successor"]
 
