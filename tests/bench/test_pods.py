@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.pods import all_have_cells
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.host import HostReport, StemTarget
@@ -17,15 +19,15 @@ def host(*waiting: str, keeps: tuple[StemTarget, ...] = KEEPS_BOTH) -> HostRepor
     )
 
 
-def test_a_node_that_makes_its_cell_again_is_waited_for() -> None:
-    assert not all_have_cells([host(KIND_PYTHON, KIND_LLM), host(KIND_PYTHON)])
-    assert all_have_cells([host(KIND_PYTHON, KIND_LLM), host(KIND_PYTHON, KIND_LLM)])
+WHOLE, MAKES, HAS_NONE = host(KIND_PYTHON, KIND_LLM), host(KIND_PYTHON), host(KIND_PYTHON, keeps=KEEPS_PYTHON)
 
 
-def test_a_host_that_shall_have_no_cell_of_a_kind_is_not_waited_for() -> None:
-    assert all_have_cells([host(KIND_PYTHON, KIND_LLM), host(KIND_PYTHON, keeps=KEEPS_PYTHON)])
-
-
-def test_a_start_finds_a_cell_somewhere() -> None:
-    assert not all_have_cells([])
-    assert not all_have_cells([host(KIND_PYTHON, keeps=KEEPS_PYTHON)])
+@pytest.mark.parametrize(
+    ("hosts", "begins"),
+    [([WHOLE, MAKES], False), ([WHOLE, WHOLE], True), ([WHOLE, HAS_NONE], True), ([], False), ([HAS_NONE], False)],
+    ids=["it makes its cell again", "all have cells", "it shall have none", "nobody", "no cell anywhere"],
+)
+def test_a_start_begins_when_it_finds_a_cell_and_no_node_makes_its_cell_again(
+    hosts: list[HostReport], begins: bool
+) -> None:
+    assert all_have_cells(hosts) is begins

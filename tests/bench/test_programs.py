@@ -38,12 +38,8 @@ def test_the_random_model_is_one_that_fetchd_accepts(tmp_path: Path) -> None:
 def test_the_stand_in_for_nginx_serves_ranges(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)))
     port = free_ports(1)[0]
-    server = start(
-        [sys.executable, "-m", "bench._origin", str(tmp_path), "127.0.0.1", str(port)],
-        tmp_path / "log",
-        "listening",
-        env=python_env(),
-    )
+    command = [sys.executable, "-m", "bench._origin", str(tmp_path), "127.0.0.1", str(port)]
+    server = start(command, tmp_path / "log", "listening", env=python_env())
     try:
         url = f"http://127.0.0.1:{port}/file"
         with urllib.request.urlopen(urllib.request.Request(url, headers={"Range": "bytes=10-19"})) as answer:

@@ -24,17 +24,8 @@ def goal(name: str, value: float | None, **fields: Any) -> dict[str, Any]:
 
 
 def line(*goals: dict[str, Any], rounds: int = 5, command: str = "bench/fetch.py", **facts: Any) -> dict[str, Any]:
-    machine = {
-        "cores": 4,
-        "cpu": "EPYC",
-        "memory_gib": 16.0,
-        "kernel": "6.1",
-        "python": "3.11",
-        "load_1m": [0.5, 2.25],
-        "commit": "abc1234",
-        "dirty": False,
-        "at": "2026-11-22T20:00:00Z",
-    }
+    machine = {"cores": 4, "load_1m": [0.5, 2.25], "commit": "abc1234", "dirty": False, "at": "2026-11-22T20:00:00Z"}
+    machine |= {"cpu": "EPYC", "memory_gib": 16.0, "kernel": "6.1", "python": "3.11"}
     return {"bench": "fetch", "command": command, "rounds": rounds, "goals": list(goals), **facts, "machine": machine}
 
 

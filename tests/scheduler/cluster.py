@@ -1,13 +1,15 @@
-"""Hosts, a registry and a relay's credentials in memory, driven by the policy's decisions.
-
-Random histories use them to show that nothing of a dead group stays.
-"""
+"""Hosts, a registry and a relay's credentials in memory, driven by the policy's decisions and by random histories."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import (
     CancelGroup,
@@ -26,20 +28,27 @@ from gateway.scheduler.decisions import (
 )
 from gateway.scheduler.events import ActionFacts, HostsSeen, Rebuilt, StartRefused
 from relay.protocol.messages import CommandRefused, ConsolidationFailed, DemandAdded, DemandRemoved, InstanceChanged
-from tests.scheduler.world import World, record_of, report
+from tests.scheduler.facts import BUSY, GONE, LOST, READY, STARTING, demand, report
+from tests.scheduler.world import World, record_of
 from thaw.errors import ErrorInfo
 from thaw.host import HostReport
-from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace, own_group
-from thaw.instance import InstanceRecord, InstanceState
+from thaw.ids import ActionName, ActivationId, GroupId, HostId, InstanceId, own_group
+from thaw.instance import InstanceRecord
 from thaw.model import ModelFacts
 from thaw.plan import Plan
 
 MEMORY_MB = 2500
-LOST = ErrorInfo("WorkerLost", "killed")
-BUSY = ErrorInfo("InstanceBusy", "a request is in flight")
 NO_RELAY = ErrorInfo("Unavailable", "the relay does not answer")
 UNKNOWN = ErrorInfo("InstanceGone", "no such instance")
 DRAINING = ErrorInfo("Unavailable", "this host is draining")
+
+
+T = TypeVar("T")
+
+
+def one(of: list[T], n: int) -> list[T]:
+    """The one that a step's number chooses, if there is any."""
+    return [of[n % len(of)]] if of else []
 
 
 @dataclass
@@ -90,6 +99,12 @@ class Cluster:
                 tuple(self.credentials),
             )
         )
+
+    def a_host(self, n: int) -> Host:
+        return list(self.hosts.values())[n % len(self.hosts)]
+
+    def an_action(self, n: int) -> ActionName:
+        return list(self.actions)[n % len(self.actions)]
 
     def live(self) -> tuple[HostReport, ...]:
         return tuple(h.report() for h in self.hosts.values() if h.is_up)
@@ -146,10 +161,10 @@ class Cluster:
     # the others' side ----------------------------------------------------------------------------------------------
 
     def ask(self, action: ActionName) -> None:
-        activation_id = ActivationId(f"a{self.n_asked}")
+        asked = demand(f"a{self.n_asked}", action)
         self.n_asked += 1
-        self.demand[activation_id] = DemandAdded(activation_id, action, Namespace("guest"), GatewayId("g"), 0)
-        self.tell(self.demand[activation_id])
+        self.demand[asked.activation_id] = asked
+        self.tell(asked)
 
     def serve(self, action: ActionName) -> None:
         """Let every waiting request of the action find a slot."""
@@ -167,11 +182,11 @@ class Cluster:
                 if host.refuses:
                     refused = CommandRefused(stage.command_id, stage.host_id, command.plan.group_id, DRAINING)
                     return self.tell(refused)
-                self.say(host, record_of(command, InstanceState.STARTING, stage.stage))
+                self.say(host, record_of(command, STARTING, stage.stage))
             case CancelGroup():
                 for record in [r for r in host.instances.values() if r.group_id == command.group_id]:
-                    if record.n_stages > 1 or record.state is InstanceState.STARTING:  # a worker by itself goes on
-                        self.say(host, replace(record, state=InstanceState.GONE))
+                    if record.n_stages > 1 or record.state is STARTING:  # a worker by itself goes on
+                        self.say(host, replace(record, state=GONE))
             case ConsolidateInstance():
                 self._consolidate(host, command)
             case ReleaseInstance():
@@ -192,12 +207,10 @@ class Cluster:
     def switch(self, n: int) -> None:
         """Let a stage that was asked become a worker: stage 0 at any time, a later stage once stage 0 has switched.  Its
         host says so later (``hear``)."""
-        asked = [(h, i) for h, i in self._asked() if self._may_switch(h.instances[i])]
-        if asked:
-            host, instance_id = asked[n % len(asked)]
+        for host, instance_id in one([(h, i) for h, i in self._asked() if self._may_switch(h.instances[i])], n):
             host.consolidating.discard(instance_id)
             record = host.instances[instance_id]
-            if record.state is InstanceState.READY:
+            if record.state is READY:
                 if record.stage == 0:
                     self.switched.add(record.group_id)
                 own = own_group(record.group_id, record.stage)
@@ -216,9 +229,7 @@ class Cluster:
                 self.say(host, host.instances[instance_id])
 
     def fail_to_switch(self, n: int) -> None:
-        asked = self._asked()
-        if asked:
-            host, instance_id = asked[n % len(asked)]
+        for host, instance_id in one(self._asked(), n):
             host.consolidating.discard(instance_id)
             record = replace(host.instances[instance_id], is_consolidating=False)
             self.say(host, record)
@@ -230,10 +241,10 @@ class Cluster:
             return
         if command.only_idle and record.inflight:
             return self.tell(CommandRefused(command.command_id, command.host_id, record.group_id, BUSY))
-        self.say(host, replace(record, state=InstanceState.GONE))
+        self.say(host, replace(record, state=GONE))
 
     def say(self, host: Host, record: InstanceRecord) -> None:
-        if record.state is InstanceState.GONE:
+        if record.state is GONE:
             host.instances.pop(record.instance_id, None)
             self.registry.pop(record.instance_id, None)
         else:
@@ -242,17 +253,20 @@ class Cluster:
 
     def ready(self, n: int, *, busy: bool = False) -> None:
         """Let one of the instances report that it is ready."""
-        everyone = [(h, r) for h in self.hosts.values() if h.is_up for r in h.instances.values()]
-        if everyone:
-            host, record = everyone[n % len(everyone)]
-            idle_ms = None if busy else int(self.w.now * 1000)
-            self.say(host, replace(record, state=InstanceState.READY, inflight=int(busy), idle_since_wall_ms=idle_ms))
+        idle_ms = None if busy else int(self.w.now * 1000)
+        for host, record in self._one_instance(n):
+            self.say(host, replace(record, state=READY, inflight=int(busy), idle_since_wall_ms=idle_ms))
 
     def die(self, n: int) -> None:
-        everyone = [(h, r) for h in self.hosts.values() if h.is_up for r in h.instances.values()]
-        if everyone:
-            host, record = everyone[n % len(everyone)]
-            self.say(host, replace(record, state=InstanceState.GONE, error=LOST))
+        for host, record in self._one_instance(n):
+            self.say(host, replace(record, state=GONE, error=LOST))
+
+    def _one_instance(self, n: int) -> list[tuple[Host, InstanceRecord]]:
+        return one([(h, r) for h in self.hosts.values() if h.is_up for r in h.instances.values()], n)
+
+    def set_up(self, host: Host, *, is_up: bool) -> None:
+        host.is_up = is_up
+        self.heartbeat()
 
     def restart(self, host: Host) -> None:
         """Start a host again whose machine was switched off.
@@ -263,7 +277,7 @@ class Cluster:
         host.is_up = True
         host.instances.clear()
         for record in [r for r in self.registry.values() if r.host_id == host.name]:
-            self.say(host, replace(record, state=InstanceState.GONE, error=LOST))
+            self.say(host, replace(record, state=GONE, error=LOST))
 
     def heartbeat(self) -> None:
         self.tell(HostsSeen(self.live()))
@@ -278,18 +292,21 @@ class Cluster:
             self.carry_out(self.w.fire(first))
         self.w.now = until
 
-    def everybody_goes_on(self) -> None:
-        """Every host that is up carries out its commands, starting instances become ready, and busy ones idle."""
+    def everybody_obeys(self) -> None:
         for host in self.hosts.values():
             while host.is_up and host.commands:
                 self.obey(host)
+
+    def everybody_goes_on(self) -> None:
+        """Every host that is up carries out its commands, starting instances become ready, and busy ones idle."""
+        self.everybody_obeys()
         while self.unheard:
             self.hear()
         for host in [h for h in self.hosts.values() if h.is_up]:
             for record in list(host.instances.values()):
                 if record.instance_id in host.instances:
                     idle_ms = record.idle_since_wall_ms or int(self.w.now * 1000)
-                    self.say(host, replace(record, state=InstanceState.READY, inflight=0, idle_since_wall_ms=idle_ms))
+                    self.say(host, replace(record, state=READY, inflight=0, idle_since_wall_ms=idle_ms))
 
     def settle(self) -> None:
         """Every host comes back and carries out its commands, and idle instances are released."""
@@ -303,3 +320,53 @@ class Cluster:
             for name in self.actions:
                 self.serve(name)
             self.later(70.0)
+
+
+# histories -----------------------------------------------------------------------------------------------------------
+
+Step = tuple[str, int]
+STEPS: Final[dict[str, Callable[[Cluster, int], None]]] = {
+    "ask": lambda c, n: c.ask(c.an_action(n)),
+    "obey": lambda c, n: c.obey(c.a_host(n)),
+    "ready": lambda c, n: c.ready(n),
+    "busy": lambda c, n: c.ready(n, busy=True),
+    "switch": lambda c, n: c.switch(n),
+    "hear": lambda c, n: c.hear(),
+    "fail": lambda c, n: c.fail_to_switch(n),
+    "die": lambda c, n: c.die(n),
+    "lose": lambda c, n: c.set_up(c.a_host(n), is_up=False),
+    "back": lambda c, n: c.set_up(c.a_host(n), is_up=True),
+    "restart": lambda c, n: c.restart(c.a_host(n)),
+    "refuse": lambda c, n: setattr(c.a_host(n), "refuses", not c.a_host(n).refuses),
+    "crash": lambda c, n: setattr(c, "crash_after", n % 6),
+    "relay": lambda c, n: setattr(c, "relay_is_up", not c.relay_is_up),
+    "wait": lambda c, n: c.later(float(n)),
+    "long_wait": lambda c, n: c.later(float(n * 3)),
+    "beat": lambda c, n: c.heartbeat(),
+    "whole": lambda c, n: c.everybody_goes_on(),
+    "serve": lambda c, n: c.serve(c.an_action(n)),
+}
+"""The steps of a history.  A step's number chooses the host, the instance or the action."""
+
+
+def steps(least: int, most: int, names: str, *numbers: int) -> st.SearchStrategy[list[Any]]:
+    """Histories of ``least`` to ``most`` steps.  A step has a name and ``numbers`` up to these.
+
+    A name that stands twice is drawn twice as often.
+    """
+    step = st.tuples(st.sampled_from(names.split()), *(st.integers(0, n) for n in numbers))
+    return st.lists(step, min_size=least, max_size=most)
+
+
+def few_or_many(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a property a test with ``few`` examples, and with ``many`` in the full run."""
+
+    def of(holds: Callable[..., Any]) -> Any:
+        @pytest.mark.parametrize("n", [few, pytest.param(many, marks=pytest.mark.full)])
+        def test(n: int) -> None:
+            settings(max_examples=n)(given(**drawn)(holds))()
+
+        test.__name__, test.__doc__, test.__module__ = holds.__name__, holds.__doc__, holds.__module__
+        return test
+
+    return of

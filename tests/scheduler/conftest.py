@@ -20,7 +20,6 @@ from relay.protocol.messages import (
     Cancel,
     Command,
     CommandRefused,
-    DemandAdded,
     HostChanged,
     InspectModel,
     ModelInspected,
@@ -31,12 +30,13 @@ from relay.protocol.messages import (
 from relay.state import bus, credentials, keys, redis_link
 from relay.state.records import Records
 from relay.state.registry import Registry
+from tests.scheduler.facts import demand, report
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, Action, Exec, Limits
 from thaw.clock import wall_ms
 from thaw.config import LlmConfig, ModelConfig, ResourcesConfig, ScalingConfig
 from thaw.errors import ErrorInfo, PlatformError
-from thaw.host import Device, HeldSegment, HostReport, PoolReport, StemTarget
+from thaw.host import Device, HeldSegment, PoolReport, StemTarget
 from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, Namespace, random_hex_id
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 from thaw.logs import Log
@@ -137,24 +137,17 @@ class FakeInvoker:
     def report(self, *, announce: bool = False) -> None:
         held = (HeldSegment("other", self.n_taken, True),) if self.n_taken else ()
         used = sum(r.reserve_bytes for r in self.instances.values())
-        self.registry.report_host(
-            HostReport(
-                self.host_id,
-                "boot",
-                "127.0.0.1:1",
-                (Device("cpu", "cpu", self.memory, self.memory - used),),
-                2,
-                1e8,
-                "none",
-                "process",
-                0,
-                wall_ms(),
-                instances=tuple(r.instance_id for r in self.instances.values()),
-                stem_targets=self.stem_targets,
-                pool=self.slabs and PoolReport(*self.slabs, wall_ms(), held),
-            ),
-            announce=announce,
+        said = report(
+            self.host_id,
+            devices=(Device("cpu", "cpu", self.memory, self.memory - used),),
+            network_bytes_per_s=1e8,
+            declared_bytes_per_s=None,
+            seen_wall_ms=wall_ms(),
+            instances=tuple(r.instance_id for r in self.instances.values()),
+            stem_targets=self.stem_targets,
+            pool=self.slabs and PoolReport(*self.slabs, wall_ms(), held),
         )
+        self.registry.report_host(said, announce=announce)
 
     def _beat(self) -> None:
         while not self._ended.wait(1.0):
@@ -266,24 +259,13 @@ class Platform:
         self.schedulers: list[subprocess.Popen[bytes]] = []
 
     def scheduler(self, **env: str) -> subprocess.Popen[bytes]:
-        log = (self._logs / f"scheduler-{len(self.schedulers)}.log").open("wb")
         path = os.pathsep.join([str(ROOT), str(ROOT / "runtime-python")])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.scheduler.loop"],
-            stderr=log,
-            env={
-                **os.environ,
-                "PYTHONPATH": path,
-                "THAW_STATE_URL": self.url,
-                "THAW_RELAY_URL": self.url,
-                "THAW_HOSTS_REFRESH_S": "0.5",
-                "THAW_MODELS": "file://,s3://",
-                **env,
-            },
-        )
-        log.close()
-        self.schedulers.append(process)
-        return process
+        settings = {"THAW_STATE_URL": self.url, "THAW_RELAY_URL": self.url, "THAW_MODELS": "file://,s3://"}
+        settings |= {"THAW_HOSTS_REFRESH_S": "0.5", "PYTHONPATH": path, **env}
+        with (self._logs / f"scheduler-{len(self.schedulers)}.log").open("wb") as log:
+            command = [sys.executable, "-m", "gateway.scheduler.loop"]
+            self.schedulers.append(subprocess.Popen(command, stderr=log, env=os.environ | settings))
+        return self.schedulers[-1]
 
     def host(self, host_id: str = "h0", memory: int = 4096 * MIB) -> FakeInvoker:
         invoker = FakeInvoker(self.url, host_id, memory).start()
@@ -291,11 +273,10 @@ class Platform:
         return invoker
 
     def action(self, name: str = "guest/hello", memory: int = 256, version: str = "0.0.1", **fields: Any) -> Action:
-        action = Action(
-            ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, "x"), Limits(memory=memory), **fields
+        limits = Limits(memory=memory)
+        return self._put(
+            Action(ActionName(name), Namespace("guest"), version, Exec(KIND_PYTHON, "x"), limits, **fields)
         )
-        self.records.put_action(action, last=self.records.last_version(action.name))
-        return action
 
     def llm(self, name: str = "guest/chat", memory: int = 1024, transport: str = "auto", **scaling: Any) -> Action:
         config = LlmConfig(
@@ -305,28 +286,24 @@ class Platform:
             scaling=ScalingConfig(**scaling),
             transport=transport,
         )
-        action = Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config)
+        return self._put(Action(ActionName(name), Namespace("guest"), "0.0.1", Exec(KIND_LLM), Limits(), config=config))
+
+    def _put(self, action: Action) -> Action:
         self.records.put_action(action, last=self.records.last_version(action.name))
         return action
 
     def ask(self, action: str = "guest/hello", gateway: str = "g0", waited_ms: int = 0) -> ActivationId:
         self.registry.gateway_alive(GatewayId(gateway))
-        activation = ActivationId(random_hex_id())
-        self.registry.add_demand(
-            DemandAdded(
-                activation, ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms() - waited_ms, waited_ms
-            )
-        )
-        return activation
+        asked = demand(random_hex_id(), ActionName(action), gateway, waited_ms=waited_ms)
+        self.registry.add_demand(replace(asked, queued_wall_ms=wall_ms() - waited_ms))
+        return asked.activation_id
 
     def burst(self, n: int, action: str, gateway: str = "g0") -> None:
         """Add requests that a reader of the event stream reads together."""
         self.registry.gateway_alive(GatewayId(gateway))
         pipe = self.client.pipeline(transaction=True)
         for _ in range(n):
-            asked = DemandAdded(
-                ActivationId(random_hex_id()), ActionName(action), Namespace("guest"), GatewayId(gateway), wall_ms()
-            )
+            asked = demand(random_hex_id(), ActionName(action), gateway, queued_wall_ms=wall_ms())
             pipe.hset(keys.DEMAND, asked.activation_id, wire.dumps(asked))
             pipe.xadd(keys.EVENTS, {"f": bus.pack(asked)})
         pipe.execute()

@@ -90,6 +90,19 @@ def _event(
     return TraceEvent(name, "a", "g", stage, host, host, boot_ns + int(at_ms * MS), 0, n_bytes, attrs or {})
 
 
+def event(
+    name: Phase, at_s: float = 0.0, n_bytes: int | None = None, host: str = "h", boot: str = "b", **attrs: Any
+) -> TraceEvent:
+    """An event of a trace that a test writes by hand."""
+    ns = int(at_s * 1e9)
+    return TraceEvent(name, "", "g", 0, host, boot, ns, ns, n_bytes, attrs)
+
+
+def phase(name: str, begin_s: float, end_s: float, n_bytes: int | None = None, **attrs: Any) -> list[TraceEvent]:
+    """The two events of a phase.  Its evidence is in the second one."""
+    return [event(Phase(f"{name}.begin"), begin_s), event(Phase(f"{name}.end"), end_s, n_bytes, **attrs)]
+
+
 def _stage(draw: st.DrawFn, k: int, host: str) -> tuple[list[TraceEvent], int, int]:
     """(events, milliseconds from the plan to READY, bytes)."""
     events: list[TraceEvent] = []

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.view.bound_terms import StageFacts, bound_terms
 from gateway.scheduler.view.shortest_times import Best, Key, Least
-from tests.scheduler.starts import Recorded, starts
+from tests.scheduler.cluster import few_or_many
+from tests.scheduler.starts import Recorded, event, phase, starts
 from thaw import partition, wire
 from thaw.instance import StartMode
 from thaw.plan import Plan
@@ -34,53 +34,37 @@ def learn(best: Best, start: Recorded) -> None:
         best.learn_prefill(CHAT, start.kinds[0], len(start.kinds), took.prompt_tokens, took.prefill_s)
 
 
-def bound(best: Best, start: Recorded, *, as_it_went: bool) -> tuple[Term, ...]:
-    return bound_terms(best, CHAT, start.facts(as_it_went=as_it_went))
-
-
 def holds(history: Sequence[Recorded]) -> None:
     """Check the bounds of the starts in the order in which the scheduler sees them."""
     best = Best()
     for start in history:
         took = start_took(start.events)
-        planned = bound(best, start, as_it_went=False)
+        planned = bound_terms(best, CHAT, start.facts(as_it_went=False))
         shown = with_this_start(planned, took)
         assert (least_s(shown) or 0.0) <= start.measured_s + _ROUNDING_S
         learn(best, start)
         # the least of all starts, this one included
-        known = for_prompt(bound(best, start, as_it_went=True), took.prompt_tokens or 0)
+        known = for_prompt(bound_terms(best, CHAT, start.facts(as_it_went=True)), took.prompt_tokens or 0)
         assert (least_s(known) or 0.0) <= start.measured_s + _ROUNDING_S
         if len(set(start.kinds)) == 1:
             assert least_s(known) is not None
 
 
-@settings(max_examples=300, deadline=None)
-@given(history=st.lists(starts(), min_size=1, max_size=5))
+@few_or_many(300, 2_000, history=st.lists(starts(), min_size=1, max_size=5))
 def test_no_start_is_ever_faster_than_its_bound(history: list[Recorded]) -> None:
     holds(history)
 
 
-@pytest.mark.full
-@settings(max_examples=2_000, deadline=None)
-@given(history=st.lists(starts(), min_size=1, max_size=5))
-def test_no_start_is_faster_than_its_bound_in_two_thousand_histories(history: list[Recorded]) -> None:
-    holds(history)
-    holds_again(history)
-
-
-@settings(max_examples=300, deadline=None)
-@given(history=st.lists(starts(), min_size=1, max_size=4))
+@few_or_many(300, 2_000, history=st.lists(starts(), min_size=1, max_size=4))
 def test_a_start_that_is_repeated_is_no_faster_than_the_bound_that_its_plan_had(history: list[Recorded]) -> None:
     """If nothing in a start is new, the bound in its plan holds too, not only the bound that is shown afterwards."""
-    holds_again(history)
-
-
-def holds_again(history: Sequence[Recorded]) -> None:
     best = Best()
     for start in history:
         learn(best, start)
     for start in history:
-        planned = for_prompt(bound(best, start, as_it_went=True), start_took(start.events).prompt_tokens or 0)
+        planned = for_prompt(
+            bound_terms(best, CHAT, start.facts(as_it_went=True)), start_took(start.events).prompt_tokens or 0
+        )
         assert (least_s(planned) or 0.0) <= start.measured_s + _ROUNDING_S
 
 
@@ -103,7 +87,6 @@ def test_the_bound_that_a_recorded_plan_carries_holds_with_its_start(history: di
     for plain in history["starts"]:
         start, plan = recorded(plain), wire.from_plain(Plan, plain["plan"])
         shown_s = least_s(with_this_start(plan.bound_terms, start_took(start.events)))
-        assert shown_s is not None
         assert shown_s <= start.measured_s
 
 
@@ -126,6 +109,14 @@ def took(seconds: dict[str, float], *, fetch_s: float = 2.0, mode: str = "prewar
     return StartTook((replace(stage, **fields),))
 
 
+def learned(*starts: StartTook, action: str = CHAT) -> Best:
+    """What these starts of one stage have shown."""
+    best = Best()
+    for start in starts:
+        best.learn_start(action, ["cpu"], start)
+    return best
+
+
 PHASES = {"container": 0.1, "context": 0.2, "model": 0.05, "kv": 0.05, "copy": 0.4, "engine": 0.01}
 
 
@@ -136,46 +127,31 @@ def term(terms: Sequence[Term], part: Part) -> Term:
 
 def test_of_a_kind_of_device_that_no_start_has_shown_only_the_bytes_are_known() -> None:
     terms = bound_terms(Best(), CHAT, [ONE])
-    assert {t.part for t in terms if t.seconds is None} == {
-        "container",
-        "context",
-        "model",
-        "kv",
-        "copy",
-        "engine",
-        "prefill",
-    }
+    assert {t.part for t in terms if t.seconds is None} == {*PHASES, "prefill"}
     assert (least_s(terms), is_partial(terms)) == (pytest.approx(2.0), True)
     assert term(terms, Part.BYTES).source == Source.DECLARED
 
 
 def test_a_start_from_a_stem_cell_has_no_libraries_in_its_bound_and_a_cold_one_has() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took(PHASES | {"libraries": 8.0}, mode="cold"))
-    best.learn_start(CHAT, ["cpu"], took(PHASES))
+    best = learned(took(PHASES | {"libraries": 8.0}, mode="cold"), took(PHASES))
     prewarmed, cold = (bound_terms(best, CHAT, [replace(ONE, mode=m)]) for m in (StartMode.PREWARMED, StartMode.COLD))
     assert Part.LIBRARIES not in {t.part for t in prewarmed}
     assert term(cold, Part.LIBRARIES).seconds == 8.0
 
 
 def test_the_least_of_all_starts_counts_and_not_their_mean() -> None:
-    best = Best()
-    for engine_s in (0.5, 0.1, 0.9):
-        best.learn_start(CHAT, ["cpu"], took(PHASES | {"engine": engine_s}))
+    best = learned(*(took(PHASES | {"engine": engine_s}) for engine_s in (0.5, 0.1, 0.9)))
     engine = term(bound_terms(best, CHAT, [ONE]), Part.ENGINE)
     assert (engine.seconds, engine.source, engine.n_starts) == (0.1, Source.BEST, 3)
 
 
 def test_what_depends_on_the_model_is_known_of_the_function_alone_and_the_rest_of_any() -> None:
-    best = Best()
-    best.learn_start("guest/other", ["cpu"], took(PHASES))
-    terms = bound_terms(best, CHAT, [ONE])
+    terms = bound_terms(learned(took(PHASES), action="guest/other"), CHAT, [ONE])
     assert {t.part for t in terms if t.seconds is None} == {"model", "kv", "engine", "prefill"}
 
 
 def test_the_bytes_take_the_declared_rate_or_the_best_that_was_seen_whichever_is_higher() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took({}, fetch_s=4.0))  # 25 MB/s
+    best = learned(took({}, fetch_s=4.0))  # 25 MB/s
     assert term(bound_terms(best, CHAT, [ONE]), Part.BYTES).source == Source.DECLARED
     best.learn_start(CHAT, ["cpu"], took({}, fetch_s=1.0))
     seen = term(bound_terms(best, CHAT, [ONE]), Part.BYTES)
@@ -190,15 +166,9 @@ def test_without_a_rate_that_somebody_names_the_bytes_are_unknown() -> None:
 
 
 def test_a_fetch_that_is_too_short_to_tell_the_rate_has_no_term_and_teaches_none() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took({}, fetch_s=0.001, link_bytes=1_000_000))
+    best = learned(took({}, fetch_s=0.001, link_bytes=1_000_000))
     assert best.link("h0") is None
     assert term(bound_terms(best, CHAT, [replace(ONE, link_bytes=1_000_000)]), Part.BYTES).seconds is None
-
-
-def test_a_model_in_the_hosts_memory_has_nothing_to_fetch() -> None:
-    bytes_ = term(bound_terms(Best(), CHAT, [replace(ONE, link_bytes=0)]), Part.BYTES)
-    assert (bytes_.seconds, bytes_.source) == (0.0, Source.RESIDENT)
 
 
 def test_stages_that_share_a_host_share_its_link() -> None:
@@ -208,8 +178,7 @@ def test_stages_that_share_a_host_share_its_link() -> None:
 
 
 def test_the_chains_run_side_by_side_and_the_engine_and_the_prefill_follow() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took(PHASES, fetch_s=2.0))
+    best = learned(took(PHASES, fetch_s=2.0))
     best.learn_prefill(CHAT, "cpu", 1, 60, 0.3)
     assert least_s(bound_terms(best, CHAT, [ONE])) == pytest.approx(2.0 + 0.01 + 0.3)
     here = bound_terms(best, CHAT, [replace(ONE, link_bytes=0)])
@@ -227,8 +196,7 @@ def test_the_prefill_is_that_of_prompts_as_long_else_of_shorter_ones_and_never_o
 
 
 def test_a_start_that_beats_its_plan_is_shown_with_what_it_showed_itself() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took(PHASES))
+    best = learned(took(PHASES))
     planned = bound_terms(best, CHAT, [replace(ONE, link_bytes=0)])
     shown = with_this_start(planned, took(PHASES | {"context": 0.15}, link_bytes=0, fetch=None))
     context = term(shown, Part.CONTEXT)
@@ -251,29 +219,14 @@ def test_a_stage_whose_trace_is_not_there_makes_no_part_of_the_bound() -> None:
 
 
 def test_a_moment_that_two_phases_cover_counts_once() -> None:
-    def at(name: Phase, seconds: float, **attrs: Any) -> TraceEvent:
-        return TraceEvent(name, "", "g", 0, "h", "b", int(seconds * 1e9), 0, None, attrs)
-
-    events = [
-        at(Phase.CONTAINER_BEGIN, 0),
-        at(Phase.CONTAINER_END, 1, mode="cold"),
-        at(Phase.LIBRARIES_BEGIN, 0.5),
-        at(Phase.CONTEXT_BEGIN, 1),
-        at(Phase.CONTEXT_END, 1.5),
-        at(Phase.LIBRARIES_END, 4),
-        at(Phase.READY, 5),
-        at(Phase.CONTEXT_BEGIN, 4),
-        at(Phase.CONTEXT_END, 4.25),
-    ]
-    (stage,) = start_took(events).stages
-    assert {t.part: t.seconds for t in stage.parts} == pytest.approx(
-        {"container": 1, "context": 0.75, "libraries": 2.5}
-    )
+    imports = [*phase("container", 0, 1, mode="cold"), *phase("context", 1, 1.5), *phase("libraries", 0.5, 4)]
+    (stage,) = start_took([*imports, event(Phase.READY, 5), *phase("context", 4, 4.25)]).stages
+    seconds = {t.part: t.seconds for t in stage.parts}
+    assert seconds == pytest.approx({"container": 1, "context": 0.75, "libraries": 2.5})
 
 
 def test_what_is_kept_of_a_deleted_function_goes_and_of_hosts_and_devices_stays() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took(PHASES))
+    best = learned(took(PHASES))
     best.learn_prefill(CHAT, "cpu", 1, 60, 0.3)
     gone = best.forget(CHAT)
     assert {key.what for key in gone} == {"model", "kv", "engine", "prefill"}
@@ -295,9 +248,7 @@ def test_values_that_are_no_numbers_teach_nothing() -> None:
 
 
 def test_a_copy_within_memory_takes_the_best_rate_that_a_copy_has_had_and_never_a_links() -> None:
-    best = Best()
-    best.learn_start(CHAT, ["cpu"], took({}, fetch_s=0.5, link_bytes=0, within_memory=True))
-    best.learn_start(CHAT, ["cpu"], took({}, fetch_s=0.2))
+    best = learned(took({}, fetch_s=0.5, link_bytes=0, within_memory=True), took({}, fetch_s=0.2))
     terms = bound_terms(best, CHAT, [replace(ONE, stage=0, part_bytes=50_000_000, link_bytes=0, within_memory=True)])
     assert terms[0] == Term(Part.MEMORY, pytest.approx(0.25), Source.BEST, 0, "h0", 1, 50_000_000)
 
@@ -305,10 +256,11 @@ def test_a_copy_within_memory_takes_the_best_rate_that_a_copy_has_had_and_never_
 def test_every_term_names_its_stage_its_host_and_its_bytes() -> None:
     best = Best()
     best.learn_prefill(CHAT, "cpu", 3, 60, 0.3)
+    here = replace(ONE, link_bytes=0)
     three = [
-        replace(ONE, stage=0, link_bytes=0),
-        replace(ONE, stage=1, host="h1", link_bytes=0, is_shared=True),
-        replace(ONE, stage=2, host="h2", link_bytes=0, within_memory=True),
+        here,
+        replace(here, stage=1, host="h1", is_shared=True),
+        replace(here, stage=2, host="h2", within_memory=True),
     ]
     terms = bound_terms(best, CHAT, three)
     assert [t for t in terms if t.part in (Part.BYTES, Part.MEMORY, Part.PREFILL)] == [
@@ -333,17 +285,14 @@ def test_the_engine_of_whichever_stage_is_last_follows_the_bytes_that_share_a_li
 
 
 def test_a_trace_tells_the_prefill_of_its_prompt_and_which_bytes_crossed_the_link() -> None:
-    def at(name: Phase, seconds: float, n_bytes: int | None = None, boot: str = "b", **attrs: Any) -> TraceEvent:
-        return TraceEvent(name, "", "g", 0, "h", boot, int(seconds * 1e9), 0, n_bytes, attrs)
-
-    prefill = [at(Phase.PREFILL_BEGIN, 5, prompt_tokens=35), at(Phase.PREFILL_END, 5.5)]
-    again = [at(Phase.PREFILL_BEGIN, 7, prompt_tokens=90), at(Phase.PREFILL_END, 9)]
+    prefill = [event(Phase.PREFILL_BEGIN, 5, prompt_tokens=35), event(Phase.PREFILL_END, 5.5)]
+    again = [event(Phase.PREFILL_BEGIN, 7, prompt_tokens=90), event(Phase.PREFILL_END, 9)]
     told = start_took([*prefill, *again])
     assert (told.prefill_s, told.prompt_tokens) == (0.5, 35)
     for copied, crossed, within in ((0, 900, False), (300, 600, False), (900, 0, True)):
-        fetch = [at(Phase.FETCH_BEGIN, 1), at(Phase.FETCH_END, 3, 900, copied_bytes=copied), at(Phase.READY, 4)]
-        (stage,) = start_took(fetch).stages
+        fetch = phase("fetch", 1, 3, 900, copied_bytes=copied)
+        (stage,) = start_took([*fetch, event(Phase.READY, 4)]).stages
         assert (stage.link_bytes, stage.within_memory, stage.fetch_s) == (crossed, within, 2.0)
-    for torn in ([at(Phase.FETCH_BEGIN, 1)], [at(Phase.FETCH_END, 3, 900)]):
-        (stage,) = start_took([*torn, at(Phase.READY, 4)]).stages
+    for torn in ([event(Phase.FETCH_BEGIN, 1)], [event(Phase.FETCH_END, 3, 900)]):
+        (stage,) = start_took([*torn, event(Phase.READY, 4)]).stages
         assert (stage.fetch, stage.part_bytes) == (None, 0)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import HostsSeen
 from gateway.scheduler.view.history import History
-from tests.scheduler.world import CHAT, World, llm_world, of, report
+from tests.scheduler.facts import CHAT, report
+from tests.scheduler.world import World, foretold_s, llm_world
 from thaw.action import KIND_LLM
 from thaw.host import HostReport, StemTarget
 from thaw.ids import HostId
@@ -27,9 +26,8 @@ def host(name: str, ready_in_s: float | None = None, **fields: Any) -> HostRepor
 
 def foretold(w: World) -> tuple[str, float]:
     """The host of the start, and the predicted time of its first token."""
-    (start,) = of(w.ask(CHAT), StartGroup)
-    assert start.plan.predicted_ttft_s is not None
-    return start.plan.stages[0].host, start.plan.predicted_ttft_s
+    start = w.started(CHAT)
+    return start.plan.stages[0].host, foretold_s(start)
 
 
 def test_a_start_waits_for_the_cell_that_its_host_is_making_and_is_foretold_so() -> None:
@@ -60,7 +58,7 @@ def test_a_host_that_makes_a_cell_is_passed_over_for_one_where_a_cell_waits() ->
 
 def test_what_the_next_report_says_of_a_cell_counts() -> None:
     w = llm_world(host("h0", ready_in_s=3.0))
-    w.do(HostsSeen((host("h0", ready_in_s=8.0, seen_wall_ms=2_000),)))
+    w.see(host("h0", ready_in_s=8.0, seen_wall_ms=2_000))
     cold = History().times(CHAT, "cpu", StartMode.PREWARMED, 0)
     assert foretold(w)[1] >= 8.0 + cold.t_cc
 
@@ -70,7 +68,7 @@ def test_a_cell_that_takes_longer_than_the_last_one_is_still_waited_for() -> Non
     w = llm_world(host("h0", ready_in_s=1.0))
     for n in range(5):
         w.now += 1.0
-        w.do(HostsSeen((host("h0", ready_in_s=1.0, seen_wall_ms=2_000 + 1_000 * n),)))
+        w.see(host("h0", ready_in_s=1.0, seen_wall_ms=2_000 + 1_000 * n))
     assert w.view.hosts[HostId("h0")].cell_s(KIND_LLM) >= w.now + 1.0
 
 
@@ -80,5 +78,5 @@ def test_a_report_that_is_read_again_is_no_newer_for_it() -> None:
     before = w.view.hosts[HostId("h0")].cell_s(KIND_LLM)
     w.view.hosts[HostId("h0")].hold("cpu", 1)  # so that the view inspects the same report again
     w.now += 2.0
-    w.do(HostsSeen((replace(said),)))
+    w.see(replace(said))
     assert w.view.hosts[HostId("h0")].cell_s(KIND_LLM) == before

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.scheduler.decisions import ReleaseInstance, StartGroup, UndrainInstance
-from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
+from gateway.scheduler.decisions import Decision, ReleaseInstance, StartGroup, UndrainInstance
+from gateway.scheduler.events import ActionDeleted, ActionSeen
 from relay.protocol.messages import InstanceChanged
 from relay.state.registry import Registry
-from tests.scheduler.world import CHAT, HELLO, chat, group_world, hello, of, report, world
+from tests.scheduler.facts import HELLO, READY, STARTING, chat, hello, report
+from tests.scheduler.groups import group_world
+from tests.scheduler.world import World, hosts_of, of, serving, starting, world
 from thaw.errors import NotFound
 from thaw.ids import HostId
 from thaw.instance import InstanceState
@@ -22,40 +24,44 @@ def two_hosts(**fields: Any) -> Any:
     return world(report("h0"), report("h1"), facts=hello(**fields))
 
 
-def drained(w: Any, *, drain: bool = True) -> list[Any]:
+def drained(w: World, *, drain: bool = True) -> list[Decision]:
     ids = [tuple(sorted(w.view.on_host.get(HostId(h), ()))) for h in ("h0", "h1")]
-    first = replace(report("h0"), draining=drain, instances=ids[0])
-    return w.do(HostsSeen((first, replace(report("h1"), instances=ids[1]))))
+    return w.see(report("h0", draining=drain, instances=ids[0]), report("h1", instances=ids[1]))
 
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_what_is_ready_on_a_drained_host_finishes_and_takes_no_more(idle: bool) -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
+    w, start = starting(two_hosts())
     assert start.plan.stages[0].host == "h0"
     w.ready(start, idle=idle)
     (release,) = of(drained(w), ReleaseInstance)
     assert (release.instance_id, release.only_idle, release.reason) == (start.stages[0].instance_id, False, "drained")
+    assert release.drained, "what runs is to be moved"
     assert of(drained(w), ReleaseInstance) == []  # the release was decided once already
 
 
 def test_a_start_on_a_drained_host_is_left_to_serve_who_waits_for_it() -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
+    w, start = starting(two_hosts())
     assert of(drained(w), ReleaseInstance) == []
     w.ready(start)
     assert [r.instance_id for r in of(drained(w), ReleaseInstance)] == [start.stages[0].instance_id]
 
 
 def test_a_group_whose_other_stages_still_start_is_left_to_start() -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start)
+    w, _ = serving(two_hosts())
     (group,) = w.view.groups.values()
     group.is_starting = True  # its first stage is ready before the others are
     assert of(drained(w), ReleaseInstance) == []
     group.is_starting = False
     assert len(of(drained(w), ReleaseInstance)) == 1
+
+
+def leaving(**fields: Any) -> tuple[World, StartGroup]:
+    """Two hosts, of which one is drained, and the instance that drains there."""
+    w, start = serving(two_hosts(**fields), idle=False)
+    drained(w)
+    draining(w, start)
+    return w, start
 
 
 def draining(w: Any, start: StartGroup, **fields: Any) -> None:
@@ -64,69 +70,41 @@ def draining(w: Any, start: StartGroup, **fields: Any) -> None:
     w.do(InstanceChanged(replace(record, **fields)))
 
 
-def test_what_runs_on_a_drained_host_is_to_be_moved() -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
-    (release,) = of(drained(w), ReleaseInstance)
-    assert release.drained
-
-
 def test_a_host_that_is_taken_back_keeps_what_still_drains_and_is_told_until_it_says_so() -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
-    drained(w)
-    draining(w, start)
+    w, start = leaving()
     assert of(drained(w), UndrainInstance) == []
     for _ in range(2):
         (undrain,) = of(drained(w, drain=False), UndrainInstance)
         assert (undrain.host_id, undrain.instance_id) == ("h0", start.stages[0].instance_id)
-    draining(w, start, state=InstanceState.READY, drained=False)
+    draining(w, start, state=READY, drained=False)
     assert of(drained(w, drain=False), UndrainInstance) == []
     assert w.view.action(HELLO).n_serving == 1
     assert len(of(drained(w), ReleaseInstance)) == 1  # and may be drained again
 
 
 def test_an_instance_that_drains_for_another_reason_is_not_taken_back() -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
+    w, start = serving(two_hosts(), idle=False)
     draining(w, start, drained=False)
     assert of(drained(w, drain=False), UndrainInstance) == []
 
 
 def test_a_draining_instance_does_not_keep_its_actions_maximum_from_starting_elsewhere() -> None:
-    w = two_hosts(max_instances=1)
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
-    drained(w)
-    draining(w, start)
-    assert [s.plan.stages[0].host for s in of(w.ask(), StartGroup)] == ["h1"]
+    w, _ = leaving(max_instances=1)
+    assert hosts_of(w.ask()) == ["h1"]
 
 
 @pytest.mark.parametrize("event", [ActionDeleted(HELLO), ActionSeen(replace(hello(), version="0.0.2"), changed=True)])
 def test_what_no_new_request_could_use_is_not_taken_back(event: Any) -> None:
-    w = two_hosts()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
-    drained(w)
-    draining(w, start)
+    w, _ = leaving()
     w.do(event)
     assert of(drained(w, drain=False), UndrainInstance) == []
 
 
 def test_no_more_is_taken_back_than_the_actions_maximum() -> None:
-    w = two_hosts(max_instances=1)
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
-    drained(w)
-    draining(w, start)
-    (elsewhere,) = of(w.ask(), StartGroup)
-    w.ready(elsewhere, idle=False)
+    w, start = leaving(max_instances=1)
+    elsewhere = w.serving(idle=False)
     assert of(drained(w, drain=False), UndrainInstance) == []
-    record = w.view.instances[elsewhere.stages[0].instance_id].record
-    w.do(InstanceChanged(replace(record, state=InstanceState.GONE)))
+    w.gone(elsewhere)
     assert [u.instance_id for u in of(drained(w, drain=False), UndrainInstance)] == [start.stages[0].instance_id]
 
 
@@ -138,70 +116,56 @@ def test_of_several_that_were_drained_as_many_are_taken_back_as_the_maximum_allo
     drained(w)
     for start in starts:
         draining(w, start)
-    (elsewhere,) = of(w.ask(), StartGroup)
-    w.ready(elsewhere, idle=False)
+    w.serving(idle=False)
     for _ in range(2):  # and the same one is told again
         (undrain,) = of(drained(w, drain=False), UndrainInstance)
         assert undrain.instance_id == min(start.stages[0].instance_id for start in starts)
 
 
 def test_a_stage_that_is_left_of_a_group_is_not_taken_back_and_its_release_stands() -> None:
-    w = group_world(facts=chat(forced_stages=2, max_stages=2))
-    (start,) = of(w.ask(CHAT), StartGroup)
-    w.ready(start, idle=False)
+    w, start = serving(group_world(facts=chat(forced_stages=2, max_stages=2)), idle=False)
     hosts = [s.host for s in start.plan.stages]
-
-    def seen(*names: str, lost: str = "") -> list[Any]:
-        reports = [v.report for v in w.view.hosts.values() if v.host_id != lost]
-        return w.do(HostsSeen(tuple(replace(r, draining=r.host_id in names) for r in reports)))
-
     w.now += 100
-    seen(hosts[1])
+    w.see_all(hosts[1], draining=True)
     draining(w, start)
-    seen(hosts[1], lost=hosts[1])  # it is switched off before the requests have left
+    others = [r for h, r in w.reports.items() if h != hosts[1]]
+    w.see(*others)  # it is switched off before the requests have left
     left = w.view.instances[start.stages[0].instance_id]
     assert left.releasing is not None
-    assert of(seen(lost=hosts[1]), UndrainInstance) == []
+    assert of(w.see(*others), UndrainInstance) == []
     assert left.releasing is not None
 
 
 def test_a_group_is_taken_back_when_no_host_of_its_stages_is_drained_any_more() -> None:
-    w = group_world(facts=chat(forced_stages=2, max_stages=2))
-    (start,) = of(w.ask(CHAT), StartGroup)
-    w.ready(start, idle=False)
+    w, start = serving(group_world(facts=chat(forced_stages=2, max_stages=2)), idle=False)
     hosts = [s.host for s in start.plan.stages]
-
-    def seen(*names: str) -> list[Any]:
-        reports = [v.report for v in w.view.hosts.values()]
-        return w.do(HostsSeen(tuple(replace(r, draining=r.host_id in names) for r in reports)))
-
-    (release,) = of(seen(hosts[1]), ReleaseInstance)  # a stage on the host counts: the requests move off the group
+    # a stage on the host counts: the requests move off the group
+    (release,) = of(w.see_all(hosts[1], draining=True), ReleaseInstance)
     assert (release.host_id, release.instance_id) == (hosts[0], start.stages[0].instance_id)
     assert release.drained
-    seen(*hosts)
+    w.see_all(*hosts, draining=True)
     draining(w, start)
-    assert of(seen(hosts[1]), UndrainInstance) == []  # its last stage's host is still to be emptied
-    (undrain,) = of(seen(), UndrainInstance)
+    assert of(w.see_all(hosts[1], draining=True), UndrainInstance) == []  # its last stage's host is still to be emptied
+    (undrain,) = of(w.see_all(), UndrainInstance)
     assert (undrain.host_id, undrain.instance_id) == (hosts[0], start.stages[0].instance_id)
 
 
 def test_nothing_new_starts_on_a_drained_host_until_it_is_taken_back() -> None:
     w = two_hosts()
     drained(w)
-    assert [of(w.ask(), StartGroup)[0].plan.stages[0].host for _ in range(2)] == ["h1", "h1"]
+    assert hosts_of([*w.ask(), *w.ask()]) == ["h1", "h1"]
     drained(w, drain=False)
-    assert of(w.ask(), StartGroup)[0].plan.stages[0].host == "h0"
+    assert hosts_of(w.ask()) == ["h0"]
 
 
 def test_min_instances_are_started_elsewhere_when_their_host_is_drained() -> None:
     w = two_hosts(min_instances=1)
-    (minimum,) = [v for v in w.view.of_action(HELLO) if v.state is InstanceState.STARTING]
+    (minimum,) = [v for v in w.view.of_action(HELLO) if v.state is STARTING]
     start = next(iter(w.view.groups.values()))
-    w.view.put_instance(replace(minimum.record, state=InstanceState.READY), w.now)
+    w.view.put_instance(replace(minimum.record, state=READY), w.now)
     start.is_starting = False
     assert minimum.record.host_id == "h0"
-    decided = drained(w)
-    assert [s.plan.stages[0].host for s in of(decided, StartGroup)] == ["h1"]
+    assert hosts_of(drained(w)) == ["h1"]
 
 
 def test_who_is_drained_is_kept_in_the_registry_and_shown_in_every_report(valkey_url: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import redis
@@ -25,27 +24,41 @@ from gateway.scheduler.io.group_credentials import GroupCredentials
 from gateway.scheduler.placement.predict import f_factor
 from gateway.scheduler.view.history import History, Learned
 from gateway.scheduler.view.shortest_times import Least
-from relay.protocol.messages import Consolidate, DemandAdded, ModelInspected
+from relay.protocol.messages import Command, Consolidate, ModelInspected
 from relay.state import bus, keys, redis_link
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
 from tests.relay.samples import GROUP, PLAN, record
-from tests.scheduler.world import FACTS
+from tests.scheduler.facts import CHAT, FACTS, demand
+from tests.scheduler.starts import event, phase
 from thaw import wire
-from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.ids import ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import StartMode
 from thaw.logs import Log
 from thaw.tracing.bound import Part, Source, Term
 from thaw.tracing.trace import Phase, TraceEvent
 
-CHAT = ActionName("guest/chat")
+STAGES = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
 
 
 @pytest.fixture
 def client(valkey_url: str) -> Iterator[redis.Redis]:
     with redis_link.connect(valkey_url) as connected:
         yield connected
+
+
+def told(client: redis.Redis) -> Command:
+    """The one command to the host."""
+    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
+    command: Command = bus.unpack(fields[b"f"])
+    return command
+
+
+def has_run(client: redis.Redis, served: ActivationId, trace: list[TraceEvent]) -> None:
+    """Let a request end with eleven tokens."""
+    Records(client).add_trace(served, trace)
+    assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
 
 
 def effects_on(client: redis.Redis) -> Effects:
@@ -55,11 +68,7 @@ def effects_on(client: redis.Redis) -> Effects:
 
 
 def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -> None:
-    events = [
-        TraceEvent(Phase.CONTAINER_BEGIN, boot_id="b"),
-        TraceEvent(Phase.CONTAINER_END, boot_id="b", mono_ns=250_000_000),
-    ]
-    Records(client).add_trace("g1", events)
+    Records(client).add_trace("g1", phase("container", 0, 0.25))
     effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
 
@@ -68,23 +77,10 @@ def test_the_best_that_a_start_has_shown_is_kept_for_the_next_scheduler_until_th
     client: redis.Redis,
 ) -> None:
     served = ActivationId("a" * 32)
-    begun = [
-        at(Phase.CONTAINER_BEGIN, 0, host="h0"),
-        at(Phase.CONTAINER_END, 0.25, host="h0", attrs={"mode": "cold"}),
-        at(Phase.ENGINE_BEGIN, 1.0, host="h0"),
-        at(Phase.ENGINE_END, 1.5, host="h0"),
-        at(Phase.READY, 1.5, host="h0"),
-    ]
-    run = [
-        at(Phase.RECEIVED, 0),
-        at(Phase.PREFILL_BEGIN, 2.0, attrs={"prompt_tokens": 60}),
-        at(Phase.PREFILL_END, 2.3),
-        at(Phase.FIRST_TOKEN, 2.4),
-        at(Phase.RUN_END, 3.0),
-    ]
+    begun = [*phase("container", 0, 0.25, mode="cold"), *phase("engine", 1.0, 1.5), event(Phase.READY, 1.5)]
     Records(client).add_trace("g1", begun)
-    Records(client).add_trace(served, run)
-    assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
+    prefill = [event(Phase.PREFILL_BEGIN, 2.0, prompt_tokens=60), event(Phase.PREFILL_END, 2.3)]
+    has_run(client, served, [event(Phase.RECEIVED), *prefill, event(Phase.FIRST_TOKEN, 2.4), event(Phase.RUN_END, 3.0)])
     learn = LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD, served=(served,), device_kinds=("cpu",))
     effects_on(client).learn(History(), learn)
     best = load_history(client, Log("test")).best
@@ -123,16 +119,14 @@ def test_a_trace_that_cannot_be_read_teaches_nothing_and_stops_nothing(
 
 def test_a_history_entry_of_another_version_is_passed_over(client: redis.Redis) -> None:
     client.hset("thaw:history", "guest/chat|cpu", b'{"times": 3}')
-    assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1) == History().times(
-        CHAT, "cpu", StartMode.COLD, 1
-    )
+    times = load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1)
+    assert times == History().times(CHAT, "cpu", StartMode.COLD, 1)
 
 
 @pytest.mark.parametrize(("took_s", "explained_s"), [(0.24, 0.24), (0.01, 0.01), (3.0, 0.25), (None, 0.0)])
 def test_a_wait_for_a_look_at_a_model_is_explained_by_as_long_as_its_host_looked(
     client: redis.Redis, took_s: float | None, explained_s: float
 ) -> None:
-    assert PLAN.model is not None
     effects = effects_on(client)
     came, asked, decided = (Arrival(mono_ns=n, wall_ns=n) for n in (100, 101, 250_000_100))
     effects.seen(ActivationId("a"), came)
@@ -154,10 +148,8 @@ def test_a_demand_that_is_planned_at_once_waited_for_nothing(client: redis.Redis
 
 
 def test_the_terms_stay_beside_the_planned_phase_when_the_plan_goes_with_its_group(client: redis.Redis) -> None:
-    predicted, bound = (
-        (Term(Part.CONTAINER, 0.2, Source.DEFAULT),),
-        (Term(Part.BYTES, 0.1, Source.MEASURED, n_bytes=9),),
-    )
+    predicted = (Term(Part.CONTAINER, 0.2, Source.DEFAULT),)
+    bound = (Term(Part.BYTES, 0.1, Source.MEASURED, n_bytes=9),)
     plan = replace(PLAN, predicted_terms=predicted, bound_terms=bound)
     effects_on(client).apply(StartGroup(plan, (), (), {}), Arrival.now())
     attrs = Records(client).trace(PLAN.group_id)[1].attrs
@@ -171,29 +163,23 @@ def test_a_host_is_told_once_which_adapters_the_requests_want_that_wait_for_a_st
     for name, adapter in wanted.items():
         effects.seen(ActivationId(name), now, adapter)
     effects.gone(ActivationId("gone"))
-    stages = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
-    effects.apply(StartGroup(PLAN, stages, tuple(map(ActivationId, wanted)), {}), now)
-    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
-    assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/x", "s3://m/y")
+    effects.apply(StartGroup(PLAN, STAGES, tuple(map(ActivationId, wanted)), {}), now)
+    assert told(client).body.adapters == ("s3://m/x", "s3://m/y")
 
 
 def test_after_a_rebuild_the_demand_that_is_there_says_which_adapters_are_wanted(client: redis.Redis) -> None:
     effects, now = effects_on(client), Arrival.now()
     effects.seen(ActivationId("missed its end"), now, "s3://m/x")
-    demand = DemandAdded(ActivationId("a"), PLAN.action, Namespace("guest"), GatewayId("g"), 0, 0, False, "s3://m/y")
-    effects.reloaded([demand])
-    stages = (StageStart(0, HostId("h"), InstanceId("i"), CommandId("c")),)
+    effects.reloaded([demand("a", PLAN.action, adapter="s3://m/y")])
     names = (ActivationId("missed its end"), ActivationId("a"))
-    effects.apply(StartGroup(PLAN, stages, names, {}), now)
-    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
-    assert bus.unpack(fields[b"f"]).body.adapters == ("s3://m/y",)
+    effects.apply(StartGroup(PLAN, STAGES, names, {}), now)
+    assert told(client).body.adapters == ("s3://m/y",)
 
 
 def test_a_host_is_told_which_instance_is_to_become_one_worker(client: redis.Redis) -> None:
     ask = ConsolidateInstance(HostId("h"), InstanceId("i"), GROUP, CommandId("c"))
     effects_on(client).apply(ask, Arrival.now())
-    ((_, fields),) = client.xrange(keys.commands(HostId("h")))
-    command = bus.unpack(fields[b"f"])
+    command = told(client)
     assert (command.command_id, command.epoch, command.body) == ("c", 1, Consolidate(InstanceId("i"), GROUP))
 
 
@@ -204,9 +190,7 @@ def test_a_plan_that_is_rewritten_keeps_the_time_at_which_it_was_decided(client:
     assert registry.plan(GROUP) == replace(PLAN, keep=1, created_wall_ns=12_345)
     client.hset(keys.PLANS, GROUP, b"{")
     effects_on(client).apply(RewritePlan(PLAN), Arrival.now())
-    written = registry.plan(GROUP)
-    assert written is not None
-    assert written.created_wall_ns > 12_345
+    assert registry.plan(GROUP).created_wall_ns > 12_345
 
 
 @pytest.mark.parametrize(
@@ -218,14 +202,8 @@ def test_what_one_worker_did_teaches_nothing_about_the_pipeline_that_it_was(
     client: redis.Redis, switched_s: float, knows: tuple[bool, bool]
 ) -> None:
     group, served, history = GroupId("g5"), ActivationId("c" * 32), History()
-    Records(client).add_trace(group, [at(Phase.CONSOLIDATE_END, switched_s)])
-    run = [
-        at(Phase.PREFILL_BEGIN, 5.0),
-        at(Phase.PREFILL_END, 5.99),
-        at(Phase.RUN_END, 7.0),
-    ]
-    Records(client).add_trace(served, run)
-    assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
+    Records(client).add_trace(group, [event(Phase.CONSOLIDATE_END, switched_s)])
+    has_run(client, served, [*phase("prefill", 5.0, 5.99), event(Phase.RUN_END, 7.0)])
     learn = LearnFrom(group, CHAT, "cpu", StartMode.COLD, n_stages=4, factor=f_factor(4, 1), served=(served,))
     effects_on(client).learn(history, learn)
     kept = load_history(client, Log("test")).learned(CHAT, "cpu", StartMode.COLD)
@@ -233,31 +211,19 @@ def test_what_one_worker_did_teaches_nothing_about_the_pipeline_that_it_was(
     assert (kept.times.t_p != plain.times.t_p, kept.times.t_d != plain.times.t_d) == knows
 
 
-def at(name: Phase, seconds: float, **fields: Any) -> TraceEvent:
-    return TraceEvent(name, boot_id="b", mono_ns=int(seconds * 1e9), wall_ns=int(seconds * 1e9), **fields)
-
-
 def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_scheduler(
     client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group, served = GroupId("g4"), ActivationId("a" * 32)
-    records, history = Records(client), History()
-    records.add_trace(group, [at(Phase.PLANNED_END, 0, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])
+    history = History()
+    Records(client).add_trace(group, [event(Phase.PLANNED_END, 0, predicted_ttft_s=4.0, bound_ttft_s=3.5)])
     learn = LearnFrom(
         group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, factor=f_factor(4, 1), served=(served,)
     )
     later = effects_on(client).learn(history, learn)
-    assert later is not None  # its request has not ended
-    assert later.attempt == 1
-    run = [
-        at(Phase.RECEIVED, 1.0),
-        at(Phase.PREFILL_BEGIN, 5.0),
-        at(Phase.PREFILL_END, 5.99),
-        at(Phase.FIRST_TOKEN, 6.0),
-        at(Phase.RUN_END, 7.0),
-    ]
-    records.add_trace(served, run)
-    assert records.end(replace(record(served), usage={"completion_tokens": 11}))
+    assert later.attempt == 1, "its request has not ended"
+    run = [event(Phase.RECEIVED, 1.0), *phase("prefill", 5.0, 5.99)]
+    has_run(client, served, [*run, event(Phase.FIRST_TOKEN, 6.0), event(Phase.RUN_END, 7.0)])
     assert effects_on(client).learn(history, later) is None
     kept = load_history(client, Log("test")).learned(CHAT, "cpu", StartMode.PREWARMED)
     factor = 4 - 1 + 1 / 4
@@ -274,19 +240,11 @@ def test_a_stream_that_was_continued_by_a_group_or_was_to_be_tells_nothing_of_th
 ) -> None:
     """The request's first token came after 0.08 s from an earlier group, and not from this group's start."""
     group, served = GroupId("g5"), ActivationId("b" * 32)
-    records, history = Records(client), History()
-    records.add_trace(group, [at(Phase.PLANNED_END, 20, attrs={"predicted_ttft_s": 4.0, "bound_ttft_s": 3.5})])
-    run = [
-        at(Phase.RECEIVED, 10.0),
-        at(Phase.DISPATCHED, 10.01),
-        at(Phase.FIRST_TOKEN, 10.08),
-        at(again, 25.0),
-        at(Phase.PREFILL_BEGIN, 25.0),
-        at(Phase.PREFILL_END, 25.1),
-        at(Phase.RUN_END, 27.0),
-    ]
-    records.add_trace(served, run)
-    assert records.end(replace(record(served), usage={"completion_tokens": 11}))
+    history = History()
+    Records(client).add_trace(group, [event(Phase.PLANNED_END, 20, predicted_ttft_s=4.0, bound_ttft_s=3.5)])
+    former = [event(Phase.RECEIVED, 10.0), event(Phase.DISPATCHED, 10.01), event(Phase.FIRST_TOKEN, 10.08)]
+    later = [event(again, 25.0), *phase("prefill", 25.0, 25.1), event(Phase.RUN_END, 27.0)]
+    has_run(client, served, former + later)
     learn = LearnFrom(group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, served=(served,))
     assert effects_on(client).learn(history, learn) is None
     assert "ttft_foretold" not in capsys.readouterr().err

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen
+from gateway.scheduler.events import ActionFacts
 from gateway.scheduler.policy.evictions import evictions
 from gateway.scheduler.view import evictable_memory
 from gateway.scheduler.view.cluster import SERVING, ClusterView
 from gateway.scheduler.view.entries import InstanceView
 from gateway.scheduler.view.evictable_memory import Where
 from gateway.scheduler.view.hosts import DeviceView
-from relay.protocol.messages import DemandAdded, DemandRemoved, InstanceChanged
-from tests.scheduler.cluster import Cluster
+from relay.protocol.messages import DemandRemoved, InstanceChanged
+from tests.scheduler.cluster import steps
+from tests.scheduler.facts import GONE, MIB, OTHER, READY, chat, demand, function, hello, report
 from tests.scheduler.test_group_histories import ACTIONS, histories, play
-from tests.scheduler.world import MIB, World, chat, hello, of, report
+from tests.scheduler.world import World
 from thaw.host import Device, HostReport
-from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, InstanceId, Namespace
+from thaw.ids import ActionName, ActivationId, CommandId, GroupId, HostId, InstanceId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
 
 # the rule ------------------------------------------------------------------------------------------------------------
@@ -45,16 +43,9 @@ def spare(view: ClusterView, v: InstanceView) -> bool:
     owner = view.action(v.record.action)
     least = 0 if owner.facts is None else owner.facts.min_instances
     version = owner.facts.version if owner.facts else None
-    others = [view.instances[i] for i in owner.instances]
-    serving = [
-        o
-        for o in others
-        if o.record.takes_requests
-        and o.releasing is None
-        and o.state in SERVING
-        and version in (None, o.record.action_version)
-    ]
-    return not owner.waiting and len(serving) > least
+    serving = [o for o in map(view.instances.get, owner.instances) if o and o.state in SERVING and o.releasing is None]
+    current = [o for o in serving if o.record.takes_requests and version in (None, o.record.action_version)]
+    return not owner.waiting and len(current) > least
 
 
 def free_for(
@@ -100,7 +91,7 @@ def ids(victims: Sequence[InstanceView]) -> list[str]:
 
 
 NEEDS = [(mb * MIB,) for mb in (1, 300, 900, 1400, 2000, 2400, 9000)] + [(900 * MIB,) * 2, (1400 * MIB, 700 * MIB)]
-ASKING = (chat(name=ActionName("guest/new")), hello(name=ActionName("guest/other")), *ACTIONS)
+ASKING = (chat(name=ActionName("guest/new")), hello(name=OTHER), *ACTIONS)
 
 
 def agrees(view: ClusterView) -> None:
@@ -119,33 +110,12 @@ def agrees(view: ClusterView) -> None:
 @settings(max_examples=25, deadline=None)
 @given(history=histories)
 def test_in_every_history_of_groups_the_same_ones_are_evicted(history: list[tuple[str, int]]) -> None:
-    def look(c: Cluster) -> None:
-        agrees(c.w.view)
-
-    play(history, look)
+    play(history, lambda c: agrees(c.w.view))
 
 
-WHAT = [
-    "put",
-    "put",
-    "put",
-    "put",
-    "idle",
-    "idle",
-    "busy",
-    "gone",
-    "wait",
-    "serve",
-    "facts",
-    "delete",
-    "report",
-    "drain",
-    "lose",
-    "release",
-    "refuse",
-    "sleep",
-]
-steps = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 11), st.integers(0, 7)), min_size=5, max_size=60)
+crowd_steps = steps(
+    5, 60, "put put put put idle idle busy gone wait serve facts delete report drain lose release refuse sleep", 11, 7
+)
 KINDS = (("A10",), ("A10", "cpu"), ("cpu",), ("A10", "V100"))
 
 
@@ -166,18 +136,11 @@ class Crowd:
         self.beat()
 
     def see(self, a: int, version: str) -> None:
-        self.w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{a}"), version=version, min_instances=a // 4)))
+        self.w.deploy(function(f"guest/f{a}", version=version, min_instances=a // 4))
 
     def beat(self) -> None:
-        self.w.do(
-            HostsSeen(
-                tuple(
-                    host_report(i, int(self.w.now * 1000), draining=i in self.draining)
-                    for i in range(4)
-                    if i not in self.lost
-                )
-            )
-        )
+        seen, there = int(self.w.now * 1000), [i for i in range(4) if i not in self.lost]
+        self.w.see(*(host_report(i, seen, draining=i in self.draining) for i in there))
 
     def put(self, i: int, n: int, state: InstanceState, *, busy: bool = False) -> None:
         """Put group number ``i`` of twelve.  Every third group has two stages, on neighbouring hosts."""
@@ -205,40 +168,33 @@ class Crowd:
             self.w.do(InstanceChanged(record))
 
     def step(self, what: str, i: int, n: int) -> None:
-        activation, name = ActivationId(f"a{i}"), ActionName(f"guest/f{i % 6}")
+        name, instance = ActionName(f"guest/f{i % 6}"), self.w.view.instances.get(InstanceId(f"i{i}.0"))
         match what:
-            case "put" | "idle":
-                self.put(i, n, InstanceState.READY)
-            case "busy":
-                self.put(i, n, InstanceState.READY, busy=True)
+            case "put" | "idle" | "busy":
+                self.put(i, n, READY, busy=what == "busy")
             case "gone":
-                self.put(i, n, InstanceState.GONE)
+                self.put(i, n, GONE)
             case "wait":
-                self.w.do(DemandAdded(activation, name, Namespace("guest"), GatewayId("g"), 0))
+                self.w.do(demand(f"a{i}", name))
             case "serve":
-                self.w.do(DemandRemoved(activation, name))
+                self.w.do(DemandRemoved(ActivationId(f"a{i}"), name))
             case "facts":
                 self.see(i % 6, str(1 + n % 2))
             case "delete":
                 self.w.view.delete_action(name)
-            case "report":
+            case "report" | "drain" | "lose":
+                self.draining ^= {n % 4} if what == "drain" else set()
+                self.lost ^= {n % 4} if what == "lose" else set()
                 self.beat()
-            case "drain":
-                self.draining ^= {n % 4}
-                self.beat()
-            case "lose":
-                self.lost ^= {n % 4}
-                self.beat()
-            case "release" | "refuse":
-                if (instance := self.w.view.instances.get(InstanceId(f"i{i}.0"))) is not None:
-                    self.w.view.set_releasing(instance, self.w.view.new_id() if what == "release" else None)  # type: ignore[arg-type]
+            case "release" | "refuse" if instance is not None:
+                self.w.view.set_releasing(instance, CommandId(self.w.view.new_id()) if what == "release" else None)
             case "sleep":
                 self.w.later(float(n))
 
 
 @pytest.mark.parametrize("few", [0, 64])
 @settings(max_examples=120, deadline=None)
-@given(history=steps)
+@given(history=crowd_steps)
 def test_whatever_is_said_of_instances_the_same_ones_are_evicted(few: int, history: list[tuple[str, int, int]]) -> None:
     c = Crowd()
     with pytest.MonkeyPatch.context() as patch:
@@ -253,11 +209,11 @@ def test_in_order_of_idleness_until_a_device_has_room_and_only_what_is_on_it() -
     c.lost = {1, 3}
     c.beat()
     for i in (2, 8, 14):  # each takes 1000 of the 2244 MB that the minimum of others leaves: on h2, on h0, on h2
-        c.put(i, 0, InstanceState.READY)
+        c.put(i, 0, READY)
         c.w.now += 1
     assert ids(evictions(c.w.view, chat(), (1200 * MIB,))) == []  # this much is free
     assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i8.0"]
-    c.put(8, 0, InstanceState.READY, busy=True)
+    c.put(8, 0, READY, busy=True)
     assert ids(evictions(c.w.view, chat(), (2000 * MIB,))) == ["i2.0", "i14.0"]
     assert ids(evictions(c.w.view, chat(), (2300 * MIB,))) == []  # more than a device has
 
@@ -270,20 +226,14 @@ def test_room_that_one_worker_of_a_group_takes_is_not_there_for_the_next() -> No
     w = World(report("h0", 1024))
     names = [ActionName("guest/a"), ActionName("guest/b")]
     for name in names:
-        w.do(ActionSeen(replace(hello(), name=name)))
-        (start,) = of(w.ask(name), StartGroup)
-        w.ready(start)
+        w.deploy(hello(name=name))
+        w.serving(name)
         w.now += 1.0
     facts, oldest = chat(), w.view.instances[next(iter(w.view.action(names[0]).instances))]
-    for needs, evicted in (
-        ([256 * MIB, 256 * MIB], []),
-        ([512 * MIB, 0], []),
-        ([256 * MIB, 256 * MIB + 1], [oldest]),
-        ([512 * MIB, 256 * MIB], [oldest]),
-        ([512 * MIB, 1], [oldest]),
-    ):
-        found = evictions(w.view, facts, needs)
-        assert [v.record.instance_id for v in found] == [v.record.instance_id for v in evicted], needs
+    for needs in ([256 * MIB, 256 * MIB], [512 * MIB, 0]):
+        assert evictions(w.view, facts, needs) == [], needs
+    for needs in ([256 * MIB, 256 * MIB + 1], [512 * MIB, 256 * MIB], [512 * MIB, 1]):
+        assert ids(evictions(w.view, facts, needs)) == [oldest.record.instance_id], needs
 
 
 @pytest.mark.parametrize(
@@ -311,8 +261,8 @@ def test_what_is_going_makes_room_for_as_many_workers_of_a_group_as_it_has_memor
     w = World(*(report(f"h{i}", 1024) for i in range(3)))
     heads: dict[InstanceId, str] = {}
     for name in "abc":
-        w.do(ActionSeen(hello(name=ActionName(f"guest/{name}"), need_bytes=1024 * MIB)))
-        (start,) = of(w.ask(ActionName(f"guest/{name}")), StartGroup)
+        w.deploy(function(f"guest/{name}", need_bytes=1024 * MIB))
+        start = w.started(ActionName(f"guest/{name}"))
         heads[start.stages[0].instance_id] = name
         w.ready(start)
         w.now += 1.0
@@ -320,13 +270,3 @@ def test_what_is_going_makes_room_for_as_many_workers_of_a_group_as_it_has_memor
         w.view.set_releasing(w.view.instances[instance_id], CommandId("c"))
     needs = [mb * MIB for mb in needs_mb]
     assert "".join(heads[v.record.instance_id] for v in evictions(w.view, hello(), needs)) == expected
-
-
-@pytest.mark.parametrize(("n_workers", "n_evicted"), [(1, 0), (2, 0), (3, 1)])
-def test_workers_of_a_group_take_what_is_free_before_anybody_goes(n_workers: int, n_evicted: int) -> None:
-    """Beside an idle instance there is room for two workers.  Three have room when it is evicted."""
-    w = World(report("h0", 1024), report("h1", 2048))
-    w.do(ActionSeen(hello(need_bytes=1024 * MIB)))
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start)
-    assert len(evictions(w.view, hello(name=ActionName("guest/new")), [1024 * MIB] * n_workers)) == n_evicted

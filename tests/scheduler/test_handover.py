@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.scheduler.decisions import KeepStemCells, ReleaseInstance, StartGroup, UndrainInstance
-from gateway.scheduler.events import HostsSeen
 from relay.protocol.messages import InstanceChanged
-from tests.scheduler.world import HELLO, MIB, World, hello, of, report, world
+from tests.scheduler.facts import HELLO, MIB, READY, hello, report
+from tests.scheduler.world import World, hosts_of, of, serving, world
 from thaw.action import KIND_PYTHON
 from thaw.host import StemTarget
 from thaw.ids import HostId
-from thaw.instance import InstanceState
 
 
 def seen(w: World, *, handing_over: bool, **fields: Any) -> list[Any]:
@@ -24,15 +23,8 @@ def seen(w: World, *, handing_over: bool, **fields: Any) -> list[Any]:
         instances = tuple(sorted(w.view.on_host.get(HostId(host_id), ())))
         used = sum(w.view.instances[i].record.reserve_bytes for i in instances) // MIB
         of_host = {"handing_over": handing_over, **fields} if host_id == "h0" else {}
-        reports.append(replace(report(host_id, used_mb=used), instances=instances, **of_host))
-    return list(w.do(HostsSeen(tuple(reports))))
-
-
-def served(w: World) -> StartGroup:
-    (start,) = of(w.ask(), StartGroup)
-    assert start.plan.stages[0].host == "h0"
-    w.ready(start)
-    return start
+        reports.append(report(host_id, used_mb=used, instances=instances, **of_host))
+    return w.see(*reports)
 
 
 def adopted(w: World, start: StartGroup) -> list[Any]:
@@ -42,8 +34,7 @@ def adopted(w: World, start: StartGroup) -> list[Any]:
 
 
 def test_instances_of_a_host_that_is_handed_over_are_neither_released_nor_taken_back() -> None:
-    w = world(report("h0"), report("h1"), facts=hello())
-    start = served(w)
+    w, start = serving(world(report("h0"), report("h1")))
     for _ in range(2):
         decided = seen(w, handing_over=True)
         assert of(decided, ReleaseInstance) == of(decided, UndrainInstance) == []
@@ -53,18 +44,18 @@ def test_instances_of_a_host_that_is_handed_over_are_neither_released_nor_taken_
 
 
 def test_nothing_starts_on_a_host_that_is_handed_over() -> None:
-    w = world(report("h0"), report("h1"), facts=hello())
+    w = world(report("h0"), report("h1"))
     seen(w, handing_over=True)
-    assert [s.plan.stages[0].host for s in of(w.ask(), StartGroup)] == ["h1"]
+    assert hosts_of(w.ask()) == ["h1"]
     seen(w, handing_over=False)
-    assert [s.plan.stages[0].host for s in of(w.ask(), StartGroup)] == ["h0"]
+    assert hosts_of(w.ask()) == ["h0"]
 
 
 def test_a_minimum_that_a_host_keeps_while_it_is_handed_over_is_not_started_elsewhere() -> None:
     w = world(report("h0"), report("h1"), facts=hello(min_instances=1))
     (group,) = w.view.groups.values()
     (minimum,) = w.view.of_action(HELLO)
-    w.do(InstanceChanged(replace(minimum.record, state=InstanceState.READY, idle_since_wall_ms=1_000)))
+    w.do(InstanceChanged(replace(minimum.record, state=READY, idle_since_wall_ms=1_000)))
     assert minimum.record.host_id == "h0"
     assert not group.is_starting
     assert of(seen(w, handing_over=True), StartGroup) == []
@@ -75,7 +66,7 @@ def test_a_minimum_that_a_host_keeps_while_it_is_handed_over_is_not_started_else
 @pytest.mark.parametrize("draining", [True, False])
 def test_the_stem_cells_of_a_host_that_is_handed_over_are_left_as_they_are(draining: bool) -> None:
     """A host that is drained as well gives them up."""
-    w = world(report("h0"), report("h1"), facts=hello())
+    w = world(report("h0"), report("h1"))
     targets = (StemTarget(KIND_PYTHON, 3, 64 * MIB),)
     for _ in range(2):
         asked = of(seen(w, handing_over=True, draining=draining, stem_targets=targets), KeepStemCells)
@@ -88,8 +79,7 @@ def test_the_stem_cells_of_a_host_that_is_handed_over_are_left_as_they_are(drain
 def test_a_request_that_waits_for_the_only_host_starts_no_second_instance_if_the_first_is_announced_before_the_host(
     is_announced: bool,
 ) -> None:
-    w = world(report("h0"), facts=hello())
-    start = served(w)
+    w, start = serving(world(report("h0")))
     w.now += 60
     seen(w, handing_over=True)
     assert of(w.ask(), StartGroup) == []
@@ -100,8 +90,7 @@ def test_a_request_that_waits_for_the_only_host_starts_no_second_instance_if_the
 
 
 def test_the_memory_of_a_host_is_counted_once_while_it_is_handed_over() -> None:
-    w = world(report("h0"), facts=hello())
-    start = served(w)
+    w, start = serving(world(report("h0")))
     free = w.view.hosts["h0"].devices["cpu"].free
     seen(w, handing_over=True)
     assert w.view.hosts["h0"].devices["cpu"].free == free
@@ -113,8 +102,7 @@ def test_the_memory_of_a_host_is_counted_once_while_it_is_handed_over() -> None:
 
 @pytest.mark.parametrize("draining", [True, False])
 def test_a_host_that_is_drained_while_it_is_handed_over_is_emptied(draining: bool) -> None:
-    w = world(report("h0"), report("h1"), facts=hello())
-    start = served(w)
+    w, start = serving(world(report("h0"), report("h1")))
     released = of(seen(w, handing_over=True, draining=draining), ReleaseInstance)
     assert [r.instance_id for r in released] == [start.stages[0].instance_id] * draining
 

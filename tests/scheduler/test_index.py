@@ -20,8 +20,9 @@ from gateway.scheduler.placement.select import best_of, select
 from gateway.scheduler.view import links
 from gateway.scheduler.view.host_index import HostIndex, Wanted, tie_order
 from gateway.scheduler.view.hosts import HostView, new_host
+from tests.scheduler.facts import report as plain_report
 from thaw.host import Device, HostReport, StemTarget
-from thaw.ids import HostId, InstanceId
+from thaw.ids import InstanceId
 
 GB = 10**9
 NOW = 10.0
@@ -31,53 +32,34 @@ SLOW = {"t_p": 2.5, "t_d": 0.06, "t_tail": 0.4}
 Cell = bool | float
 """True: a stem cell waits.  False: there is none.  A number: one is being made and is ready after so many seconds."""
 
+Plain = list[tuple[float, Cell, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
 devices_st = st.lists(
     st.tuples(st.sampled_from([4, 8, 16, 24]), st.lists(st.sampled_from([2, 4, 7]), max_size=2)), min_size=1, max_size=3
 )
 fetches_st = st.lists(st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([4.0, 9.0, math.inf])), max_size=2)
-hosts_st = st.lists(
-    st.tuples(
-        st.sampled_from([1.0, 2.0]),
-        st.sampled_from([True, False, 2.0, 11.0, 30.0]),
-        devices_st,
-        fetches_st,
-        st.sampled_from([False] * 5 + [True]),
-    ),
-    min_size=1,
-    max_size=14,
-)
+
+
+def hosts_of(links: Any, cells: list[Cell], most: int, **how: Any) -> st.SearchStrategy[Plain]:
+    draining = st.sampled_from([False] * 5 + [True])
+    host = st.tuples(links, st.sampled_from(cells), devices_st, fetches_st, draining)
+    return st.lists(host, min_size=1, max_size=most, **how)
+
+
+hosts_st = hosts_of(st.sampled_from([1.0, 2.0]), [True, False, 2.0, 11.0, 30.0], 14)
 kinds_st = st.lists(st.tuples(st.sampled_from(["A10", "V100"]), st.sampled_from(["none", "enforced"])), max_size=14)
-unlike_st = st.lists(
-    st.tuples(
-        st.integers(50, 400).map(lambda n: n / 100),
-        st.sampled_from([True, False, 2.0]),
-        devices_st,
-        fetches_st,
-        st.sampled_from([False] * 5 + [True]),
-    ),
-    min_size=1,
-    max_size=24,
-    unique_by=lambda host: host[0],
+unlike_st = hosts_of(
+    st.integers(50, 400).map(lambda n: n / 100), [True, False, 2.0], 24, unique_by=lambda host: host[0]
 )
-Plain = list[tuple[float, Cell, list[tuple[int, list[int]]], list[tuple[int, float]], bool]]
 
 
 def report(i: int, link: float, cell: Cell, devices: Sequence[tuple[int, list[int]]], draining: bool) -> HostReport:
     shown = tuple(Device(f"cuda:{d}", "A10", m * GB, m * GB) for d, (m, _) in enumerate(devices))
-    return HostReport(
-        HostId(f"h{i:02d}"),
-        "b",
-        "a:1",
-        shown,
-        8,
-        link * GB,
-        "none",
-        "process",
-        0,
-        0,
-        stem_kinds=("llm:vllm",) if cell is True else (),
-        draining=draining,
-        stem_targets=(StemTarget("llm:vllm", 1, 0, True, None if isinstance(cell, bool) else cell),),
+    cells = {
+        "stem_kinds": ("llm:vllm",) if cell is True else (),
+        "stem_targets": (StemTarget("llm:vllm", 1, 0, True, None if isinstance(cell, bool) else cell),),
+    }
+    return plain_report(
+        f"h{i:02d}", devices=shown, network_bytes_per_s=link * GB, seen_wall_ms=0, draining=draining, **cells
     )
 
 
@@ -151,9 +133,8 @@ def same_answers(
     every = Wanted(needs, most, earliest, latest, request.part(most), whole=request.part(1))
     for wanted in (every, every._replace(only_promises=True)):
         few = index.offers(wanted, NOW)
-        assert named(answer(few, request, variant, most, full), few) == named(
-            answer(everyone, request, variant, most, full), everyone
-        )
+        found, expected = (named(answer(h, request, variant, most, full), h) for h in (few, everyone))
+        assert found == expected
 
 
 questions_st = st.fixed_dictionaries(
@@ -186,11 +167,7 @@ def test_the_indexed_answer_is_the_answer_over_all_hosts_when_no_two_links_are_e
 
 
 def same_answers_of_each_size(
-    plain: Plain,
-    discipline: Discipline,
-    slo: float,
-    n_bytes: int,
-    kinds: Sequence[tuple[str, str]] = (),
+    plain: Plain, discipline: Discipline, slo: float, n_bytes: int, kinds: Sequence[tuple[str, str]] = ()
 ) -> int:
     """Assert the same for the hosts that the index offers for one size on idle devices.
 
@@ -289,9 +266,7 @@ def test_a_link_that_is_measured_anew_is_offered_as_it_is_now() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.5, 14.0)), max_size=3),
-    st.floats(0.1, 12.0),
-    st.floats(0.5, 12.0),
+    st.lists(st.tuples(st.floats(0.5, 9.0), st.floats(0.5, 14.0)), max_size=3), st.floats(0.1, 12), st.floats(0.5, 12)
 )
 def test_a_link_is_refused_without_being_asked_only_where_it_would_refuse_the_easiest_fetch(
     fetches: list[tuple[float, float]], part: float, latest_s: float
@@ -322,16 +297,17 @@ def test_of_a_thousand_like_hosts_only_as_many_as_a_group_has_workers_are_looked
 @pytest.mark.parametrize("change", ["taken", "drained", "lost"])
 def test_a_host_that_changes_is_offered_as_it_is_now(change: str) -> None:
     index, (first, second) = cluster([(1.0, False, [(24, [])], [], False)] * 2, "edf")
+    wanted = Wanted((24 * GB,), 1, 5.0)
     if change == "taken":
         first.hold("cuda:0", 20 * GB)
     elif change == "drained":
         first.take_report(report(0, 1.0, False, [(24, [])], draining=True), {}, NOW)
     else:
         index.drop(first.host_id)
-    assert index.offers(Wanted((24 * GB,), 1, 5.0), NOW) == [second]
+    assert index.offers(wanted, NOW) == [second]
     if change == "taken":
         first.let_go(InstanceId("i"), "cuda:0", 20 * GB)
-        assert index.offers(Wanted((24 * GB,), 1, 5.0), NOW) == [first]
+        assert index.offers(wanted, NOW) == [first]
 
 
 def test_a_link_that_keeps_no_promise_is_preferred_to_one_that_is_less_loaded() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +14,18 @@ from hypothesis import strategies as st
 from gateway.scheduler.decisions import LearnFrom, ReleaseInstance, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionSeen, HostSeen
 from gateway.scheduler.placement.predict import Times
-from gateway.scheduler.placement.schemes import Gpu, Request, Scheme, Server, Size, sizes, static_bandwidth
+from gateway.scheduler.placement.schemes import Gpu, Request, Server, Size, sizes, static_bandwidth
 from gateway.scheduler.placement.select import best_of, select
 from gateway.scheduler.policy.starts import RECHECK_S
 from gateway.scheduler.view.history import Measured
+from tests.scheduler.facts import CHAT, MIB, OTHER, SMOLLM2, chat, report
+from tests.scheduler.groups import group_world
 from tests.scheduler.test_predict import kappa
-from tests.scheduler.world import CHAT, MIB, SMOLLM2, World, chat, group_world, llm_world, of, report
+from tests.scheduler.test_select import every_placement, plainly
+from tests.scheduler.world import World, llm_world, of, starting
 from thaw.action import KIND_LLM
 from thaw.host import Device, HostReport
-from thaw.ids import ActionName
-from thaw.instance import InstanceState, StartMode
+from thaw.instance import StartMode
 
 G = 1e9
 FAST, SLOW = Times(t_p=0.4, t_d=0.01, t_n=0.002), Times(t_p=3.1, t_d=0.08, t_n=0.004, t_tail=0.3)
@@ -35,20 +36,19 @@ def host(name: str, kind: str, **fields: Any) -> HostReport:
     return report(name, **{"devices": devices, "network_bytes_per_s": 1e9, "stem_kinds": (KIND_LLM,), **fields})
 
 
-def teach(w: World, kind: str, t_p: float) -> None:
-    times = Measured(t_cc=0.1, t_cu=0.1, t_p=t_p, t_d=0.01, t_tail=0.0)
-    w.view.history.update(CHAT, kind, StartMode.PREWARMED, times)
+def teach(w: World, prefills: dict[str, float]) -> None:
+    for kind, t_p in prefills.items():
+        times = Measured(t_cc=0.1, t_cu=0.1, t_p=t_p, t_d=0.01, t_tail=0.0)
+        w.view.history.update(CHAT, kind, StartMode.PREWARMED, times)
 
 
 def test_one_slow_host_does_not_make_the_fast_ones_look_too_slow() -> None:
     """The slow host's kind is first in the alphabet.  The other hosts answer in 0.7 s."""
     w = llm_world(host("h0", "A-slow"), host("h1", "B-fast"), host("h2", "B-fast"), facts=chat(slo_ttft_s=1.5))
-    teach(w, "A-slow", t_p=3.1)
-    teach(w, "B-fast", t_p=0.4)
-    (start,) = of(w.ask(CHAT), StartGroup)
+    teach(w, {"A-slow": 3.1, "B-fast": 0.4})
+    start = w.started(CHAT)
     assert start.attrs["fallback"] is False
     assert start.plan.stages[0].host in ("h1", "h2")
-    assert start.plan.predicted_ttft_s is not None
     assert start.plan.predicted_ttft_s < 1.5
 
 
@@ -56,42 +56,34 @@ def test_a_slow_host_is_foretold_with_its_own_times_though_a_fast_kind_comes_fir
     w = llm_world(host("h0", "A-fast", draining=True), host("h1", "B-slow"), facts=chat(slo_ttft_s=60.0))
     alone = llm_world(host("h1", "B-slow"), facts=chat(slo_ttft_s=60.0))
     for each in (w, alone):
-        teach(each, "A-fast", t_p=0.4)
-        teach(each, "B-slow", t_p=3.1)
+        teach(each, {"A-fast": 0.4, "B-slow": 3.1})
     (start,), (same,) = of(w.ask(CHAT), StartGroup), of(alone.ask(CHAT), StartGroup)
     assert start.plan.predicted_ttft_s == pytest.approx(same.plan.predicted_ttft_s)
-    assert start.plan.predicted_ttft_s is not None
     assert start.plan.predicted_ttft_s > 3.1
 
 
 def test_an_idle_instance_goes_when_only_its_host_would_be_in_time_and_no_timer_is_waited_for() -> None:
-    other = ActionName("guest/other")
-    w = llm_world(host("h1", "B-fast"), facts=chat(name=other, need_bytes=4096 * MIB))
-    (first,) = of(w.ask(other), StartGroup)
-    w.ready(first)
+    w = llm_world(host("h1", "B-fast"), facts=chat(name=OTHER, need_bytes=4096 * MIB))
+    first = w.serving(OTHER)
     w.do(ActionSeen(chat(slo_ttft_s=1.5)), HostSeen(host("h0", "A-slow")))
-    teach(w, "A-slow", t_p=3.1)
-    teach(w, "B-fast", t_p=0.4)
+    teach(w, {"A-slow": 3.1, "B-fast": 0.4})
     decided = w.ask(CHAT)
     assert of(decided, StartGroup) == []
     assert [(r.instance_id, r.reason) for r in of(decided, ReleaseInstance)] == [
         (first.stages[0].instance_id, "memory")
     ]
     assert [wake.at_s for wake in of(decided, Wake) if wake.kind is TimerKind.RESCALE] == [w.now + RECHECK_S]
-    (start,) = of(w.said(first, InstanceState.GONE), StartGroup)
+    (start,) = of(w.gone(first), StartGroup)
     assert (start.plan.stages[0].host, start.attrs["fallback"]) == ("h1", False)
 
 
 def test_who_would_be_late_in_any_case_starts_where_there_is_room() -> None:
     """The instance on the fast host is busy by now, so it cannot be evicted and its host has no room."""
-    other = ActionName("guest/other")
-    w = llm_world(host("h1", "B-fast"), facts=chat(name=other, need_bytes=4096 * MIB))
-    (first,) = of(w.ask(other), StartGroup)
-    w.ready(first, idle=False)
+    w = llm_world(host("h1", "B-fast"), facts=chat(name=OTHER, need_bytes=4096 * MIB))
+    w.serving(OTHER, idle=False)
     w.do(ActionSeen(chat(slo_ttft_s=1.5)), HostSeen(host("h0", "A-slow")))
-    teach(w, "A-slow", t_p=3.1)
-    teach(w, "B-fast", t_p=0.4)
-    (start,) = of(w.ask(CHAT), StartGroup)
+    teach(w, {"A-slow": 3.1, "B-fast": 0.4})
+    start = w.started(CHAT)
     assert (start.plan.stages[0].host, start.attrs["fallback"]) == ("h0", True)
 
 
@@ -100,20 +92,16 @@ def server(i: int, times: Times, b: float = 2.0, *, free: int = 22, n_workers: i
 
 
 def test_a_group_over_two_kinds_takes_the_sum_of_what_each_worker_takes() -> None:
-    scheme = select(
-        [server(0, FAST), server(1, SLOW)], Request(12 * G, slo_ttft=math.inf), min_stages=2, max_stages=2, min_full=2
-    )
-    assert scheme is not None
+    two = [server(0, FAST), server(1, SLOW)]
+    scheme = select(two, Request(12 * G, slo_ttft=math.inf), min_stages=2, max_stages=2, min_full=2)
     worst = max(kappa(6 * G, 2 * G, 12 * G, times) for times in (FAST, SLOW))
     assert scheme.ttft == pytest.approx(worst + (0.4 + 3.1) / 2 + 0.002 + 0.004 + 0.3)
     assert scheme.tpot == pytest.approx((0.01 + 0.08) / 2 + 0.002 + 0.004)
 
 
 def test_its_fetches_are_due_so_that_the_pass_over_both_kinds_still_fits() -> None:
-    scheme = select(
-        [server(0, FAST), server(1, SLOW)], Request(12 * G, slo_ttft=9.0), min_stages=2, max_stages=2, min_full=2
-    )
-    assert scheme is not None
+    two = [server(0, FAST), server(1, SLOW)]
+    scheme = select(two, Request(12 * G, slo_ttft=9.0), min_stages=2, max_stages=2, min_full=2)
     assert scheme.fetch_within_s == pytest.approx(9.0 - (0.4 + 3.1) / 2 - 0.006 - 0.3)
 
 
@@ -123,25 +111,14 @@ def test_a_low_worker_alone_on_a_device_that_nobody_divides_computes_as_fast_as_
 ) -> None:
     two = [server(i, FAST, share=enforced) for i in range(2)]
     scheme = select(two, Request(12 * G), min_stages=2, max_stages=2, min_full=1)
-    assert scheme is not None
     assert scheme.w == 1
     assert scheme.tpot == pytest.approx(0.01 * factor + 2 * 0.002)
-
-
-def test_a_low_worker_that_shares_a_device_is_counted_with_its_part_of_it() -> None:
-    """No host limits the worker to 1/s, but it is not known how much the others leave to it."""
-    servers = [server(0, FAST, share=False), server(1, FAST, n_workers=1, free=8, share=False)]
-    scheme = select(servers, Request(12 * G), min_stages=2, max_stages=2, min_full=1)
-    assert scheme is not None
-    assert (scheme.w, scheme.low_ids) == (1, (1,))
-    assert scheme.tpot == pytest.approx(0.01 * (1 / 2 + 1) + 2 * 0.002)
 
 
 @pytest.mark.parametrize(("share", "factor"), [("none", 1.0), ("enforced", 4 - 1 + 1 / 4)])
 def test_a_group_teaches_by_the_shares_that_its_hosts_really_give(share: str, factor: float) -> None:
     """With the enforced F on hosts that enforce nothing, a t_p of 1.0 would be learned as 0.31."""
-    w = group_world(facts=chat(forced_stages=4, max_stages=4), share=share)
-    (start,) = of(w.ask(CHAT), StartGroup)
+    w, start = starting(group_world(facts=chat(forced_stages=4, max_stages=4), share=share))
     (learn,) = of(w.ready(start), LearnFrom)
     assert (learn.n_stages, learn.n_full) == (4, 1)
     assert learn.factor == pytest.approx(factor)
@@ -150,7 +127,7 @@ def test_a_group_teaches_by_the_shares_that_its_hosts_really_give(share: str, fa
 def test_a_group_over_two_kinds_of_device_teaches_neither_of_them_its_pass() -> None:
     reports = [host(f"h{i}", kind, network_bytes_per_s=25e6) for i, kind in enumerate(("A10", "V100"))]
     w = llm_world(*reports, facts=chat(forced_stages=2, max_stages=4), model=SMOLLM2, relay_url="redis://relay:1")
-    (start,) = of(w.ask(CHAT), StartGroup)
+    start = w.started(CHAT)
     (learn,) = of(w.ready(start), LearnFrom)
     assert learn.factor is None
 
@@ -188,22 +165,10 @@ def outcome(servers: list[Server], request: Request, full: tuple[int, ...], low:
     return sum(v.gpus[0].n_workers for v in chosen), sum(needs), s, len(full), round(ttft, 9), full, low
 
 
-def every_placement(n_servers: int, every: Sequence[Size]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    ids = range(n_servers)
-    for size in every:
-        for full in itertools.combinations(ids, size.w):
-            for low in itertools.combinations([i for i in ids if i not in full], size.s - size.w):
-                yield full, low
-
-
 def of_every_subset(servers: list[Server], request: Request, every: Sequence[Size]) -> Any:
-    outcomes = (outcome(servers, request, *placement) for placement in every_placement(len(servers), every))
+    placements = (p for size in every for p in every_placement(len(servers), size.s, size.w))
+    outcomes = (outcome(servers, request, full, low) for full, low in placements)
     return min((o for o in outcomes if o is not None), default=None)
-
-
-def plainly(scheme: Scheme) -> Any:
-    ttft = round(scheme.ttft, 9)
-    return scheme.sharing, scheme.memory, scheme.s, scheme.w, ttft, scheme.full_ids, scheme.low_ids
 
 
 @settings(max_examples=150, deadline=None)
@@ -223,7 +188,6 @@ def test_over_hosts_of_any_kinds_and_shares_the_answer_is_that_of_trying_every_s
     if best is None:
         assert scheme is None or scheme.fallback
     else:
-        assert scheme is not None
         assert plainly(scheme) == best
 
 

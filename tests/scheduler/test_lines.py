@@ -13,33 +13,32 @@ from gateway.scheduler.policy.looks import LOOKS_AT_ONCE
 from gateway.scheduler.policy.place import place
 from gateway.scheduler.policy.starts import LATE_REST_S
 from relay.protocol.messages import ModelInspected
-from tests.scheduler.world import CHAT, FACTS, HELLO, MIB, World, chat, hello, llm_world, of, report
+from tests.scheduler.facts import CHAT, FACTS, HELLO, MIB, chat, hello, report
+from tests.scheduler.world import World, llm_world, of, serving, starting
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, Namespace
-from thaw.instance import InstanceState
 from thaw.quotas import OwnQuotas
 
-GUEST, SMALL, OTHER = Namespace("guest"), ActionName("guest/small"), ActionName("other/f")
+GUEST, SMALL, STRANGER = Namespace("guest"), ActionName("guest/small"), ActionName("other/f")
 N_ACTIONS = 2 * LOOKS_AT_ONCE + 8
 
 
 def test_a_namespace_at_its_quota_of_starts_keeps_its_turn_for_memory_and_no_memory() -> None:
     w = World(report("h0", 256), report("h1", 128))
     w.do(QuotasSeen(GUEST, OwnQuotas(starts=1)), ActionSeen(hello(keep_alive_s=0.0)))
-    w.do(ActionSeen(replace(hello(), name=SMALL, need_bytes=128 * MIB)), ActionSeen(replace(hello(), name=OTHER)))
-    (first,) = of(w.ask(), StartGroup)
-    w.ready(first, idle=False)
+    w.do(ActionSeen(hello(name=SMALL, need_bytes=128 * MIB)), ActionSeen(hello(name=STRANGER)))
+    first = w.serving(idle=False)
     waiting = ActionName("guest/waiting")
-    w.do(ActionSeen(replace(hello(), name=waiting)))
+    w.do(ActionSeen(hello(name=waiting)))
     assert of(w.ask(waiting), StartGroup) == []
     assert w.view.keeper == (waiting, ("h0", "cpu"))
     (small,) = of(w.ask(SMALL), StartGroup)  # this is the one start that the namespace may have
-    assert of(w.ask(OTHER), StartGroup) == []
-    (after,) = of(w.said(first, InstanceState.GONE), StartGroup)
-    assert after.plan.action == OTHER
+    assert of(w.ask(STRANGER), StartGroup) == []
+    (after,) = of(w.gone(first), StartGroup)
+    assert after.plan.action == STRANGER
     assert [turn.name for turn in w.view.blocked] == [waiting]
     w.ready(after, idle=False)
-    assert of(w.said(after, InstanceState.GONE), StartGroup) == [], "its namespace still starts something"
+    assert of(w.gone(after), StartGroup) == [], "its namespace still starts something"
     assert w.view.keeper is None
     assert [s.plan.action for s in of(w.ready(small), StartGroup)] == [waiting]
 
@@ -47,52 +46,50 @@ def test_a_namespace_at_its_quota_of_starts_keeps_its_turn_for_memory_and_no_mem
 def test_memory_that_came_free_at_the_quota_is_used_when_the_quota_is_raised() -> None:
     w = World(report("h0", 256), report("h1", 128))
     w.do(QuotasSeen(GUEST, OwnQuotas(starts=1)), ActionSeen(hello(keep_alive_s=0.0)))
-    w.do(ActionSeen(replace(hello(), name=SMALL, need_bytes=128 * MIB)))
-    (first,) = of(w.ask(), StartGroup)
-    w.ready(first, idle=False)
+    w.do(ActionSeen(hello(name=SMALL, need_bytes=128 * MIB)))
+    first = w.serving(idle=False)
     w.ask()
     assert len(of(w.ask(SMALL), StartGroup)) == 1
-    assert of(w.said(first, InstanceState.GONE), StartGroup) == []
+    assert of(w.gone(first), StartGroup) == []
     assert [s.plan.action for s in of(w.do(QuotasSeen(GUEST, OwnQuotas(starts=2))), StartGroup)] == [HELLO]
 
 
-def test_an_action_that_waits_for_a_release_is_not_weighed_at_every_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[ActionName]:
+    """The actions that are offered the hosts."""
+    names: list[ActionName] = []
+    monkeypatch.setattr(
+        starts, "place", lambda view, facts, *rest: names.append(facts.name) or place(view, facts, *rest)
+    )
+    return names
+
+
+def waiting_for_a_release(n_others: int) -> tuple[World, StartGroup, list[StartGroup]]:
+    """A model waits for the release of an idle function.  Small functions run beside it."""
     w = llm_world(report("h0", 2048, network_bytes_per_s=1e9), report("h1", 1400, network_bytes_per_s=1e6))
-    idle, small = hello(need_bytes=2048 * MIB), replace(hello(), name=SMALL, need_bytes=64 * MIB, slots=1)
-    w.do(ActionSeen(idle), ActionSeen(small))
-    (first,) = of(w.ask(), StartGroup)
-    w.ready(first)
-    others = [start for _ in range(5) for start in of(w.ask(SMALL), StartGroup)]
-    for other in others:
-        w.ready(other, idle=False)
+    w.deploy(hello(need_bytes=2048 * MIB), hello(name=SMALL, need_bytes=64 * MIB, slots=1))
+    first = w.serving(HELLO)
+    others = [w.serving(SMALL, idle=False) for _ in range(n_others)]
     w.later(1.5)
     (release,) = of(w.ask(CHAT), ReleaseInstance)
     assert release.instance_id == first.stages[0].instance_id
-    weighed: list[ActionName] = []
-    monkeypatch.setattr(
-        starts, "place", lambda view, facts, *rest: weighed.append(facts.name) or place(view, facts, *rest)
-    )
+    return w, first, others
+
+
+def test_an_action_that_waits_for_a_release_is_not_weighed_at_every_other_end(weighed: list[ActionName]) -> None:
+    w, first, others = waiting_for_a_release(5)
+    weighed.clear()
     for other in others:
-        w.said(other, InstanceState.GONE)
+        w.gone(other)
     assert CHAT not in weighed
-    (start,) = of(w.said(first, InstanceState.GONE), StartGroup)
+    (start,) = of(w.gone(first), StartGroup)
     assert (start.plan.action, start.plan.stages[0].host) == (CHAT, "h0"), "the release that it waited for"
 
 
-def test_an_action_that_waits_for_a_release_is_weighed_again_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = llm_world(report("h0", 2048, network_bytes_per_s=1e9), report("h1", 1400, network_bytes_per_s=1e6))
-    small = replace(hello(), name=SMALL, need_bytes=64 * MIB, slots=1)
-    w.do(ActionSeen(hello(need_bytes=2048 * MIB)), ActionSeen(small))
-    (first,), (other,) = of(w.ask(), StartGroup), of(w.ask(SMALL), StartGroup)
-    for start in (first, other):
-        w.ready(start)
-    w.later(1.5)
-    assert len(of(w.ask(CHAT), ReleaseInstance)) == 1
-    weighed: list[ActionName] = []
-    monkeypatch.setattr(
-        starts, "place", lambda view, facts, *rest: weighed.append(facts.name) or place(view, facts, *rest)
-    )
-    w.said(other, InstanceState.GONE)
+def test_an_action_that_waits_for_a_release_is_weighed_again_after_a_rest(weighed: list[ActionName]) -> None:
+    w, _, (other,) = waiting_for_a_release(1)
+    weighed.clear()
+    w.gone(other)
     assert weighed == []
     w.later(LATE_REST_S)
     assert weighed == [CHAT]
@@ -102,7 +99,7 @@ def many_models(w: World) -> list[ActionName]:
     """Actions with a model each, which was looked at some time ago."""
     names = [ActionName(f"guest/{i:02}") for i in range(N_ACTIONS)]
     for i, name in enumerate(names):
-        w.do(ActionSeen(replace(chat(slots=1, keep_alive_s=0.0), name=name, model_uri=f"s3://{i:02}")))
+        w.deploy(chat(slots=1, keep_alive_s=0.0, name=name, model_uri=f"s3://{i:02}"))
         w.view.model(f"s3://{i:02}").take(replace(FACTS, uri=f"s3://{i:02}"), w.now)
     w.now += 10.0
     return names
@@ -111,16 +108,13 @@ def many_models(w: World) -> list[ActionName]:
 def one_start_of_the_quota() -> tuple[World, StartGroup]:
     w = World(report("h0", 1 << 20))
     w.do(QuotasSeen(GUEST, OwnQuotas(starts=1)), ActionSeen(hello()))
-    (start,) = of(w.ask(), StartGroup)
-    return w, start
+    return starting(w)
 
 
 def the_only_device() -> tuple[World, StartGroup]:
     w = World(report("h0", 1024))
-    w.do(ActionSeen(hello(need_bytes=1024 * MIB, keep_alive_s=0.0)))
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start, idle=False)
-    return w, start
+    w.deploy(hello(need_bytes=1024 * MIB, keep_alive_s=0.0))
+    return serving(w, idle=False)
 
 
 @pytest.mark.parametrize("taken", [one_start_of_the_quota, the_only_device])
@@ -130,18 +124,16 @@ def test_a_place_that_comes_free_costs_a_few_looks_however_many_wait_and_goes_to
     for name in names:
         w.ask(name)
     w.answers_looks, w.now = False, w.now + 10.0  # what was known of the models is too old for a start
-    looks = of(w.ready(start) if taken is one_start_of_the_quota else w.said(start, InstanceState.GONE), InspectModelOn)
+    looks = of(w.ready(start) if taken is one_start_of_the_quota else w.gone(start), InspectModelOn)
     assert [look.uri for look in looks] == [f"s3://{i:02}" for i in range(LOOKS_AT_ONCE)]
     for look in looks[:-1]:  # these models are not there any more
         error = ErrorInfo("ModelNotFound", "it was deleted")
         found = w.do(ModelInspected(look.uri, look.host_id, None, error, "", look.command_id))
+        assert look.uri not in [d.uri for d in of(found, InspectModelOn)]
         looks += of(found, InspectModelOn)
-        again = [d for d in of(found, InspectModelOn) if d.uri == look.uri]
-        assert again == []
     assert len(looks) == N_ACTIONS, "each answer lets the next ones look"
-    answers = looks[LOOKS_AT_ONCE - 1 :]
     started = []
-    for look in answers:
+    for look in looks[LOOKS_AT_ONCE - 1 :]:
         found = w.do(ModelInspected(look.uri, look.host_id, None, None, "aa", look.command_id))
         started += [s.plan.action for s in of(found, StartGroup)]
         assert of(found, InspectModelOn) == []

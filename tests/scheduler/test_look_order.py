@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.hosts import HostView
-from tests.scheduler.world import FACTS, MIB, World, report
+from tests.scheduler.facts import FACTS, MIB, report
+from tests.scheduler.world import World
 from thaw.host import Resident
 from thaw.ids import HostId, InstanceId
 from thaw.model import ModelFacts

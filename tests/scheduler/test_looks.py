@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from gateway.scheduler.decisions import Decision, FailDemand, Flag, InspectModelOn, StartGroup
-from gateway.scheduler.events import ActionSeen
-from relay.protocol.messages import ModelInspected
-from tests.scheduler.world import CHAT, FACTS, World, chat, of, world
+from tests.scheduler.facts import CHAT, FACTS, OTHER, chat
+from tests.scheduler.world import World, of, world
 from thaw.errors import ErrorInfo
-from thaw.ids import ActionName, HostId
-from thaw.instance import InstanceState
 
 AWAY = ErrorInfo("StoreUnavailable", "Connection refused (gave up after 4 attempts)", "is the store up?")
 GONE = ErrorInfo("ModelNotFound", "no such bucket")
-OTHER = ActionName("guest/other")
 
 
 def store_is_away(w: World, seconds: float, decided: list[Decision]) -> list[Decision]:
@@ -21,7 +17,7 @@ def store_is_away(w: World, seconds: float, decided: list[Decision]) -> list[Dec
     while w.now < until:
         looks = len(of(decided, InspectModelOn))
         assert looks <= 1, "two looks at once"
-        decided = w.do(ModelInspected("s3://m", HostId("h0"), None, AWAY)) if looks else w.later(0.05)
+        decided = w.looked(None, AWAY) if looks else w.later(0.05)
         seen += decided
     return seen
 
@@ -32,7 +28,7 @@ def test_a_request_waits_for_a_store_that_restarts_and_starts_within_seconds_of_
     assert of(seen, FailDemand) == []
     back = w.later(5.1)
     assert len(of(back, InspectModelOn)) == 1
-    (start,) = of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)
+    (start,) = of(w.looked(FACTS), StartGroup)
     assert start.activation_ids == ("a0",)
 
 
@@ -70,24 +66,17 @@ def test_without_a_request_nobody_looks_and_the_next_one_waits_its_whole_time() 
     assert of(seen, FailDemand) == []
 
 
-def test_a_model_that_is_not_there_is_the_developers_error_at_once() -> None:
-    w = world(facts=chat())
-    seen = store_is_away(w, 10.0, w.ask(CHAT))
-    seen += w.later(5.1)
-    assert [f.error for f in of(w.do(ModelInspected("s3://m", HostId("h0"), None, GONE)), FailDemand)] == [GONE]
-
-
 def test_a_start_that_fails_since_the_store_is_away_does_not_use_up_the_requests_attempts() -> None:
     """The inspection before the next start waits for the store."""
     w = world(facts=chat())
     w.ask(CHAT)
-    (start,) = of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)
-    failed = w.said(start, InstanceState.GONE, error=AWAY)
+    (start,) = of(w.looked(FACTS), StartGroup)
+    failed = w.gone(start, error=AWAY)
     assert of(failed, FailDemand) == []
     seen = store_is_away(w, 60.0, failed)
     assert (of(seen, FailDemand), of(seen, StartGroup)) == ([], [])
     w.later(5.1)
-    assert len(of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)) == 1
+    assert len(of(w.looked(FACTS), StartGroup)) == 1
 
 
 def test_requests_that_come_in_a_pause_wait_for_the_look_at_its_end() -> None:
@@ -102,12 +91,12 @@ def test_requests_that_come_in_a_pause_wait_for_the_look_at_its_end() -> None:
 def test_a_function_that_is_deployed_anew_in_a_pause_is_looked_at_at_once() -> None:
     w = world(facts=chat())
     store_is_away(w, 20.0, w.ask(CHAT))
-    assert len(of(w.do(ActionSeen(chat(version="2"), changed=True)), InspectModelOn)) == 1
+    assert len(of(w.deploy(chat(version="2"), changed=True), InspectModelOn)) == 1
 
 
 def test_a_request_that_is_due_before_the_pause_ends_is_told_of_the_store_in_time() -> None:
     w = world(facts=chat(timeout_s=4.0))
-    w.do(ActionSeen(chat(name=OTHER)))
+    w.deploy(chat(name=OTHER))
     store_is_away(w, 20.0, w.ask(OTHER))
     seen = store_is_away(w, 3.9, w.ask(CHAT))
     assert [(f.action, f.error) for f in of(seen, FailDemand)] == [(CHAT, AWAY)]

@@ -15,7 +15,6 @@ from gateway.scheduler.loop import Refresh, Scheduler
 from gateway.scheduler.settings import SchedulerSettings
 from relay.protocol.messages import (
     ActionChanged,
-    Cancel,
     InspectModel,
     InstanceChanged,
     ModelInspected,
@@ -24,7 +23,6 @@ from relay.protocol.messages import (
     StartFailed,
 )
 from relay.state import bus
-from tests.scheduler.conftest import MIB
 from thaw.config import ResourcesConfig, ScalingConfig, SloConfig
 from thaw.errors import ErrorInfo
 from thaw.instance import InstanceState
@@ -63,22 +61,6 @@ def test_demand_starts_an_instance_that_is_released_when_it_was_idle_for_its_kee
     assert len(host.commands.of(Start)) == 1
 
 
-def test_who_comes_back_goes_to_the_head_of_the_queue_by_its_age(platform: Any) -> None:
-    """R23 with a scheduler that has never seen the request served."""
-    platform.action(memory=256)
-    platform.scheduler()
-    platform.ask()
-    old = platform.ask(waited_ms=5_000)
-    younger = platform.ask(waited_ms=3_000)
-    host = platform.host(memory=256 * MIB)
-    host.busy = True
-    (start,) = host.commands.wait(Start)
-    assert start.activation_ids == (old,)
-    platform.served(old)
-    host.lose_all()
-    assert host.commands.wait(Start, 2)[1].activation_ids == (younger,)
-
-
 def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_file(platform: Any) -> None:
     host = platform.host()
     platform.llm()
@@ -95,26 +77,6 @@ def test_a_model_is_inspected_before_its_first_start_and_the_plan_names_every_fi
     assert start.plan.bound_ttft_s is None  # so few bytes say nothing about the link, and no start has been seen
     assert {t.part for t in start.plan.bound_terms} > {"bytes", "container", "engine", "prefill"}
     assert platform.registry.plan(start.plan.group_id).group_id == start.plan.group_id
-
-
-def test_a_killed_scheduler_is_followed_by_its_standby(platform: Any) -> None:
-    host = platform.host()
-    platform.action()
-    first = platform.scheduler()
-    first_asked = platform.ask()
-    host.commands.wait(Start)
-    platform.served(first_asked)
-    platform.scheduler()
-    first.kill()
-    first.wait(30)
-    killed_s = time.monotonic()
-    host.busy = True
-    platform.ask()
-    platform.ask()
-    platform.ask()
-    host.commands.wait(Start, 2, timeout_s=30.0)
-    print(f"the standby's first start came {time.monotonic() - killed_s:.2f} s after the kill")
-    assert sorted(set(host.epochs)) == [1, 2]
 
 
 def test_the_instances_of_a_lost_host_are_gone_and_its_waiting_requests_start_elsewhere(platform: Any) -> None:
@@ -195,38 +157,6 @@ def test_a_developer_error_fails_every_waiting_request_at_once(platform: Any) ->
     assert len(host.commands.of(Start)) == 1
 
 
-def test_a_platform_error_is_retried_three_times_before_the_request_fails(platform: Any) -> None:
-    host = platform.host()
-    host.on_start = lambda start: ErrorInfo("StoreUnavailable", "503")
-    platform.llm()
-    platform.scheduler()
-    platform.ask("guest/chat")
-    (failed,) = platform.events.wait(StartFailed)
-    assert failed.error.code == "StoreUnavailable"
-    assert len(host.commands.of(Start)) == 3
-
-
-def test_a_start_that_finds_a_pool_full_begins_on_another_host_without_counting_as_tried(platform: Any) -> None:
-    hosts = [platform.host("h0"), platform.host("h1")]
-    tried: list[str] = []
-
-    def only_the_second(start: Any) -> ErrorInfo | None:
-        tried.append(start.plan.stages[0].host)
-        return ErrorInfo("PoolFull", "no room now") if len(tried) == 1 else None
-
-    for host in hosts:
-        host.slabs, host.on_start = (4096, 8), only_the_second
-        host.report()
-    platform.llm()
-    platform.scheduler(THAW_START_ATTEMPTS="1")
-    activation = platform.ask("guest/chat")
-    ready = platform.events.wait(InstanceChanged, where=lambda e: e.instance.state is InstanceState.READY)
-    assert sorted(tried) == ["h0", "h1"]
-    assert ready[0].instance.host_id == tried[1]
-    assert platform.events.of(StartFailed) == []
-    platform.served(activation, "guest/chat")
-
-
 def test_who_waits_for_a_pool_begins_when_the_host_says_that_it_has_room(platform: Any) -> None:
     host = platform.host()
     host.slabs, host.n_taken = (4096, 8), 8
@@ -242,38 +172,6 @@ def test_who_waits_for_a_pool_begins_when_the_host_says_that_it_has_room(platfor
     host.commands.wait(Start)
     assert taken_at_start == [0]
     platform.served(first, "guest/chat")
-
-
-def test_a_model_that_is_larger_than_every_pool_is_the_developers_error_with_both_sizes(platform: Any) -> None:
-    host = platform.host()
-    host.slabs = 100, 1
-    host.report()
-    platform.llm()
-    platform.scheduler()
-    platform.ask("guest/chat")
-    (failed,) = platform.events.wait(StartFailed)
-    assert failed.error.code == "MemoryTooSmall"
-    assert "the largest pool of 1 host(s) has 1 MiB" in failed.error.message
-    assert host.commands.of(Start) == []
-
-
-def test_a_start_that_was_planned_and_never_sent_is_taken_back_by_the_successor(platform: Any) -> None:
-    host = platform.host()
-    host.on_start = lambda start: False
-    platform.action()
-    first = platform.scheduler()
-    activation = platform.ask()
-    (start,) = host.commands.wait(Start)
-    first.kill()
-    first.wait(30)
-    platform.client.hdel("thaw:instances", start.instance_id)
-    host.instances.clear()
-    platform.scheduler()
-    (cancelled,) = host.commands.wait(Cancel)
-    assert cancelled.group_id == start.plan.group_id
-    again = host.commands.wait(Start, 2)[1]
-    assert again.activation_ids == (activation,)
-    assert platform.registry.plan(start.plan.group_id) is None
 
 
 def test_the_scheduler_goes_on_after_the_state_server_was_killed(own_valkey: Any, platform_on: Any) -> None:

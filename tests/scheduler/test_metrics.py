@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import ActionSeen
 from gateway.scheduler.io import metrics
 from gateway.scheduler.io.metrics_port import MetricsPort
 from relay.protocol.messages import Start
-from tests.scheduler.world import CHAT, HELLO, MIB, chat, group_world, hello, llm_world, of, report, world
+from tests.scheduler.facts import CHAT, HELLO, MIB, chat, hello, report
+from tests.scheduler.groups import group_world
+from tests.scheduler.world import llm_world, of, world
 
 
 def value(name: str, **labels: str) -> float:
@@ -28,7 +29,7 @@ def test_the_longest_queues_are_named_and_the_others_counted_together(monkeypatc
     w = world(report(memory_mb=256), facts=hello())
     for _ in range(3):
         w.ask(HELLO)
-    w.do(ActionSeen(hello(name=CHAT)))
+    w.deploy(hello(name=CHAT))
     w.ask(CHAT)
     metrics.look(w.view, w.now)
     assert value("thaw_scheduler_waiting_requests", action=HELLO) == 3

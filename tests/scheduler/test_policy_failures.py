@@ -6,56 +6,34 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.scheduler.decisions import (
-    CancelGroup,
-    FailDemand,
-    Flag,
-    InspectModelOn,
-    StartGroup,
-)
-from gateway.scheduler.events import ActionSeen, HostsSeen
+from gateway.scheduler.decisions import FailDemand, Flag, InspectModelOn, StartGroup
 from relay.protocol.messages import InstanceChanged, ModelInspected
-from tests.scheduler.world import CHAT, FACTS, MIB, World, chat, hello, llm_world, of, report, world
+from tests.scheduler.facts import CHAT, FACTS, GONE, LOST, MIB, chat, hello, report
+from tests.scheduler.world import World, llm_world, of, starting, world
 from thaw.errors import ErrorInfo
-from thaw.host import FetchReport
 from thaw.ids import HostId
-from thaw.instance import InstanceState
-
-
-def test_a_start_that_makes_progress_is_never_given_up() -> None:
-    w = llm_world(start_deadline_s=10.0)
-    (start,) = of(w.ask(CHAT), StartGroup)
-    for done in range(1, 6):
-        w.do(HostsSeen((report(fetches=(FetchReport(start.plan.group_id, 10, done, 1.0),)),)))
-        assert of(w.later(9.0), CancelGroup) == []
-    decided = w.later(2.0)
-    assert [c.group_id for c in of(decided, CancelGroup)] == [start.plan.group_id]
 
 
 def test_a_developer_error_fails_all_that_wait_and_is_not_retried() -> None:
-    w = llm_world()
-    (start,) = of(w.ask(CHAT), StartGroup)
+    w, start = starting(llm_world())
     w.ask(CHAT)
-    decided = w.said(start, InstanceState.GONE, error=ErrorInfo("InitFailed", "boom"))
+    decided = w.gone(start, error=ErrorInfo("InitFailed", "boom"))
     assert [f.activation_ids for f in of(decided, FailDemand)] == [("a0", "a1")]
     assert of(w.later(100.0), StartGroup) == []
 
 
 @pytest.mark.parametrize("code", ["ModelCorrupt", "ModelNotFound", "ModelUnsupported"])
 def test_after_a_start_that_failed_for_its_model_the_next_request_looks_at_the_model_again(code: str) -> None:
-    w = llm_world()
-    (start,) = of(w.ask(CHAT), StartGroup)
-    assert of(w.said(start, InstanceState.GONE, error=ErrorInfo(code, "damaged")), FailDemand)
+    w, start = starting(llm_world())
+    assert of(w.gone(start, error=ErrorInfo(code, "damaged")), FailDemand)
     assert [i.uri for i in of(w.ask(CHAT), InspectModelOn)] == ["s3://m"]
 
 
 def test_a_model_that_changed_under_a_start_is_looked_at_and_started_anew_for_the_same_request() -> None:
-    w = llm_world()
-    (start,) = of(w.ask(CHAT), StartGroup)
-    assert of(w.said(start, InstanceState.GONE, error=ErrorInfo("ModelChanged", "another version")), FailDemand) == []
+    w, start = starting(llm_world())
+    assert of(w.gone(start, error=ErrorInfo("ModelChanged", "another version")), FailDemand) == []
     assert [i.uri for i in of(w.later(1.0), InspectModelOn)] == ["s3://m"]
     (again,) = of(w.do(ModelInspected("s3://m", HostId("h0"), replace(FACTS, sha256="bb"))), StartGroup)
-    assert again.plan.model is not None
     assert again.plan.model.sha256 == "bb"
     assert again.activation_ids == ("a0",)
 
@@ -64,7 +42,7 @@ def test_a_platform_error_is_retried_with_growing_pauses_three_times() -> None:
     w = world()
     starts, failed, at = of(w.ask(), StartGroup), list[FailDemand](), [w.now]
     while not failed:
-        failed = of(w.said(starts[-1], InstanceState.GONE, error=ErrorInfo("WorkerLost", "x")), FailDemand)
+        failed = of(w.said(starts[-1], GONE, error=LOST), FailDemand)
         while not failed and not (more := of(w.later(0.05), StartGroup)):
             assert w.now < 200
         if not failed:
@@ -78,15 +56,15 @@ def test_a_platform_error_is_retried_with_growing_pauses_three_times() -> None:
 def test_a_model_is_inspected_once_for_many_requests_and_again_after_an_update() -> None:
     w = world(facts=chat())
     assert len([i for _ in range(3) for i in of(w.ask(CHAT), InspectModelOn)]) == 1
-    assert len(of(w.do(ModelInspected("s3://m", HostId("h0"), FACTS)), StartGroup)) == 1
-    assert len(of(w.do(ActionSeen(chat(version="2"), changed=True)), InspectModelOn)) == 1
+    assert len(of(w.looked(FACTS), StartGroup)) == 1
+    assert len(of(w.deploy(chat(version="2"), changed=True), InspectModelOn)) == 1
 
 
 def test_a_model_that_does_not_exist_fails_the_requests_and_is_looked_up_again_for_the_next() -> None:
     w = world(facts=chat())
     w.ask(CHAT)
     error = ErrorInfo("ModelNotFound", "no such bucket")
-    assert [f.error for f in of(w.do(ModelInspected("s3://m", HostId("h0"), None, error)), FailDemand)] == [error]
+    assert [f.error for f in of(w.looked(None, error), FailDemand)] == [error]
     assert len(of(w.ask(CHAT), InspectModelOn)) == 1
 
 
@@ -105,7 +83,7 @@ def test_a_worker_killed_while_it_starts_is_replaced_and_a_minimum_is_kept() -> 
         (group,) = w.view.groups.values()
         record = w.view.instances[group.instance_ids[0]].record
         error = ErrorInfo("WorkerLost", "the engine process was killed by SIGKILL while it started")
-        decided = w.do(InstanceChanged(replace(record, state=InstanceState.GONE, error=error)))
+        decided = w.do(InstanceChanged(replace(record, state=GONE, error=error)))
         (flag,) = of(decided, Flag)
         assert flag.name == "start_failed"
         assert (flag.fields["code"], flag.fields["in_a_row"]) == ("WorkerLost", n)
@@ -122,6 +100,6 @@ def test_what_is_larger_than_every_device_is_refused_with_both_numbers() -> None
 
 def test_without_any_host_a_request_waits_for_one() -> None:
     w = World()
-    w.do(ActionSeen(hello()))
+    w.deploy(hello())
     assert of(w.ask(), StartGroup) == []
-    assert len(of(w.do(HostsSeen((report(),))), StartGroup)) == 1
+    assert len(of(w.see(report()), StartGroup)) == 1

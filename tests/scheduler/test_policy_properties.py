@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from gateway.scheduler.decisions import (
-    Decision,
-    StartGroup,
-)
+from gateway.scheduler.decisions import Decision, StartGroup
 from gateway.scheduler.events import ActionSeen, HostsSeen
-from tests.scheduler.world import MIB, World, hello, of, report
-from thaw.errors import ErrorInfo
+from tests.scheduler.cluster import Step, steps
+from tests.scheduler.facts import LOST, MIB, READY, STARTING, hello, report
+from tests.scheduler.world import World, of
 from thaw.host import HostReport
 from thaw.ids import ActionName, HostId, InstanceId
-from thaw.instance import InstanceState
 
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "ready", "gone", "idle", "report", "wait", "lose", "join"]),
-        st.integers(0, 5),
-    ),
-    max_size=60,
-)
+histories = steps(0, 60, "ask ask ask ready gone idle report wait lose join", 5)
 SIZES = [100, 300, 700]
 
 
-def _play(plan: list[tuple[str, int]]) -> tuple[World, list[Decision]]:
+def _play(plan: list[Step]) -> tuple[World, list[Decision]]:
     """Play a random history on two hosts, with three actions of different sizes."""
     names = [ActionName(f"guest/f{i}") for i in range(3)]
     w = World(report("h0", 1000), report("h1", 700))
     for name, mb in zip(names, SIZES, strict=True):
-        w.do(ActionSeen(replace(hello(), name=name, need_bytes=mb * MIB)))
+        w.do(ActionSeen(hello(name=name, need_bytes=mb * MIB)))
     live, started, decided = {"h0", "h1"}, list[StartGroup](), list[Decision]()
     for what, n in plan:
         now: list[Decision] = []
@@ -57,8 +45,8 @@ def _tell(w: World, start: StartGroup, what: str) -> list[Decision]:
     if what == "ready":
         return w.ready(start)
     if what == "idle":
-        return w.said(start, InstanceState.READY, idle_since_wall_ms=int(w.now * 1000))
-    return w.said(start, InstanceState.GONE, error=ErrorInfo("WorkerLost", "x"))
+        return w.said(start, READY, idle_since_wall_ms=int(w.now * 1000))
+    return w.gone(start, error=LOST)
 
 
 def _report_now(w: World, host: str) -> HostReport:
@@ -78,25 +66,25 @@ def _never_overcommitted(w: World) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=steps)
-def test_no_device_is_ever_overcommitted(plan: list[tuple[str, int]]) -> None:
+@given(plan=histories)
+def test_no_device_is_ever_overcommitted(plan: list[Step]) -> None:
     _play(plan)
 
 
 @settings(max_examples=50, deadline=None)
-@given(plan=steps)
-def test_the_same_events_give_the_same_decisions(plan: list[tuple[str, int]]) -> None:
+@given(plan=histories)
+def test_the_same_events_give_the_same_decisions(plan: list[Step]) -> None:
     assert _play(plan)[1] == _play(plan)[1]
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=steps)
+@given(plan=histories)
 @example(plan=[("ask", 0), ("ready", 0), ("wait", 1), ("ask", 0), ("gone", 1), ("ask", 0), ("ready", 0)])
-def test_whoever_waits_in_the_end_is_served_when_room_and_hosts_are_there(plan: list[tuple[str, int]]) -> None:
+def test_whoever_waits_in_the_end_is_served_when_room_and_hosts_are_there(plan: list[Step]) -> None:
     w, _ = _play(plan)
-    w.do(HostsSeen((_report_now(w, "h0"), _report_now(w, "h1"), report("h2", 10_000), report("h3", 10_000))))
+    w.see(_report_now(w, "h0"), _report_now(w, "h1"), report("h2", 10_000), report("h3", 10_000))
     w.later(40.0)
     for name, action in w.view.actions.items():
         # a worker that is ready and idle takes a request without a decision of the scheduler
-        slots = [i for i in w.view.of_action(name) if i.state in (InstanceState.STARTING, InstanceState.READY)]
+        slots = [i for i in w.view.of_action(name) if i.state in (STARTING, READY)]
         assert len(action.waiting) <= len(slots) or len(w.view.action(name).instances) >= 8

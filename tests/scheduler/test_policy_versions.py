@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from gateway.scheduler.decisions import (
-    FailDemand,
-    Forget,
-    ReleaseInstance,
-    StartGroup,
-)
-from gateway.scheduler.events import ActionDeleted, ActionSeen
+from gateway.scheduler.decisions import FailDemand, Forget, ReleaseInstance, StartGroup
+from gateway.scheduler.events import ActionDeleted
 from gateway.scheduler.view.history import Measured
-from relay.protocol.messages import DemandAdded
-from tests.scheduler.world import CHAT, FACTS, HELLO, World, chat, hello, llm_world, of, rebuilt, record_of, world
-from thaw.ids import ActionName, ActivationId, GatewayId, Namespace
-from thaw.instance import InstanceState, StartMode
+from tests.scheduler.facts import CHAT, FACTS, HELLO, OTHER, READY, chat, demand, hello
+from tests.scheduler.world import World, llm_world, of, rebuilt, record_of, serving, world
+from thaw.ids import ActionName
+from thaw.instance import StartMode
 
 
 def test_a_new_version_releases_idle_instances_of_the_old_one_and_starts_its_own() -> None:
-    w = world()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start)
-    (release,) = of(w.do(ActionSeen(hello(version="2"), changed=True)), ReleaseInstance)
+    w, _ = serving(world())
+    (release,) = of(w.deploy(hello(version="2"), changed=True), ReleaseInstance)
     assert release.reason == "outdated"
-    (new,) = of(w.ask(), StartGroup)
+    new = w.started()
     assert new.plan.action_version == "2"
 
 
 def test_a_deleted_action_releases_all_and_its_requests_are_not_found() -> None:
-    w = world()
-    (first,) = of(w.ask(), StartGroup)
-    w.ready(first)
+    w, first = serving(world())
     (second,) = of(w.ask() + w.later(1.1), StartGroup)
     decided = w.do(ActionDeleted(HELLO))
     assert [r.instance_id for r in of(decided, ReleaseInstance)] == [first.stages[0].instance_id]
@@ -39,11 +30,9 @@ def test_a_deleted_action_releases_all_and_its_requests_are_not_found() -> None:
 
 
 def test_nothing_of_a_deleted_action_stays_behind_its_last_instance() -> None:
-    w = world()
-    (start,) = of(w.ask(), StartGroup)
-    w.ready(start)
+    w, start = serving(world())
     w.do(ActionDeleted(HELLO))
-    w.said(start, InstanceState.GONE)
+    w.gone(start)
     assert HELLO not in w.view.actions
     w.do(ActionDeleted(ActionName("guest/never")))
     assert w.view.actions == {}
@@ -51,8 +40,8 @@ def test_nothing_of_a_deleted_action_stays_behind_its_last_instance() -> None:
 
 def test_what_was_learned_of_an_action_and_of_its_model_is_forgotten_when_it_is_deleted() -> None:
     w = llm_world()
-    other = chat(name=ActionName("guest/other"))
-    w.do(ActionSeen(other))
+    other = chat(name=OTHER)
+    w.deploy(other)
     for name in (CHAT, other.name):
         w.view.history.update(name, "cpu", StartMode.COLD, Measured(t_cc=1.0))
     assert of(w.do(ActionDeleted(CHAT)), Forget) == [Forget((f"{CHAT}|cpu|cold",), ())]
@@ -69,9 +58,9 @@ def test_a_successor_forgets_what_was_learned_of_actions_that_are_not_there() ->
 
 
 def test_after_a_restart_what_is_left_of_a_deleted_action_is_released_and_its_requests_are_not_found() -> None:
-    (start,) = of(world().ask(), StartGroup)
-    ready = record_of(start, InstanceState.READY, inflight=1)
-    demand = DemandAdded(ActivationId("a9"), HELLO, Namespace("guest"), GatewayId("g"), 9_000)
-    decided = World().do(rebuilt(instances=(ready,), demand=(demand,), actions=()))
+    start = world().started()
+    ready = record_of(start, READY, inflight=1)
+    asked = demand("a9", HELLO)
+    decided = World().do(rebuilt(instances=(ready,), demand=(asked,), actions=()))
     assert [(r.instance_id, r.only_idle) for r in of(decided, ReleaseInstance)] == [(ready.instance_id, False)]
     assert [f.error.code for f in of(decided, FailDemand)] == ["NotFound"]

@@ -8,7 +8,7 @@ import pytest
 
 from fetchd.segments import SegmentKey
 from gateway.scheduler.placement.pool_account import UNLIMITED, Claim, PoolAccount, claim_of
-from tests.scheduler.world import MIB, pool
+from tests.scheduler.facts import MIB, pool
 from thaw.host import HeldSegment, PoolReport
 from thaw.ids import HostId, InstanceId
 from thaw.model import FileRange

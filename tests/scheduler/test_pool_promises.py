@@ -12,10 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fetchd.segments import Segment, SegmentKey, SegmentStore
@@ -23,18 +20,17 @@ from fetchd.slabs import SlabPool
 from gateway.scheduler.decisions import CancelGroup, Decision, ReleaseInstance, StageStart, StartGroup
 from gateway.scheduler.events import ActionSeen, HostsSeen
 from relay.protocol.messages import DemandRemoved, InstanceChanged, ModelInspected
-from tests.scheduler.world import World, chat, divisible, record_of, report
+from tests.scheduler.cluster import Step, few_or_many, one, steps
+from tests.scheduler.facts import GONE, READY, STARTING, chat, divisible, report
+from tests.scheduler.world import World, record_of
 from thaw.errors import ErrorInfo, PoolFull
 from thaw.host import HeldSegment, HostReport, PoolReport
 from thaw.ids import ActionName, GroupId, HostId, InstanceId
-from thaw.instance import InstanceRecord, InstanceState
+from thaw.instance import InstanceRecord
 from thaw.logs import Log
-from thaw.model import ModelFacts
 from thaw.plan import Plan
 
-T = TypeVar("T")
 KIB = 1024
-STARTING, READY, GONE = InstanceState.STARTING, InstanceState.READY, InstanceState.GONE
 FAILED = ErrorInfo("StoreUnavailable", "the store broke off")
 
 
@@ -86,32 +82,14 @@ class Cluster:
             self.write(host)
         self.w = World(*self.reports(), relay_url="redis://relay:1")
         self.words: deque[InstanceRecord] = deque()
-        self.n_started = 0
         self.actions: list[ActionName] = []
         for i, ((layer, entry), n_stages) in enumerate(zip(models, sizes, strict=True)):
-            facts = self.model(i, layer * KIB, entry * KIB)
+            facts = replace(divisible(layer=layer * KIB, entry=entry * KIB, n_layers=6), uri=f"s3://m{i}")
             name = ActionName(f"guest/a{i}")
             self.actions.append(name)
-            self.tell(
-                ActionSeen(
-                    chat(
-                        name=name,
-                        model_uri=facts.uri,
-                        max_stages=4,
-                        forced_stages=n_stages,
-                        slots=1,
-                        need_bytes=1024 * KIB,
-                        keep_alive_s=1.0,
-                        slo_ttft_s=60.0,
-                    )
-                )
-            )
+            shape = {"max_stages": 4, "forced_stages": n_stages, "slots": 1, "need_bytes": 1024 * KIB}
+            self.tell(ActionSeen(chat(name=name, model_uri=facts.uri, keep_alive_s=1.0, slo_ttft_s=60.0, **shape)))
             self.tell(ModelInspected(facts.uri, HostId("h0"), facts))
-
-    @staticmethod
-    def model(i: int, layer: int, entry: int) -> ModelFacts:
-        facts = divisible(layer=layer, entry=entry, n_layers=6)
-        return replace(facts, uri=f"s3://m{i}")
 
     # the scheduler's side ------------------------------------------------------------------------------------------
 
@@ -122,7 +100,6 @@ class Cluster:
         for decision in decided:
             match decision:
                 case StartGroup():
-                    self.n_started += 1
                     for stage in decision.stages:
                         self.host(stage.host_id).commands.append((decision, stage))
                 case CancelGroup():
@@ -156,22 +133,15 @@ class Cluster:
 
     def write(self, host: Host) -> None:
         seen_ms = self.tick()
+        users = tuple(sorted(host.stages))
         held = tuple(
-            HeldSegment(
-                s.key, s.n_slabs, s.complete, tuple(sorted(InstanceId(x) for x in s.holders if x in host.stages))
-            )
+            HeldSegment(s.key, s.n_slabs, s.complete, tuple(i for i in users if i in s.holders))
             for s in host.store.statuses()
             if s.holders
         )
-        pool = PoolReport(host.pool.slab_bytes, host.pool.n_slabs, seen_ms, held, tuple(sorted(host.stages)))
-        host.written = report(
-            host.host_id,
-            1 << 20,
-            seen_wall_ms=seen_ms,
-            network_bytes_per_s=25e6,
-            pool=pool,
-            instances=tuple(sorted(host.stages)),
-        )
+        pool = PoolReport(host.pool.slab_bytes, host.pool.n_slabs, seen_ms, held, users)
+        link = {"network_bytes_per_s": 25e6}
+        host.written = report(host.host_id, 1 << 20, seen_wall_ms=seen_ms, pool=pool, instances=users, **link)
 
     def obey(self, host: Host) -> None:
         command = host.commands.popleft()
@@ -236,39 +206,13 @@ class Cluster:
         self.words.append(mine.record)
 
 
-WHAT = [
-    "ask",
-    "ask",
-    "obey",
-    "obey",
-    "obey",
-    "obey",
-    "fetch",
-    "fetch",
-    "fetch",
-    "fetch",
-    "complete",
-    "complete",
-    "complete",
-    "fail",
-    "ready",
-    "ready",
-    "ready",
-    "end",
-    "bury",
-    "bury",
-    "write",
-    "write",
-    "write",
-    "read",
-    "read",
-    "word",
-    "word",
-    "word",
-    "word",
-    "later",
-]
-steps = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 40)), min_size=60, max_size=200)
+histories = steps(
+    60,
+    200,
+    "ask ask obey obey obey obey fetch fetch fetch fetch complete complete complete fail ready ready ready end bury"
+    " bury write write write read read word word word word later",
+    40,
+)
 # the KiB of a slab, and the number of slabs of a host
 pools = st.lists(st.tuples(st.sampled_from([16, 64]), st.integers(3, 12)), min_size=1, max_size=4)
 # the KiB of a layer and of the embedding
@@ -276,7 +220,7 @@ model_sizes = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 60)), min_si
 n_stages = st.lists(st.sampled_from([None, 1, 2, 4]), min_size=3, max_size=3)
 
 
-def play(c: Cluster, history: list[tuple[str, int]]) -> None:
+def play(c: Cluster, history: list[Step]) -> None:
     """Play a history.  The number of each step chooses one of the hosts or stages to which the step applies."""
     for what, n in history:
         stages = [(h, s) for h in c.hosts for s in h.stages.values()]
@@ -311,10 +255,6 @@ def play(c: Cluster, history: list[tuple[str, int]]) -> None:
                 c.carry_out(c.w.later(float(n % 5)))
 
 
-def one(of: list[T], n: int) -> list[T]:
-    return [of[n % len(of)]] if of else []
-
-
 @contextmanager
 def real_pools(sizes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[SegmentStore, SlabPool]]]:
     with ExitStack() as stack:
@@ -328,36 +268,9 @@ def real_pools(sizes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[SegmentS
         yield made
 
 
-def promises_are_kept(
-    sizes: list[tuple[int, int]],
-    models: list[tuple[int, int]],
-    stages: list[int | None],
-    history: list[tuple[str, int]],
-) -> int:
-    with real_pools(sizes) as stores:
-        c = Cluster(stores, models, stages[: len(models)])
-        play(c, history)
-        return c.n_started
-
-
-@settings(max_examples=100, deadline=None)
-@given(sizes=pools, models=model_sizes, stages=n_stages, history=steps)
+@few_or_many(100, 2_000, sizes=pools, models=model_sizes, stages=n_stages, history=histories)
 def test_an_honest_host_never_refuses_for_memory_what_the_scheduler_decided(
-    sizes: list[tuple[int, int]],
-    models: list[tuple[int, int]],
-    stages: list[int | None],
-    history: list[tuple[str, int]],
+    sizes: list[tuple[int, int]], models: list[tuple[int, int]], stages: list[int | None], history: list[Step]
 ) -> None:
-    promises_are_kept(sizes, models, stages, history)
-
-
-@pytest.mark.full
-@settings(max_examples=2_000, deadline=None)
-@given(sizes=pools, models=model_sizes, stages=n_stages, history=steps)
-def test_an_honest_host_never_refuses_in_two_thousand_histories(
-    sizes: list[tuple[int, int]],
-    models: list[tuple[int, int]],
-    stages: list[int | None],
-    history: list[tuple[str, int]],
-) -> None:
-    promises_are_kept(sizes, models, stages, history)
+    with real_pools(sizes) as stores:
+        play(Cluster(stores, models, stages[: len(models)]), history)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,11 @@ from gateway.scheduler.placement.predict import (
     worker_start,
 )
 from gateway.scheduler.view.history import History, Learned, Measured, Pass, measure, measure_run
+from tests.scheduler.starts import event, phase
 from thaw.instance import StartMode
 from thaw.tracing.trace import Phase, TraceEvent
 
-COLD, LLAMA2_7B = StartMode.COLD, 13_476_839_424
+COLD, PREWARMED, LLAMA2_7B = StartMode.COLD, StartMode.PREWARMED, 13_476_839_424
 T = Times()
 M, P = 12e9, 12e9
 
@@ -57,10 +59,6 @@ def test_the_general_f_is_the_papers_when_low_workers_get_one_sth(s: int, w: int
     assert f_general([1.0] * w + [1 / s] * (s - w)) == pytest.approx(f_factor(s, w))
 
 
-def test_a_low_worker_alone_on_its_device_costs_nothing_when_shares_are_not_enforced() -> None:
-    assert f_general([1.0, 1.0, 1.0]) == pytest.approx(1.0)
-
-
 def test_without_a_runtime_a_start_takes_what_serverlessllm_says_the_queue_and_the_slowest_tier() -> None:
     for rate in (1e9, 40e9):  # the fetch is slower than the copy, or faster
         start = worker_start(12e9, rate, 20e9, NO_RUNTIME, queue_s=3.0)
@@ -83,62 +81,88 @@ def test_the_fetch_deadline_is_what_the_slo_leaves_after_waiting_prefill_hops_an
     assert fetch_time_left(7.5, 1.0, 2, 1.5, replace(T, t_tail=0.5)) == pytest.approx(3.74)
 
 
-def _event(name: Phase, at_s: float, n_bytes: int | None = None, boot: str = "b") -> TraceEvent:
-    return TraceEvent(name, boot_id=boot, mono_ns=int(at_s * 1e9), n_bytes=n_bytes)
+READY = event(Phase.READY, 5.0)
 
 
-TRACE = [
-    _event(Phase.FETCH_BEGIN, 0.0),
-    _event(Phase.CONTAINER_BEGIN, 0.0),
-    _event(Phase.CONTAINER_END, 0.5),
-    _event(Phase.LIBRARIES_BEGIN, 0.6),
-    _event(Phase.LIBRARIES_END, 2.6),
-    _event(Phase.FETCH_END, 4.0, 8_000),
-    _event(Phase.READY, 5.0),
-]
+def trace(**attrs: dict[str, Any]) -> list[TraceEvent]:
+    """A start.  ``attrs`` are the evidence of its phases."""
+    return [
+        *phase("container", 0.0, 0.5, **attrs.get("container", {})),
+        *phase("libraries", 0.6, 2.6),
+        *phase("fetch", 0.0, 4.0, 8_000, **attrs.get("fetch", {})),
+        READY,
+    ]
 
 
-def test_a_trace_gives_the_phases_and_the_tail() -> None:
-    measured = measure(TRACE)
-    assert (measured.t_cc, measured.t_l, measured.t_c) == pytest.approx((0.5, 2.0, 2.5))
-    assert measured.t_tail == pytest.approx(1.0)
-    assert (measured.t_cu, measured.copy, measured.memory) == (None, None, None)
+def container(took_s: float, **attrs: Any) -> list[TraceEvent]:
+    return phase("container", 0.0, took_s, **attrs)
 
 
-def test_an_import_that_begins_while_its_container_is_made_is_counted_once() -> None:
-    early = [_event(Phase.LIBRARIES_BEGIN, 0.2) if e.name is Phase.LIBRARIES_BEGIN else e for e in TRACE]
-    measured = measure(early)
-    assert (measured.t_cc, measured.t_l, measured.t_c) == pytest.approx((0.5, 2.1, 2.6))
+LOADING = [*trace(), *phase("context", 0.5, 1.0)]
+MEASURED: dict[str, tuple[list[TraceEvent], dict[str, float | None]]] = {
+    "the phases and the tail": (
+        trace(),
+        {"t_cc": 0.5, "t_l": 2.0, "t_c": 2.5, "t_tail": 1.0, "t_cu": None, "copy": None, "memory": None},
+    ),
+    "an import that begins while its container is made is counted once": (
+        [replace(e, mono_ns=200_000_000) if e.name is Phase.LIBRARIES_BEGIN else e for e in trace()],
+        {"t_cc": 0.5, "t_l": 2.1, "t_c": 2.6},
+    ),
+    "if only the container's end is there the tail is from then on": (
+        [*container(0.5), event(Phase.READY, 0.75)],
+        {"t_tail": 0.25},
+    ),
+    "the copy to the device has its rate without the waiting for bytes and without the rehearsal": (
+        [*LOADING, *phase("load", 1.0, 4.5, 8_000, wait_s=2.0, waits_for="fetch", rehearsal_s=0.5)],
+        {"copy": 8_000.0},
+    ),
+    # Eq. 5 counts the copy already: a prediction must not contain a slow copy twice
+    "a copy that ends after the last byte is no part of the tail": (
+        [*LOADING, *phase("load", 1.0, 4.9, 8_000)],
+        {"t_tail": 5.0 - (1.0 + 3.9)},
+    ),
+    "a fetch whose bytes another segment had gives the rate within the host's memory": (
+        trace(fetch={"copied_bytes": 8_000}),
+        {"memory": 2_000.0},
+    ),
+    "a fetch of which another segment had a part gives none": (trace(fetch={"copied_bytes": 4_000}), {"memory": None}),
+    "a start that fetched nothing teaches no tail and no rate": (
+        trace(fetch={"resident": True}),
+        {"t_tail": None, "memory": None},
+    ),
+    "a context that ends late shortens the tail": ([*trace(), event(Phase.CONTEXT_END, 4.8)], {"t_tail": 0.2}),
+    "the tail of a group is that of its slowest stage": (
+        [*trace(), *(replace(e, stage=1, mono_ns=e.mono_ns + (e is READY) * 700_000_000) for e in trace())],
+        {"t_tail": 1.7},
+    ),
+    "events of two boots are never subtracted": (
+        [event(Phase.CONTAINER_BEGIN, 9.0, boot="old"), event(Phase.CONTAINER_END, 1.0, boot="new")],
+        {"t_cc": None},
+    ),
+    "waiting for a stem cell is no part of the container": (
+        trace(container={"mode": "prewarmed", "stem_cell_wait_s": 0.4}),
+        {"t_cc": 0.1},
+    ),
+    "pulling an image is no part of the container because the next start has it": (
+        trace(container={"mode": "cold", "image_pull_s": 0.4}),
+        {"t_cc": 0.1},
+    ),
+    # the start claimed the stem cell while it imported: this is a wait for the cell, and the next one may be ready
+    "what a claimed cell still had to import is neither libraries nor context": (
+        [
+            *phase("container", 9.0, 9.1, mode="prewarmed"),
+            *(*phase("context", 9.1, 9.2), *phase("libraries", 1.0, 12.0), *phase("context", 12.0, 12.3)),
+            event(Phase.READY, 12.8),
+        ],
+        {"t_l": None, "t_cu": 0.4, "t_tail": 0.5},
+    ),
+}
 
 
-LOADING = [
-    _event(Phase.CONTEXT_BEGIN, 0.5),
-    _event(Phase.CONTEXT_END, 1.0),
-    _event(Phase.LOAD_BEGIN, 1.0),
-    replace(_event(Phase.LOAD_END, 4.5, 8_000), attrs={"wait_s": 2.0, "waits_for": "fetch", "rehearsal_s": 0.5}),
-]
-
-
-def test_a_trace_of_which_only_the_containers_end_is_there_gives_a_tail_from_then_on() -> None:
-    events = [_event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, 0.5), _event(Phase.READY, 0.75)]
-    assert measure(events).t_tail == pytest.approx(0.25)
-
-
-def test_a_trace_gives_the_rate_of_the_copy_to_the_device_without_the_waiting_for_bytes() -> None:
-    assert measure([*TRACE, *LOADING]).copy == pytest.approx(8_000.0)  # 3.5 s less 2 s of waiting, 0.5 s of rehearsal
-
-
-def test_a_copy_that_ends_after_the_last_byte_is_no_part_of_the_tail() -> None:
-    """Eq. 5 counts the copy already: a prediction must not contain a slow copy twice."""
-    slow = [*LOADING[:3], _event(Phase.LOAD_END, 4.9, 8_000)]
-    measured = measure([*TRACE, *slow])
-    assert measured.t_tail == pytest.approx(5.0 - (1.0 + 3.9))
-
-
-def test_a_fetch_whose_bytes_another_segment_had_gives_the_rate_within_the_hosts_memory() -> None:
-    for copied, rate in ((8_000, 2_000.0), (4_000, None)):
-        events = [replace(e, attrs={"copied_bytes": copied}) if e.name is Phase.FETCH_END else e for e in TRACE]
-        assert measure(events).memory == (None if rate is None else pytest.approx(rate))
+@pytest.mark.parametrize(("events", "expected"), MEASURED.values(), ids=MEASURED)
+def test_a_trace_teaches_what_its_phases_took(events: list[TraceEvent], expected: dict[str, float | None]) -> None:
+    measured = measure(events)
+    assert {name: getattr(measured, name) for name in expected} == pytest.approx(expected)
 
 
 def test_rates_are_those_of_the_action_else_of_any_action_else_of_the_kind_of_device() -> None:
@@ -146,87 +170,29 @@ def test_rates_are_those_of_the_action_else_of_any_action_else_of_the_kind_of_de
     assert (history.rates("guest/chat", "cpu").copy, history.rates("guest/chat", "A10").copy) == (20e9, 12e9)
     history.update("guest/other", "A10", COLD, Measured(copy=9e9, memory=3e9))
     assert (history.rates("guest/chat", "A10").copy, history.rates("guest/chat", "A10").memory) == (9e9, 3e9)
-    history.update("guest/chat", "A10", StartMode.PREWARMED, Measured(copy=5e9))
+    history.update("guest/chat", "A10", PREWARMED, Measured(copy=5e9))
     assert history.rates("guest/chat", "A10").copy == 5e9
     assert history.rates("guest/chat", "cpu").copy == 20e9
 
 
-def test_a_start_that_fetched_nothing_teaches_no_tail() -> None:
-    resident = [replace(e, attrs={"resident": True}) if e.name is Phase.FETCH_END else e for e in TRACE]
-    assert measure(resident).t_tail is None
-    assert measure(resident).memory is None, "nothing moved, so there is no rate to learn"
-    assert measure([*TRACE, _event(Phase.CONTEXT_END, 4.8)]).t_tail == pytest.approx(0.2)
-
-
-def test_the_tail_of_a_group_is_that_of_its_slowest_stage() -> None:
-    other = [replace(e, stage=1, mono_ns=e.mono_ns + (e.name is Phase.READY) * 700_000_000) for e in TRACE]
-    assert measure([*TRACE, *other]).t_tail == pytest.approx(1.7)
-
-
-def test_events_of_two_boots_are_never_subtracted() -> None:
-    moved = [_event(Phase.CONTAINER_BEGIN, 9.0, boot="old"), _event(Phase.CONTAINER_END, 1.0, boot="new")]
-    assert measure(moved).t_cc is None
-
-
-def test_waiting_for_a_stem_cell_is_no_part_of_the_container() -> None:
-    waited = [
-        replace(e, attrs={"mode": "prewarmed", "stem_cell_wait_s": 0.4}) if e.name is Phase.CONTAINER_END else e
-        for e in TRACE
-    ]
-    measured = measure(waited)
-    assert measured.t_cc == pytest.approx(0.1)
-
-
-def test_pulling_an_image_is_no_part_of_the_container_because_the_next_start_has_it() -> None:
-    pulled = [
-        replace(e, attrs={"mode": "cold", "image_pull_s": 0.4}) if e.name is Phase.CONTAINER_END else e for e in TRACE
-    ]
-    assert measure(pulled).t_cc == pytest.approx(0.1)
-
-
 def test_one_early_start_that_waited_for_the_first_stem_cell_makes_no_other_start_look_later() -> None:
     history = History()
-    before = history.times("guest/other", "cpu", StartMode.PREWARMED, LLAMA2_7B)
-    early = [
-        _event(Phase.CONTAINER_BEGIN, 0.0),
-        replace(_event(Phase.CONTAINER_END, 3.7), attrs={"mode": "prewarmed", "stem_cell_wait_s": 3.5}),
-    ]
-    history.update("guest/chat", "cpu", StartMode.PREWARMED, measure(early))
-    after = history.times("guest/other", "cpu", StartMode.PREWARMED, LLAMA2_7B)
-    assert after.t_cc == pytest.approx(before.t_cc)
-
-
-def test_what_a_claimed_cell_still_had_to_import_is_learned_neither_as_libraries_nor_as_context() -> None:
-    """The start claimed the stem cell while it imported.  This time is a wait for the cell; the next may be ready."""
-    importing = [
-        _event(Phase.CONTAINER_BEGIN, 9.0),
-        replace(_event(Phase.CONTAINER_END, 9.1), attrs={"mode": "prewarmed"}),
-        _event(Phase.CONTEXT_BEGIN, 9.1),
-        _event(Phase.CONTEXT_END, 9.2),
-        _event(Phase.LIBRARIES_BEGIN, 1.0),
-        _event(Phase.LIBRARIES_END, 12.0),
-        _event(Phase.CONTEXT_BEGIN, 12.0),
-        _event(Phase.CONTEXT_END, 12.3),
-        _event(Phase.READY, 12.8),
-    ]
-    measured = measure(importing)
-    assert (measured.t_l, measured.t_cu, measured.t_tail) == (None, pytest.approx(0.4), pytest.approx(0.5))
+    before = history.times("guest/other", "cpu", PREWARMED, LLAMA2_7B)
+    early = container(3.7, mode="prewarmed", stem_cell_wait_s=3.5)
+    history.update("guest/chat", "cpu", PREWARMED, measure(early))
+    assert history.times("guest/other", "cpu", PREWARMED, LLAMA2_7B).t_cc == pytest.approx(before.t_cc)
 
 
 def test_the_first_measurement_replaces_the_default_and_the_median_of_them_counts() -> None:
     history = History()
-    history.update("guest/chat", "cpu", COLD, measure(TRACE))
+    history.update("guest/chat", "cpu", COLD, measure(trace()))
     for took_s in (1.5, 1.7):
-        slower = [_event(Phase.CONTAINER_BEGIN, 0.0), _event(Phase.CONTAINER_END, took_s)]
-        learned = history.update("guest/chat", "cpu", COLD, measure(slower))
+        learned = history.update("guest/chat", "cpu", COLD, measure(container(took_s)))
     assert learned.times.t_cc == pytest.approx(1.5)
     assert history.times("guest/chat", "cpu", COLD, LLAMA2_7B).t_p == Times().t_p
 
 
-LEARNED = ("t_c", "t_cc", "t_cu", "t_l", "t_p", "t_d", "t_n", "t_tail")
-
-
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", ["t_c", "t_cc", "t_cu", "t_l", "t_p", "t_d", "t_n", "t_tail"])
 @pytest.mark.parametrize("slow_at", range(1, 8))
 def test_one_start_with_a_phase_of_20_s_hardly_changes_what_is_expected_of_the_next(name: str, slow_at: int) -> None:
     """When a fifth of each start was mixed in, the next start was expected 4 s later."""
@@ -239,13 +205,6 @@ def test_one_start_with_a_phase_of_20_s_hardly_changes_what_is_expected_of_the_n
         assert name in ("t_p", "t_d") or 0.20 <= getattr(other, name) <= 0.22
 
 
-def test_a_first_start_that_was_slow_is_forgotten_with_the_second() -> None:
-    history = History()
-    for took_s in (20.0, 0.2):
-        learned = history.update("guest/chat", "cpu", COLD, Measured(t_cc=took_s))
-    assert learned.times.t_cc == 0.2
-
-
 def test_one_copy_that_was_slow_does_not_make_the_device_look_slow() -> None:
     history = History()
     for rate in (8e9, 0.1e9, 8.1e9, 7.9e9, 0.1e9):
@@ -253,12 +212,21 @@ def test_one_copy_that_was_slow_does_not_make_the_device_look_slow() -> None:
         assert history.rates("guest/chat", "cpu").copy >= 7.9e9
 
 
-@pytest.mark.parametrize(("before_s", "after_s"), [(0.2, 20.0), (20.0, 0.2), (1.0, 1.3)])
-def test_a_lasting_change_is_followed_within_ten_starts(before_s: float, after_s: float) -> None:
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        ([20.0, 0.2], 0.2),
+        ([0.2] * 30 + [20.0] * 10, 20.0),
+        ([20.0] * 30 + [0.2] * 10, 0.2),
+        ([1.0] * 30 + [1.3] * 10, 1.3),
+    ],
+    ids=["a slow first start is forgotten with the second", "it becomes slow", "it becomes fast", "a little slower"],
+)
+def test_a_lasting_change_is_followed_within_ten_starts(measured: list[float], expected: float) -> None:
     history = History()
-    for took_s in [before_s] * 30 + [after_s] * 10:
+    for took_s in measured:
         learned = history.update("guest/chat", "cpu", COLD, Measured(t_tail=took_s))
-    assert learned.times.t_tail == pytest.approx(after_s)
+    assert learned.times.t_tail == pytest.approx(expected)
 
 
 def test_the_mean_that_an_older_scheduler_kept_counts_as_one_start() -> None:
@@ -271,7 +239,7 @@ def test_the_mean_that_an_older_scheduler_kept_counts_as_one_start() -> None:
 
 def test_what_does_not_depend_on_the_function_is_known_of_one_that_never_started() -> None:
     history = History()
-    learned = history.update("guest/chat", "cpu", COLD, replace(measure(TRACE), t_p=9.0, t_d=0.9)).times
+    learned = history.update("guest/chat", "cpu", COLD, replace(measure(trace()), t_p=9.0, t_d=0.9)).times
     other = history.times("guest/other", "cpu", COLD, LLAMA2_7B)
     assert (other.t_cc, other.t_l, other.t_tail) == (learned.t_cc, learned.t_l, learned.t_tail)
     assert (other.t_p, other.t_d) == (Times().t_p, Times().t_d)
@@ -280,15 +248,15 @@ def test_what_does_not_depend_on_the_function_is_known_of_one_that_never_started
 
 def test_a_start_from_a_stem_cell_waits_for_no_imports_and_is_learned_apart() -> None:
     history = History()
-    prewarmed = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    prewarmed = history.times("guest/chat", "cpu", PREWARMED, LLAMA2_7B)
     assert (prewarmed.t_l, prewarmed.t_cc) == (0.0, 0.2)
-    history.update("guest/chat", "cpu", COLD, measure(TRACE))
-    after = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    history.update("guest/chat", "cpu", COLD, measure(trace()))
+    after = history.times("guest/chat", "cpu", PREWARMED, LLAMA2_7B)
     assert after == replace(prewarmed, t_tail=history.times("guest/chat", "cpu", COLD, LLAMA2_7B).t_tail)
 
 
 def test_a_request_teaches_prefill_and_the_time_of_a_token() -> None:
-    run = [_event(Phase.PREFILL_BEGIN, 1.0), _event(Phase.PREFILL_END, 1.5), _event(Phase.RUN_END, 3.5)]
+    run = [*phase("prefill", 1.0, 1.5), event(Phase.RUN_END, 3.5)]
     assert measure_run(run, 5) == Pass(1, 1.0, pytest.approx(0.5), pytest.approx(0.5))
     assert measure_run(run, 1).token_s is None
     assert measure_run(run[:1], 5) == Pass(1, 1.0)
@@ -305,8 +273,8 @@ def truth(s: int, w: int, t_p: float = 0.9, t_d: float = 0.03, t_n: float = 0.01
 def test_a_group_teaches_the_hop_when_the_token_of_one_stage_is_known() -> None:
     history = History()
     history.update_pass("guest/chat", "cpu", COLD, truth(1, 1, t_n=0.0))
-    history.update_pass("guest/chat", "cpu", StartMode.PREWARMED, truth(4, 1))  # both modes share this knowledge
-    times = history.times("guest/chat", "cpu", StartMode.PREWARMED, LLAMA2_7B)
+    history.update_pass("guest/chat", "cpu", PREWARMED, truth(4, 1))  # both modes share this knowledge
+    times = history.times("guest/chat", "cpu", PREWARMED, LLAMA2_7B)
     assert (times.t_p, times.t_d, times.t_n) == pytest.approx((0.9, 0.03, 0.012))
     assert tpot(2, f_factor(2, 1), times) == pytest.approx(0.03 * 1.5 + 0.012 * 2)
 
@@ -318,9 +286,8 @@ def test_groups_alone_teach_prefill_and_token_with_the_hop_as_it_is_known(s: int
     learned = history.update_pass("guest/chat", "cpu", COLD, truth(s, w))
     assert (learned.times.t_p, learned.times.t_d) == pytest.approx((0.9, 0.03))
     assert learned.alone == ()
-    assert tpot(s, f_factor(s, w), history.times("guest/chat", "cpu", COLD, LLAMA2_7B)) == pytest.approx(
-        truth(s, w).token_s
-    )
+    times = history.times("guest/chat", "cpu", COLD, LLAMA2_7B)
+    assert tpot(s, f_factor(s, w), times) == pytest.approx(truth(s, w).token_s)
 
 
 def test_a_hop_that_is_believed_too_long_leaves_half_of_a_pass_to_the_stages() -> None:

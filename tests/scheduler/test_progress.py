@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gateway.scheduler.placement.link_ledger import DISCIPLINES, Discipline, LinkLedger
 from gateway.scheduler.placement.plans import fetch_key, later_key
 from gateway.scheduler.view.hosts import HostView, new_host
-from thaw.host import Device, FetchReport, HostReport
-from thaw.ids import HostId
+from tests.scheduler.facts import report as plain_report
+from thaw.host import FetchReport, HostReport
 
 MB = 10**6
 LINK = 100.0 * MB
@@ -20,25 +20,15 @@ LINK = 100.0 * MB
 
 def report(seen_s: float, *fetches: FetchReport, boot: str = "boot", offset_s: float = 1_000.0) -> HostReport:
     """A report of a host whose clock is ``offset_s`` ahead."""
-    device = Device("cpu", "cpu", 10**9, 10**9)
-    return HostReport(
-        HostId("h"),
-        boot,
-        "a:1",
-        (device,),
-        2,
-        LINK,
-        "none",
-        "process",
-        0,
-        int((seen_s + offset_s) * 1000),
-        fetches=fetches,
-    )
+    seen_ms = int((seen_s + offset_s) * 1000)
+    return plain_report("h", boot_id=boot, network_bytes_per_s=LINK, seen_wall_ms=seen_ms, fetches=fetches)
 
 
-def host(discipline: Discipline = "edf") -> HostView:
+def host(discipline: Discipline = "edf", key: str = fetch_key("g", 0), n: int = 1000 * MB) -> HostView:
+    """A host with a fetch of ``n`` bytes."""
     view = new_host(report(0.0), discipline, 0.0)
     view.take_report(report(0.0), {}, 0.0)
+    view.ledger.add(key, n, 60.0, 0.0)
     return view
 
 
@@ -54,7 +44,6 @@ def test_on_a_link_slower_than_it_says_the_ledger_stays_within_a_twentieth_of_wh
 ) -> None:
     """Reports come once a second and up to 1.5 s late.  The first one is not late."""
     view, n = host(discipline), 1000 * MB
-    view.ledger.add(fetch_key("g", 0), n, 60.0, 0.0)
     for i, lag in enumerate([0.0, *lags], 1):
         seen, rate = i - 0.5, LINK * speed
         view.take_report(report(seen, fetch("g", n - rate * seen, rate)), {}, seen + lag)
@@ -64,7 +53,6 @@ def test_on_a_link_slower_than_it_says_the_ledger_stays_within_a_twentieth_of_wh
 
 def test_a_fetch_that_ended_early_gives_its_link_back_at_once() -> None:
     view = host()
-    view.ledger.add(fetch_key("g", 0), 1000 * MB, 60.0, 0.0)
     view.take_report(report(1.0, fetch("g", 500 * MB)), {}, 1.0)
     assert view.ledger.busy_until_s == pytest.approx(6.0)
     view.take_report(report(2.0), {}, 2.0)
@@ -74,7 +62,6 @@ def test_a_fetch_that_ended_early_gives_its_link_back_at_once() -> None:
 
 def test_a_fetch_that_no_report_has_told_of_yet_stays_booked() -> None:
     view = host()
-    view.ledger.add(fetch_key("g", 0), 1000 * MB, 60.0, 0.0)
     view.take_report(report(1.0), {}, 1.0)
     view.ledger.advance(1.0)
     assert view.ledger.pending(fetch_key("g", 0)) == pytest.approx(900 * MB)
@@ -93,25 +80,14 @@ def test_one_that_should_have_ended_goes_on_under_its_old_deadline_and_nothing_n
     assert ledger.bandwidth(10 * MB, 60.0, 3.0) == LINK
 
 
-def test_what_was_never_booked_or_was_removed_is_not_corrected_into_being() -> None:
-    ledger = LinkLedger(LINK)
-    ledger.correct("stranger", 100 * MB, 0.0)
-    ledger.add("gone", 100 * MB, 5.0, 0.0)
-    ledger.remove("gone", 0.1)
-    ledger.correct("gone", 50 * MB, 0.2)
-    assert ledger.fetches() == {}
-
-
 def test_the_background_part_is_corrected_under_its_own_key() -> None:
-    view = host()
-    view.ledger.add(later_key("g", 0), 900 * MB, math.inf, 0.0)
+    view = host(key=later_key("g", 0), n=900 * MB)
     view.take_report(report(1.0, fetch("g", 0, later=400 * MB)), {}, 1.0)
     assert view.ledger.pending(later_key("g", 0)) == pytest.approx(400 * MB)
 
 
 def test_a_report_that_was_read_twice_corrects_once() -> None:
     view = host()
-    view.ledger.add(fetch_key("g", 0), 1000 * MB, 60.0, 0.0)
     said = report(1.0, fetch("g", 900 * MB))
     view.take_report(said, {}, 1.0)
     view.take_report(said, {}, 3.0)
@@ -131,7 +107,6 @@ def test_a_report_that_was_read_twice_corrects_once() -> None:
 )
 def test_a_fetch_that_reports_nonsense_is_clamped_and_flagged(told: FetchReport, left: float) -> None:
     view = host()
-    view.ledger.add(fetch_key("g", 0), 1000 * MB, 60.0, 0.0)
     odd = view.take_report(report(0.5, told), {}, 0.5)
     assert view.ledger.pending(fetch_key("g", 0)) == pytest.approx(left)
     assert len(odd) == 1
@@ -140,7 +115,6 @@ def test_a_fetch_that_reports_nonsense_is_clamped_and_flagged(told: FetchReport,
 
 def test_a_host_that_was_rebooted_or_whose_clock_jumped_is_believed_anew() -> None:
     view = host()
-    view.ledger.add(fetch_key("g", 0), 1000 * MB, 60.0, 0.0)
     view.take_report(report(1.0, fetch("g", 900 * MB), offset_s=-50_000.0), {}, 1.0)
     assert view.ledger.pending(fetch_key("g", 0)) == pytest.approx(900 * MB)
     view.take_report(report(2.0, fetch("g", 800 * MB), boot="next", offset_s=70_000.0), {}, 2.0)

@@ -35,6 +35,16 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
         yield connected
 
 
+@pytest.fixture
+def reading(client: redis.Redis) -> Reading:
+    return Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
+
+
+@pytest.fixture
+def view() -> ClusterView:
+    return ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+
+
 @pytest.mark.parametrize(
     ("message", "is_told"),
     [
@@ -45,15 +55,13 @@ def client(valkey_url: str) -> Iterator[redis.Redis]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_policy_is_told_what_hosts_say(client: redis.Redis, message: Any, is_told: bool) -> None:
-    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
-    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+def test_the_policy_is_told_what_hosts_say(reading: Reading, view: ClusterView, message: Any, is_told: bool) -> None:
     assert list(reading.events_of([message], view)) == ([message] if is_told else [])
 
 
-def test_the_policy_learns_of_quotas_when_they_change_and_when_it_begins(client: redis.Redis) -> None:
-    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
-    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
+def test_the_policy_learns_of_quotas_when_they_change_and_when_it_begins(
+    client: redis.Redis, reading: Reading, view: ClusterView
+) -> None:
     quotas, guest = NamespaceQuotas(client), Namespace("guest")
     quotas.change(guest, {"weight": 3.0})
     quotas.change(guest, {"starts": 2})
@@ -65,10 +73,8 @@ def test_the_policy_learns_of_quotas_when_they_change_and_when_it_begins(client:
 
 
 def test_who_schedules_puts_counts_right_when_it_begins_and_now_and_then(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, reading: Reading, view: ClusterView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading = Reading(client, GroupCredentials(client, ""), Log("test"), StateClock(), policy_of("file://"))
-    view = ClusterView(1, SchedulerSettings("redis://"), lambda: "id", History())
 
     def is_right_after(step: Callable[[], object]) -> bool:
         client.hset(keys.HELD, "guest", 5)

@@ -48,10 +48,8 @@ def test_late_slow_and_without_room_are_told_apart_from_what_holds_more() -> Non
 
 
 def test_what_shares_more_devices_lost_for_that() -> None:
-    assert reasons([server(0), server(1, n_workers=1)], slo_ttft=60.0)[:2] == [
-        (1, 1, Reason.CHOSEN),
-        (2, 1, Reason.SHARING),
-    ]
+    found = reasons([server(0), server(1, n_workers=1)], slo_ttft=60.0)
+    assert found[:2] == [(1, 1, Reason.CHOSEN), (2, 1, Reason.SHARING)]
 
 
 def test_the_paper_stops_at_the_first_size_and_says_nothing_of_the_others() -> None:
@@ -70,18 +68,11 @@ def test_each_server_is_estimated_the_chosen_first_then_by_when_its_part_would_b
     servers = [server(0, 0.5e9), server(1, 1e9), server(2), server(3, free=1e9), server(4)._replace(cell_wait_s=9.0)]
     request = Request(12e9, slo_ttft=7.6, times=TIMES)
     chosen = select(servers[:3], request, max_stages=1)
-    assert chosen is not None
     assert chosen.full_ids == (2,)
     rates = {0: 0.5e9, 1: 0.6e9, 2: 2e9, 3: 2e9, 4: math.inf}
     tiers = {4: Tier.RESIDENT}
-    found = estimates(
-        chosen,
-        servers,
-        request,
-        "min_sharing",
-        lambda s, n, t: rates[s.id],
-        lambda s, n: tiers.get(s.id, Tier.REMOTE),
-    )
+    how = (lambda s, n, t: rates[s.id], lambda s, n: tiers.get(s.id, Tier.REMOTE))
+    found = estimates(chosen, servers, request, "min_sharing", *how)
     assert [server_id for server_id, _ in found] == [2, 4, 1, 0, 3]
     by_server = {server_id: each.plain() for server_id, each in found}
     seconds = {"ready_s": 6.0, "runtime_s": 4.0, "fetched_s": 6.0, "copied_s": 3.0}

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduler.decisions import StartGroup
-from gateway.scheduler.events import HostsSeen
 from gateway.scheduler.view.history import Measured
 from relay.protocol.messages import ModelInspected
-from tests.scheduler.world import CHAT, FACTS, MIB, SMOLLM2, chat, llm_world, of, report
+from tests.scheduler.facts import CHAT, FACTS, MIB, SMOLLM2, chat, report
+from tests.scheduler.world import foretold_s, llm_world, of, starting
 from thaw.host import Device, Resident
 from thaw.ids import HostId
 from thaw.instance import StartMode
@@ -23,38 +23,36 @@ SLOW = 1e6  # at this rate 100 MiB take 105 s
 
 def test_a_model_in_memory_beats_a_less_loaded_host_and_its_link_is_not_booked() -> None:
     there = report("h1", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.weight_bytes),))
-    w = llm_world(report("h0", network_bytes_per_s=SLOW), there)
-    (start,) = of(w.ask(CHAT), StartGroup)
+    w, start = starting(llm_world(report("h0", network_bytes_per_s=SLOW), there))
     assert [s.host for s in start.plan.stages] == ["h1"]
     assert start.attrs["fallback"] is False
     assert w.view.hosts[HostId("h1")].ledger.fetches() == {}
 
 
-def test_a_part_of_a_model_or_another_one_is_fetched_like_any() -> None:
-    for resident in (Resident("s3://m", FACTS.weight_bytes // 2), Resident("s3://other", 10**12)):
-        w = llm_world(
-            report("h0", network_bytes_per_s=SLOW), report("h1", network_bytes_per_s=SLOW, resident=(resident,))
-        )
-        (start,) = of(w.ask(CHAT), StartGroup)
-        assert start.attrs["fallback"] is True
-        assert len(w.view.hosts[start.plan.stages[0].host].ledger.fetches()) == 1
+@pytest.mark.parametrize(
+    ("resident", "is_fetched"),
+    [
+        (Resident("s3://m", FACTS.weight_bytes // 2), True),
+        (Resident("s3://other", 10**12), True),
+        (Resident("s3://m", FACTS.n_bytes, "the former"), True),
+        (Resident("s3://m", FACTS.n_bytes, FACTS.sha256), False),
+    ],
+    ids=["a part of it", "another model", "its former version", "the model"],
+)
+def test_what_is_not_the_whole_model_in_its_newest_version_is_fetched_like_any(
+    resident: Resident, is_fetched: bool
+) -> None:
+    w, start = starting(llm_world(report("h0", network_bytes_per_s=SLOW, resident=(resident,))))
+    assert start.attrs["fallback"] is is_fetched
+    assert len(w.view.hosts[HostId("h0")].ledger.fetches()) == is_fetched
+    assert (foretold_s(start) > FACTS.n_bytes / SLOW) is is_fetched
 
 
 def test_what_a_host_has_given_up_is_forgotten_with_its_next_report() -> None:
     w = llm_world(report("h0"), report("h1", resident=(Resident("s3://m", FACTS.n_bytes),)))
     assert set(w.view.index.with_model("s3://m", "")) == {"h1"}
-    w.do(HostsSeen((report("h0"), report("h1"))))
+    w.see(report("h0"), report("h1"))
     assert set(w.view.index.with_model("s3://m", "")) == set()
-
-
-def test_a_model_that_was_pushed_anew_is_fetched_though_its_former_version_lies_there() -> None:
-    old = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.n_bytes, "the former"),))
-    (start,) = of(llm_world(old).ask(CHAT), StartGroup)
-    assert start.attrs["fallback"] is True
-    assert start.plan.predicted_ttft_s is not None
-    assert start.plan.predicted_ttft_s > FACTS.n_bytes / SLOW
-    now = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.n_bytes, FACTS.sha256),))
-    assert of(llm_world(now).ask(CHAT), StartGroup)[0].attrs["fallback"] is False
 
 
 @pytest.mark.parametrize(("content", "host"), [("c0ffee", "h1"), ("another", "h0")])
@@ -77,10 +75,8 @@ def test_a_model_of_a_hub_lies_where_another_one_with_the_same_files_lies(conten
 
 def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link() -> None:
     there = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", SMOLLM2.n_bytes, "aa"),))
-    w = llm_world(there, facts=chat(forced_stages=2), model=SMOLLM2, relay_url="redis://relay:1")
-    (start,) = of(w.ask(CHAT), StartGroup)
+    w, start = starting(llm_world(there, facts=chat(forced_stages=2), model=SMOLLM2, relay_url="redis://relay:1"))
     assert w.view.hosts[HostId("h0")].ledger.fetches() == {}
-    assert start.plan.predicted_ttft_s is not None
     assert start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
     assert start.plan.bound_ttft_s is None  # no start has shown yet how fast parts are copied
 
@@ -90,7 +86,7 @@ def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by()
     reports = [report(f"h{i}", network_bytes_per_s=25e6, resident=(there,) if i == 3 else ()) for i in range(4)]
     w = llm_world(*reports, facts=chat(forced_stages=3), model=SMOLLM2, relay_url="redis://relay:1")
     w.view.history.update(CHAT, "cpu", StartMode.COLD, Measured(t_p=0.3, t_n=0.01, t_tail=0.2, memory=50e6, copy=80e6))
-    (start,) = of(w.ask(CHAT), StartGroup)
+    start = w.started(CHAT)
     explained = start.attrs["candidates"]
     assert isinstance(explained, list)
     assert [c["host"] for c in explained[:3]] == [s.host for s in start.plan.stages]
@@ -111,7 +107,7 @@ def test_a_rate_that_starts_have_shown_moves_the_place_of_the_next_one() -> None
     for copy, chosen in ((12e9, "h1"), (5e6, "h0")):
         w = llm_world(*reports, facts=chat(max_stages=1))
         w.view.history.update("guest/other", "V100", StartMode.COLD, Measured(copy=copy))
-        (start,) = of(w.ask(CHAT), StartGroup)
+        start = w.started(CHAT)
         assert start.plan.stages[0].host == chosen
 
 
@@ -140,12 +136,7 @@ _TIMES = st.fixed_dictionaries(
     n=st.integers(1, 3),
 )
 def test_no_start_is_foretold_earlier_than_idle_links_allow(
-    hosts: list[dict[str, Any]],
-    cold: dict[str, float],
-    prewarmed: dict[str, float],
-    stages: int | None,
-    slo_ttft_s: float,
-    n: int,
+    hosts: list[dict[str, Any]], cold: Any, prewarmed: Any, stages: int | None, slo_ttft_s: float, n: int
 ) -> None:
     """This holds for any known times, wherever the model is, and whichever other fetches are in progress."""
     reports = [report(f"h{i}", memory_mb=16_384, **fields) for i, fields in enumerate(hosts)]
@@ -154,5 +145,4 @@ def test_no_start_is_foretold_earlier_than_idle_links_allow(
     w.view.history.update(CHAT, "cpu", StartMode.COLD, Measured(**cold))
     w.view.history.update(CHAT, "cpu", StartMode.PREWARMED, Measured(**prewarmed))
     for start in [s for _ in range(n) for s in of(w.ask(CHAT), StartGroup)]:
-        assert start.plan.predicted_ttft_s is not None
         assert start.plan.predicted_ttft_s >= (start.plan.bound_ttft_s or 0.0) - 1e-9

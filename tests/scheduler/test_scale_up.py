@@ -19,24 +19,23 @@ from gateway.scheduler.decisions import (
     RewritePlan,
     StartGroup,
 )
-from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen
+from gateway.scheduler.events import ActionDeleted, ActionSeen
 from gateway.scheduler.placement.plans import later_key
 from gateway.scheduler.policy.consolidation import folded
 from gateway.scheduler.policy.scale_up import own_plan
 from relay.protocol.messages import CommandRefused, ConsolidationFailed, DemandRemoved, InstanceChanged
-from tests.scheduler.test_consolidation import AWAY, LOST, held, rebuilt, successor, switched, whole
-from tests.scheduler.world import CHAT, MIB, World, chat, group_world, of, pool, record_of
+from tests.scheduler.facts import CHAT, GONE, LOST, MIB, READY, chat, forced, pool
+from tests.scheduler.groups import group_world, held, one_worker, switched, taken_over, whole
+from tests.scheduler.test_consolidation import AWAY
+from tests.scheduler.world import World, of, record_of
 from thaw.host import FetchReport
 from thaw.ids import GroupId, own_group
-from thaw.instance import InstanceRecord, InstanceState
+from thaw.instance import InstanceRecord
 from thaw.plan import PlanTransport
 
-GONE, READY = InstanceState.GONE, InstanceState.READY
-
-
-def scaling(n: int = 4, keep: int | None = 2, **fields: Any) -> Any:
-    """An action whose pipelines of ``n`` leave ``keep`` workers behind."""
-    return chat(forced_stages=n, max_stages=8, **{"keep": keep, "need_bytes": 600 * MIB, **fields})
+SCALING = forced(4, keep=2, need_bytes=600 * MIB)
+"""The function of a model whose pipelines of four stages leave two workers behind."""
+BURST = chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0)
 
 
 def asked_stages(start: StartGroup, decided: list[Decision]) -> list[int]:
@@ -74,7 +73,7 @@ def cannot(w: World, start: StartGroup, stage: int) -> list[Decision]:
 
 def burst(n: int, *, just_now: bool = False, **fields: Any) -> tuple[World, StartGroup, list[Decision]]:
     """A burst of 16 gets a group of four full workers, and ``n`` of them still wait when it is whole."""
-    w = group_world(facts=chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0, **fields))
+    w = group_world(facts=replace(BURST, **fields))
     (start,) = of(w.burst(16), StartGroup)
     for activation in list(w.view.demand)[n:]:
         w.do(DemandRemoved(activation, CHAT))
@@ -96,7 +95,7 @@ def test_as_many_workers_stay_as_the_requests_need_when_the_group_is_whole(
 
 
 def test_free_slots_of_other_workers_need_no_further_one() -> None:
-    w = group_world(n_hosts=8, facts=chat(max_stages=4, need_bytes=600 * MIB, slo_ttft_s=60.0))
+    w = group_world(n_hosts=8, facts=BURST)
     first, second = of(w.burst(32), StartGroup)
     w.now += 2.0
     decided = [d for k in range(4) for d in w.said(first, READY, k, idle_since_wall_ms=1)]
@@ -109,24 +108,18 @@ def test_no_more_stay_than_the_function_may_have_instances() -> None:
     assert asked_stages(start, decided) == [0, 1]
 
 
-def test_a_number_that_the_function_names_stays_whatever_waits() -> None:
-    w = group_world(facts=scaling(keep=3))
-    start, decided = whole(w)
-    assert asked_stages(start, decided) == [0, 1, 2]
-    assert len({d.command_id for d in of(decided, ConsolidateInstance)}) == 3
-
-
-def test_all_stages_may_stay() -> None:
-    w = group_world(facts=scaling(2, keep=2))
-    start, decided = whole(w)
-    assert asked_stages(start, decided) == [0, 1]
+@pytest.mark.parametrize(("n", "keep"), [(4, 3), (2, 2)], ids=["three of four", "all"])
+def test_a_number_that_the_function_names_stays_whatever_waits(n: int, keep: int) -> None:
+    _, start, decided = whole(forced(n, keep=keep, need_bytes=600 * MIB))
+    assert asked_stages(start, decided) == list(range(keep))
+    assert len({d.command_id for d in of(decided, ConsolidateInstance)}) == keep
 
 
 def test_a_stage_for_whose_rest_its_pool_has_no_room_does_not_stay() -> None:
-    w = group_world(facts=scaling(keep=3))
-    small = {**w.reports, **{h: replace(w.reports[h], pool=pool(3)) for h in ("h1",)}}  # type: ignore[dict-item]
-    w.do(HostsSeen(tuple(small.values())))
-    start, decided = whole(w)
+    w = group_world(facts=replace(SCALING, keep=3))
+    w.see_all("h1", pool=pool(3))
+    start = w.started()
+    decided = w.ready(start, idle=False)
     on_h1 = [s.stage for s in start.plan.stages if s.host == "h1" and s.stage in (1, 2)]
     assert all(not start.plan.stages[k].later_ranges for k in on_h1)
     assert asked_stages(start, decided) == [k for k in (0, 1, 2) if k not in on_h1]
@@ -136,8 +129,7 @@ def test_a_stage_for_whose_rest_its_pool_has_no_room_does_not_stay() -> None:
 
 
 def test_at_the_switch_the_plan_of_each_further_worker_is_written_first_and_only_the_others_are_released() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
+    w, start, _ = whole(SCALING)
     decided = switched(w, start)
     first, second, *rest = [d for d in decided if isinstance(d, PlanWorker | RewritePlan | ReleaseInstance)]
     assert isinstance(first, PlanWorker)
@@ -150,11 +142,8 @@ def test_at_the_switch_the_plan_of_each_further_worker_is_written_first_and_only
 
 
 def test_it_is_a_worker_like_any_other_from_its_record_on() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
-    for k in (2, 3):
-        assert of(w.said(start, GONE, k), RevokeCredential) == []  # it may be in the pipeline still
+    w, start = one_worker(SCALING)
+    assert of(w.gone(start, 2, 3), RevokeCredential) == []  # it may be in the pipeline still
     decided = becomes_worker(w, start)
     assert [d.group_id for d in of(decided, RevokeCredential)] == [start.plan.group_id]
     assert of(decided, CancelGroup) == of(decided, ReleaseInstance) == []
@@ -168,21 +157,17 @@ def test_it_is_a_worker_like_any_other_from_its_record_on() -> None:
 
 
 def test_requests_that_wait_after_the_switch_wait_for_the_further_workers_and_start_no_other() -> None:
-    w = group_world(n_hosts=8, facts=scaling())
-    start, _ = whole(w)
-    switched(w, start, inflight=8)
+    w, _ = one_worker(SCALING, n_hosts=8, inflight=8)
     w.later(5.0)
     assert of(w.burst(4), StartGroup) == []  # the further worker has slots for them and as many more
     assert len(of(w.burst(4), StartGroup)) == 1
 
 
 def test_the_end_of_a_stage_that_was_set_apart_gives_back_all_and_demand_starts_another() -> None:
-    w = group_world(n_hosts=8, facts=scaling())
-    start, _ = whole(w)
-    switched(w, start, inflight=8)
+    w, start = one_worker(SCALING, n_hosts=8, inflight=8)
     w.later(5.0)
     assert of(w.burst(4), StartGroup) == []
-    decided = w.said(start, GONE, 1, is_consolidating=True, error=LOST)
+    decided = w.gone(start, 1, is_consolidating=True, error=LOST)
     assert [d.group_id for d in of(decided, DropPlan)] == [own_group(start.plan.group_id, 1)]
     assert of(decided, CancelGroup) == []
     assert len(of(decided, StartGroup)) == 1
@@ -191,36 +176,28 @@ def test_the_end_of_a_stage_that_was_set_apart_gives_back_all_and_demand_starts_
 
 @pytest.mark.parametrize("how", ["fails", "hangs", "is drained"])
 def test_one_that_fails_hangs_or_is_drained_after_the_switch_is_released(how: str) -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
-    for k in (2, 3):
-        w.said(start, GONE, k)
+    w, start = one_worker(SCALING)
+    w.gone(start, 2, 3)
     if how == "fails":
         decided = cannot(w, start, 1)
     elif how == "hangs":
         decided = w.later(w.view.settings.start_deadline_s)
     else:
-        there = start.stages[1].host_id
-        drained = {**w.reports, there: replace(w.reports[there], draining=True)}
-        decided = w.do(HostsSeen(tuple(drained.values())))
+        decided = w.see_all(start.stages[1].host_id, draining=True)
     (release,) = [r for r in of(decided, ReleaseInstance) if r.instance_id == start.stages[1].instance_id]
     assert release.only_idle  # it may have become a worker just now
     assert own_group(start.plan.group_id, 1) in [d.group_id for d in of(decided, DropPlan)]
     assert w.view.kept == {}
-    decided = w.said(start, GONE, 1)
+    decided = w.gone(start, 1)
     assert [d.group_id for d in of(decided, RevokeCredential)] == [start.plan.group_id]
     assert serving(w) == both(start, 0)
 
 
 def test_one_that_was_given_up_in_the_moment_in_which_it_became_a_worker_serves_by_itself() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
+    w, start = one_worker(SCALING)
     (release,) = of(cannot(w, start, 1), ReleaseInstance)
     w.do(CommandRefused(release.command_id, release.host_id, own_group(start.plan.group_id, 1), AWAY))
-    for k in (2, 3):
-        w.said(start, GONE, k)
+    w.gone(start, 2, 3)
     decided = becomes_worker(w, start, inflight=1, idle_since_wall_ms=None)
     assert (of(decided, ReleaseInstance), len(of(decided, RevokeCredential))) == ([], 1)
     assert w.view.action(CHAT).n_serving == 2
@@ -229,34 +206,28 @@ def test_one_that_was_given_up_in_the_moment_in_which_it_became_a_worker_serves_
 
 
 def test_a_worker_that_ends_before_its_word_came_leaves_no_credential() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
-    for k in (2, 3):
-        w.said(start, GONE, k)
+    w, start = one_worker(SCALING)
+    w.gone(start, 2, 3)
     decided = w.do(InstanceChanged(replace(worker(start, 1), state=GONE)))
     assert [d.group_id for d in of(decided, RevokeCredential)] == [start.plan.group_id]
     assert (w.view.kept, serving(w)) == ({}, both(start, 0))
 
 
 def test_one_whose_fetch_goes_on_is_not_given_up() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
+    w, start = one_worker(SCALING)
     at = start.stages[1]
     deadline_s = w.view.settings.start_deadline_s
     for done in (1, 2):
         w.later(deadline_s - 1.0)
         fetch = FetchReport(start.plan.group_id, 100, 100, 1e6, 1, 0, later_bytes=1000 - done)
-        w.do(HostsSeen(tuple({**w.reports, at.host_id: replace(w.reports[at.host_id], fetches=(fetch,))}.values())))
+        w.see_all(at.host_id, fetches=(fetch,))
     assert at.instance_id in w.view.kept
     w.later(deadline_s)
     assert at.instance_id not in w.view.kept
 
 
 def test_one_whose_load_fails_before_the_switch_goes_on_as_a_stage_and_is_left_behind() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
+    w, start, _ = whole(SCALING)
     assert [f.name for f in of(cannot(w, start, 1), Flag)] == ["worker_not_kept"]
     assert len(w.view.groups) == 1
     decided = switched(w, start)
@@ -265,26 +236,21 @@ def test_one_whose_load_fails_before_the_switch_goes_on_as_a_stage_and_is_left_b
 
 
 def test_a_host_that_refuses_to_let_a_stage_stay_counts_as_its_failure_only() -> None:
-    w = group_world(facts=scaling())
-    start, decided = whole(w)
-    command = of(decided, ConsolidateInstance)[1]
-    w.do(CommandRefused(command.command_id, command.host_id, start.plan.group_id, AWAY))
+    w, start, decided = whole(SCALING)
+    w.refused(of(decided, ConsolidateInstance)[1], AWAY)
     state = w.view.groups[start.plan.group_id].consolidation
-    assert state is not None
     assert (state.n_failed, state.kept) == (0, {})
 
 
 def test_with_another_try_of_stage_0_a_later_stage_that_failed_is_asked_again_and_one_that_waits_is_not() -> None:
-    w = group_world(facts=scaling(keep=3))
-    start, _ = whole(w)
+    w, start, _ = whole(replace(SCALING, keep=3))
     cannot(w, start, 1)
     cannot(w, start, 0)
     assert asked_stages(start, w.later(5.0)) == [0, 1]
 
 
 def test_the_word_of_a_further_worker_may_come_before_that_of_stage_0() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
+    w, start, _ = whole(SCALING)
     decided = becomes_worker(w, start)
     assert [d.plan for d in of(decided, PlanWorker)] == [own_plan(start.plan, 1)]
     assert of(decided, RevokeCredential) == []  # the others are in the pipeline still
@@ -294,30 +260,26 @@ def test_the_word_of_a_further_worker_may_come_before_that_of_stage_0() -> None:
 
 
 def test_a_release_of_the_pipeline_is_no_release_of_a_worker_that_has_left_it() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
+    w, start, _ = whole(SCALING)
     w.said(start, READY, 0, idle_since_wall_ms=1)
     assert [r.reason for r in of(w.later(61.0), ReleaseInstance)] == ["keep_alive"]
     becomes_worker(w, start, inflight=1, idle_since_wall_ms=None)
-    w.said(start, GONE, 0, n_stages=1)
+    w.gone(start, 0, n_stages=1)
     assert w.view.instances[start.stages[1].instance_id].releasing is None
     becomes_worker(w, start)
     assert start.stages[1].instance_id in [r.instance_id for r in of(w.later(61.0), ReleaseInstance)]
 
 
 def test_the_end_of_stage_0_after_the_switch_leaves_the_further_workers_alone() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
-    decided = w.said(start, GONE, 0, n_stages=1, error=LOST)
+    w, start = one_worker(SCALING)
+    decided = w.gone(start, 0, n_stages=1, error=LOST)
     assert of(decided, CancelGroup) == []
     assert of(becomes_worker(w, start), ReleaseInstance) == []
     assert serving(w) == both(start, 1)
 
 
 def test_the_rest_of_a_stage_that_was_set_apart_is_fetched_on_until_it_is_a_worker() -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
+    w, start, _ = whole(SCALING)
     ledger = w.view.hosts[start.plan.stages[1].host].ledger
     switched(w, start)
     assert list(ledger.fetches()) == [later_key(start.plan.group_id, 1)]
@@ -325,11 +287,9 @@ def test_the_rest_of_a_stage_that_was_set_apart_is_fetched_on_until_it_is_a_work
     assert ledger.fetches() == {}
 
 
-@pytest.mark.parametrize("event", [ActionSeen(scaling(version="2")), ActionDeleted(CHAT)])
+@pytest.mark.parametrize("event", [ActionSeen(replace(SCALING, version="2")), ActionDeleted(CHAT)])
 def test_a_worker_of_a_function_that_has_changed_meanwhile_is_released_when_it_is_one(event: Any) -> None:
-    w = group_world(facts=scaling())
-    start, _ = whole(w)
-    switched(w, start)
+    w, start = one_worker(SCALING)
     w.do(event)
     assert [r.reason for r in of(becomes_worker(w, start), ReleaseInstance)] == ["outdated"]
 
@@ -339,7 +299,7 @@ def test_a_worker_of_a_function_that_has_changed_meanwhile_is_released_when_it_i
 
 @pytest.fixture
 def start() -> StartGroup:
-    return whole(group_world(facts=scaling()))[0]
+    return whole(SCALING)[1]
 
 
 def state(start: StartGroup, *, is_one: bool) -> list[InstanceRecord]:
@@ -350,14 +310,8 @@ def state(start: StartGroup, *, is_one: bool) -> list[InstanceRecord]:
     return [head, stays, *(record_of(start, READY, k, inflight=1) for k in (2, 3))]
 
 
-def taken_over(start: StartGroup, *records: InstanceRecord, plans: Any = None) -> tuple[World, list[Decision]]:
-    w = successor()
-    event = rebuilt(start, *records, actions=(scaling(),))
-    return w, w.do(event if plans is None else replace(event, plans=plans))
-
-
 def test_a_successor_asks_all_that_are_to_stay_again(start: StartGroup) -> None:
-    _, decided = taken_over(start, *state(start, is_one=False))
+    _, decided = taken_over(start, *state(start, is_one=False), actions=(SCALING,))
     assert asked_stages(start, decided) == [0, 1]
 
 
@@ -365,20 +319,19 @@ def test_a_successor_asks_all_that_are_to_stay_again(start: StartGroup) -> None:
 def test_a_successor_at_any_point_of_the_switch_lets_the_further_worker_stay(start: StartGroup, written: str) -> None:
     own = own_plan(start.plan, 1)
     plans = {"nothing": (start.plan,), "the worker's plan": (start.plan, own), "both plans": (folded(start.plan), own)}
-    w, decided = taken_over(start, *state(start, is_one=True), plans=plans[written])
+    w, decided = taken_over(start, *state(start, is_one=True), plans=plans[written], actions=(SCALING,))
     assert [r.instance_id for r in of(decided, ReleaseInstance)] == [s.instance_id for s in start.stages[2:]]
     assert of(decided, CancelGroup) == of(decided, DropPlan) == of(decided, RevokeCredential) == []
     assert len(of(decided, PlanWorker)) == (written != "both plans")  # writing it again changes nothing
-    for k in (2, 3):
-        w.said(start, GONE, k)
+    w.gone(start, 2, 3)
     assert len(of(becomes_worker(w, start), RevokeCredential)) == 1
     assert serving(w) == both(start, 0, 1)
 
 
 def test_a_successor_finds_two_workers(start: StartGroup) -> None:
     own = own_plan(start.plan, 1)
-    records = [record_of(start, READY, 0, n_stages=1, slots=8), worker(start, 1)]
-    w, decided = taken_over(start, *records, plans=(folded(start.plan), own))
+    head = record_of(start, READY, 0, n_stages=1, slots=8)
+    w, decided = taken_over(start, head, worker(start, 1), plans=(folded(start.plan), own), actions=(SCALING,))
     assert of(decided, CancelGroup) == of(decided, DropPlan) == of(decided, ReleaseInstance) == []
     assert serving(w) == both(start, 0, 1)
     assert len(of(decided, RevokeCredential)) == 1
@@ -386,7 +339,7 @@ def test_a_successor_finds_two_workers(start: StartGroup) -> None:
 
 def test_a_successor_forgets_the_plan_of_a_worker_that_nobody_becomes(start: StartGroup) -> None:
     own = own_plan(start.plan, 1)
-    records = [record_of(start, READY, 0, n_stages=1, slots=8)]
-    w, decided = taken_over(start, *records, plans=(folded(start.plan), own))
+    head = record_of(start, READY, 0, n_stages=1, slots=8)
+    w, decided = taken_over(start, head, plans=(folded(start.plan), own), actions=(SCALING,))
     assert [d.group_id for d in of(decided, DropPlan)] == [own.group_id]
     assert serving(w) == both(start, 0)

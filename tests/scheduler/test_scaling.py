@@ -25,11 +25,6 @@ def test_worked_example_4_consolidation_keeps_two_of_four() -> None:
     assert keep(9, 0, 3, 0, 8, 2) == 2
 
 
-def test_consolidation_keeps_one_when_idle_and_never_more_than_are_full() -> None:
-    assert keep(0, 0, 0, 0, 8, 2) == 1
-    assert keep(80, 0, 0, 0, 8, 2) == 2
-
-
 def test_the_window_is_open_at_its_old_end_and_closed_at_now() -> None:
     window = Window(1.0)
     for at_s in (0.0, 0.5, 1.0):
@@ -70,27 +65,6 @@ def test_new_workers_are_just_enough(waiting: int, arrivals: int, supply: int, s
     assert new == 0 or (new - 1) * slots + supply < waiting + arrivals
 
 
-@pytest.mark.parametrize(
-    ("workers", "instances", "room", "sizes"),
-    [
-        (8, 0, 8, [4, 4]),
-        (0, 4, 8, [1, 1, 1, 1]),  # a minimum asks for instances, and a group counts as one
-        (6, 4, 8, [4, 2, 1, 1]),  # groups that demand starts count for the minimum
-        (30, 0, 2, [4, 4]),
-        (0, 9, 3, [1, 1, 1]),
-        (5, 5, 0, []),
-        (5, 5, -1, []),
-        (-3, -2, 8, []),
-    ],
-)
-def test_groups_are_sized_by_demand_and_counted_as_instances(
-    workers: int, instances: int, room: int, sizes: list[int]
-) -> None:
-    lacks = Lacking(workers, instances, room)
-    assert lacks.sizes(4) == sizes
-    assert lacks.is_nothing == (sizes == [])
-
-
 def test_the_window_knows_its_newest_arrival_whatever_came_behind_it() -> None:
     window = Window(1.0)
     assert window.newest_s == -math.inf
@@ -107,8 +81,10 @@ def test_the_window_knows_its_newest_arrival_whatever_came_behind_it() -> None:
         (8, 0, 9, [4, 4]),
         (5, 0, 9, [4, 1]),
         (5, 4, 9, [4, 1, 1, 1]),  # the two groups that demand asks for count for the minimum
-        (0, 3, 9, [1, 1, 1]),
+        (0, 3, 9, [1, 1, 1]),  # a minimum asks for instances, and a group counts as one
         (-2, 1, 9, [1]),
+        (6, 4, 8, [4, 2, 1, 1]),
+        (30, 0, 2, [4, 4]),
         (8, 4, 3, [4, 4, 1]),
         (8, 4, 1, [4]),
         (8, 4, 0, []),

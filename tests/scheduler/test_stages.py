@@ -9,28 +9,15 @@ import pytest
 from fetchd.segments import SegmentKey
 from gateway.scheduler.placement.stage_bytes import Stages
 from relay.protocol.pool import n_slabs
-from tests.scheduler.world import FACTS, MIB, SMOLLM2
+from tests.scheduler.facts import FACTS, MIB, SMOLLM2
 from thaw import partition
 from thaw.errors import ModelUnsupported
 from thaw.model import FileRange, ModelFacts, ModelParts
 
-SHARDED = ModelFacts(
-    "s3://sharded",
-    150,
-    120,
-    2,
-    (50, 40),
-    30,
-    "",
-    "e",
-    True,
-    {"config.json": 20, "embedding": 10, "one": 60, "two": 50, "unused.safetensors": 10},
-    parts=ModelParts(
-        (FileRange("embedding", 0, 10),),
-        ((FileRange("one", 10, 50),), (FileRange("two", 0, 40),)),
-        (FileRange("two", 40, 10),),
-    ),
-)
+LAYERS = ((FileRange("one", 10, 50),), (FileRange("two", 0, 40),))
+PARTS = ModelParts((FileRange("embedding", 0, 10),), LAYERS, (FileRange("two", 40, 10),))
+FILES = {"config.json": 20, "embedding": 10, "one": 60, "two": 50, "unused.safetensors": 10}
+SHARDED = ModelFacts("s3://sharded", 150, 120, 2, (50, 40), 30, "", "e", True, FILES, parts=PARTS)
 """The embedding has a file of its own, and so has each layer."""
 
 
@@ -45,7 +32,6 @@ def test_one_stage_is_every_file_from_its_begin_to_its_end_in_the_order_of_the_f
 def test_every_stage_of_several_has_the_sidecars_its_layers_and_then_the_rest_of_the_weights(
     facts: ModelFacts,
 ) -> None:
-    assert facts.parts is not None
     found = Stages(facts).of(2)
     assert [s.layers for s in found] == list(partition.split(facts.parts, 2))
     sidecar = FileRange("config.json", 0, facts.files["config.json"])

@@ -34,31 +34,22 @@ def test_worked_example_5_the_server_with_the_model_in_memory_wins_although_a_ru
     each = [startup(offers, s, "B", N, 1) for s in offers]
     assert [c.startup_s for c in each if c] == pytest.approx([3.570, 3.860, 13.640, 10.640])
     chosen = choose(offers, "B", N, 1)
-    assert chosen is not None
     assert (chosen.server, [(m.run, m.to) for m in chosen.moves]) == (0, [("x", 3)])
     assert chosen.moves[0].cost_s == pytest.approx(2.660 + 0.245)
 
 
 def test_worked_example_5_without_a_queue_the_free_server_wins() -> None:
     chosen = choose(servers(0.0), "B", N, 1)
-    assert chosen is not None
     assert (chosen.server, chosen.moves) == (1, ())
     assert chosen.startup_s == pytest.approx(2.660)
 
 
-def test_a_destination_with_an_idle_instance_costs_only_the_resume() -> None:
-    run = Run("x", "X", 1, N, 600, 9.0, COST)
+@pytest.mark.parametrize("n_gpus", [1, 2])
+def test_a_destination_with_an_idle_instance_costs_only_the_resume_and_needs_no_free_device(n_gpus: int) -> None:
+    """The idle instance holds its devices already."""
+    run = Run("x", "X", n_gpus, N, 600, 9.0, COST)
     busy = LoadServer(0, 0, 1, 1, 1, runs=(run,))
-    found = cheapest_moves([busy, LoadServer(1, 1, 1, 1, 1, idle_models=("X",))], busy, 1)
-    assert found is not None
-    assert [(m.to, m.cost_s) for m in found] == [(1, pytest.approx(0.245))]
-
-
-def test_an_idle_instance_holds_its_devices_already_so_its_host_needs_no_free_one() -> None:
-    run = Run("x", "X", 2, N, 600, 9.0, COST)
-    busy = LoadServer(0, 0, 1, 1, 1, runs=(run,))
-    found = cheapest_moves([busy, LoadServer(1, 0, 1, 1, 1, idle_models=("X",))], busy, 2)
-    assert found is not None
+    found = cheapest_moves([busy, LoadServer(1, 2 - n_gpus, 1, 1, 1, idle_models=("X",))], busy, n_gpus)
     assert [(m.to, m.cost_s) for m in found] == [(1, pytest.approx(0.245))]
 
 
@@ -67,7 +58,6 @@ def test_two_runs_cannot_both_move_to_one_idle_instance() -> None:
     busy = LoadServer(0, 0, 1e9, 1e9, 1e9, runs=runs)
     idle = LoadServer(1, 1, 1e9, 1e9, 1e9, idle_models=("X",))
     found = cheapest_moves([busy, idle], busy, 2)
-    assert found is not None
     assert [m.cost_s for m in found] == pytest.approx([0.245, 2.0 + 0.245])
     assert cheapest_moves([busy, replace(idle, n_free=0)], busy, 2) is None
 

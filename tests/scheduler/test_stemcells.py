@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.scheduler.decisions import KeepStemCells, StartGroup
-from gateway.scheduler.events import ActionDeleted, ActionSeen, HostsSeen, Rebuilt
+from gateway.scheduler.events import ActionDeleted, Rebuilt
 from gateway.scheduler.view.stem_cells import REPEAT_S, StemCells
 from relay.protocol.messages import ActionChanged, SetStemCells
 from relay.state import bus
-from tests.scheduler.world import HELLO, MIB, World, chat, hello, of, report
+from tests.scheduler.facts import HELLO, MIB, chat, hello, report
+from tests.scheduler.world import World, of
 from thaw.action import KIND_LLM, KIND_PYTHON
 from thaw.host import HostReport, StemTarget
 from thaw.ids import HostId
@@ -28,7 +29,7 @@ def beat(w: World, *targets: StemTarget, after_s: float = 1.0, **fields: Any) ->
     kept = targets or next(iter(w.reports.values())).stem_targets
     seen = replace(report(stem_targets=kept, seen_wall_ms=int(w.now * 1000)), **fields)
     w.reports = {seen.host_id: seen}
-    return [(d.kind, d.count) for d in of(w.do(HostsSeen((seen,))), KeepStemCells)]
+    return [(d.kind, d.count) for d in of(w.see(seen), KeepStemCells)]
 
 
 def host_with(*targets: StemTarget) -> HostReport:
@@ -37,11 +38,11 @@ def host_with(*targets: StemTarget) -> HostReport:
 
 def test_a_kind_without_an_action_goes_down_to_the_floor_after_a_while_and_comes_back_with_its_first_action() -> None:
     w = World(host_with(PY, LLM))
-    w.do(ActionSeen(hello()))
+    w.deploy(hello())
     assert beat(w, after_s=599.0) == []
     assert beat(w, after_s=2.0) == [(KIND_LLM, 0)]
     assert beat(w, PY, replace(LLM, count=0)) == []  # the host has done this
-    w.do(ActionSeen(chat()))
+    w.deploy(chat())
     assert beat(w) == [(KIND_LLM, 1)]
     assert beat(w, PY, LLM) == []
     w.do(ActionDeleted(chat().name))
@@ -55,7 +56,7 @@ def test_the_floor_is_a_setting() -> None:
 
 def test_a_host_that_names_no_kind_is_told_nothing() -> None:
     w = World(report())
-    w.do(ActionSeen(hello()))
+    w.deploy(hello())
     assert beat(w, after_s=700.0) == []
 
 
@@ -73,7 +74,7 @@ def burst(w: World, n: int) -> None:
 
 def test_it_keeps_as_many_as_began_there_at_once_of_late_and_one_when_that_is_long_ago() -> None:
     w = World(host_with(PY))
-    w.do(ActionSeen(hello(max_instances=20)))
+    w.deploy(hello(max_instances=20))
     w.now += 400.0
     burst(w, 3)
     assert beat(w) == [(KIND_PYTHON, 3)]
@@ -83,7 +84,7 @@ def test_it_keeps_as_many_as_began_there_at_once_of_late_and_one_when_that_is_lo
 
 def test_starts_that_leave_time_to_make_another_need_one() -> None:
     w = World(host_with(PY))
-    w.do(ActionSeen(hello(max_instances=20)))
+    w.deploy(hello(max_instances=20))
     for _ in range(3):
         burst(w, 1)
         w.now += 5.0  # the scheduler assumes 3.5 s for a container and its imports until it has measured them
@@ -99,7 +100,7 @@ def test_starts_where_nobody_asks_are_forgotten_with_the_window() -> None:
 
 def test_cells_beyond_the_first_take_a_quarter_of_the_free_memory_at_most() -> None:
     w = World(report(stem_targets=(PY,), memory_mb=2048))
-    w.do(ActionSeen(hello(max_instances=20)))
+    w.deploy(hello(max_instances=20))
     w.now += 400.0
     burst(w, 6)  # each takes 256 MiB, and a quarter of the remaining 512 MiB is two cells
     small = {"devices": report(memory_mb=2048).devices}
@@ -109,7 +110,7 @@ def test_cells_beyond_the_first_take_a_quarter_of_the_free_memory_at_most() -> N
 def test_a_zygote_is_there_once_however_many_start() -> None:
     shared = replace(LLM, shared=True, count=0)
     w = World(host_with(shared))
-    w.do(ActionSeen(chat()))
+    w.deploy(chat())
     for _ in range(5):
         w.view.cells.began(w.reports[next(iter(w.reports))].host_id, KIND_LLM, 300.0, w.now)
     assert beat(w) == [(KIND_LLM, 1)]
@@ -117,7 +118,7 @@ def test_a_zygote_is_there_once_however_many_start() -> None:
 
 def test_a_host_that_is_drained_keeps_none() -> None:
     w = World(host_with(PY))
-    w.do(ActionSeen(hello()))
+    w.deploy(hello())
     assert beat(w, draining=True) == [(KIND_PYTHON, 0)]
     assert beat(w, replace(PY, count=0), draining=False) == [(KIND_PYTHON, 1)]
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gateway.scheduler.decisions import FailDemand, StartGroup, TimerKind, Wake
 from gateway.scheduler.events import ActionSeen, QuotasSeen
 from gateway.scheduler.view.waiting_line import Turn, Turns
-from relay.protocol.messages import DemandAdded, DemandRemoved
-from tests.scheduler.world import HELLO, MIB, World, hello, of, report, world
-from thaw.ids import ActionName, ActivationId, GatewayId, HostId, Namespace
-from thaw.instance import InstanceState
+from relay.protocol.messages import DemandRemoved
+from tests.scheduler.facts import GONE, HELLO, MIB, demand, function, hello, report
+from tests.scheduler.world import World, of, world
+from thaw.ids import ActionName, HostId, Namespace
 from thaw.quotas import OwnQuotas
 
 TIGHT_S, LOOSE_S, SERVED_S = 2.0, 20.0, 1.0
@@ -25,7 +25,7 @@ def one_slot(objectives: dict[str, float]) -> World:
     """A host that has room for one of these functions at a time."""
     w = World(report("h0", 256))
     for name, slo_s in objectives.items():
-        w.do(ActionSeen(replace(hello(), name=ActionName(name), slo_ttft_s=slo_s, keep_alive_s=0.0)))
+        w.deploy(function(name, slo_ttft_s=slo_s, keep_alive_s=0.0))
     return w
 
 
@@ -33,10 +33,19 @@ def serve(w: World, start: StartGroup) -> list[StartGroup]:
     """Let an instance answer its request and leave.  Return the starts that follow."""
     w.ready(start)
     w.now += SERVED_S
-    return of(w.said(start, InstanceState.GONE), StartGroup)
+    return of(w.gone(start), StartGroup)
 
 
-@settings(max_examples=60, deadline=None)
+def order_of(w: World, running: list[StartGroup], n: int) -> list[str]:
+    """Serve the one that runs ``n`` times.  Return the actions that start one after another."""
+    order = []
+    for _ in range(n):
+        running = serve(w, running[0])
+        order += [s.plan.action for s in running]
+    return order
+
+
+@settings(max_examples=60)
 @given(wanted=st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.5, 30.0)), min_size=2, max_size=8))
 def test_room_goes_to_whoever_is_due_first(wanted: list[tuple[float, float]]) -> None:
     names = [f"guest/f{i}" for i in range(len(wanted))]
@@ -47,11 +56,7 @@ def test_room_goes_to_whoever_is_due_first(wanted: list[tuple[float, float]]) ->
         w.now += pause
         assert of(w.ask(ActionName(name)), StartGroup) == []
         due[name] = w.now + slo
-    order = []
-    while running:
-        running = serve(w, running[0])
-        order += [s.plan.action for s in running]
-    assert order == sorted(due, key=lambda name: (due[name], name))
+    assert order_of(w, running, len(due)) == sorted(due, key=lambda name: (due[name], name))
     assert list(w.view.blocked) == []
 
 
@@ -101,26 +106,24 @@ def test_turns_are_a_list_in_order_in_which_each_action_stands_once(
                 _ = turns.least_need
 
 
-LARGE = ActionName("guest/large")
+SMALL, LARGE = ActionName("guest/small"), ActionName("guest/large")
 
 
 def small_and_large(n_hosts: int = 1) -> World:
     """Hosts with room for four small functions.  A large function takes the room of three."""
     w = World(*(report(f"h{i}", 1024) for i in range(n_hosts)))
-    for name, mb in ((LARGE, 768), (ActionName("guest/small"), 256)):
-        facts = replace(hello(), name=name, need_bytes=mb * MIB, slo_ttft_s=TIGHT_S, keep_alive_s=0.0)
-        w.do(ActionSeen(facts))
+    for name, mb in ((LARGE, 768), (SMALL, 256)):
+        w.deploy(hello(name=name, need_bytes=mb * MIB, slo_ttft_s=TIGHT_S, keep_alive_s=0.0))
     return w
 
 
 def test_a_large_start_is_not_starved_by_a_stream_of_small_ones_that_always_fit() -> None:
     w = small_and_large()
-    small = ActionName("guest/small")
-    running = [start for _ in range(4) for start in of(w.ask(small), StartGroup)]
+    running = [start for _ in range(4) for start in of(w.ask(SMALL), StartGroup)]
     assert len(running) == 4
     assert of(w.ask(LARGE), StartGroup) == []
     for _ in range(12):  # each time one leaves and another one is requested, so three places are never free
-        w.ask(small)
+        w.ask(SMALL)
         started = serve(w, running.pop(0))
         running += started
         if any(s.plan.action == LARGE for s in started):
@@ -130,11 +133,10 @@ def test_a_large_start_is_not_starved_by_a_stream_of_small_ones_that_always_fit(
 
 def test_what_one_keeps_is_free_for_all_when_it_waits_no_more() -> None:
     w = small_and_large()
-    small = ActionName("guest/small")
-    running = [start for _ in range(3) for start in of(w.ask(small), StartGroup)]
+    running = [start for _ in range(3) for start in of(w.ask(SMALL), StartGroup)]
     assert of(w.ask(LARGE), StartGroup) == []
     (waiting,) = w.view.action(LARGE).waiting
-    assert of(w.ask(small), StartGroup) == []  # the fourth place is kept free
+    assert of(w.ask(SMALL), StartGroup) == []  # the fourth place is kept free
     w.do(DemandRemoved(waiting, LARGE))
     assert len(of(w.later(2.0), StartGroup)) == 1
     assert w.view.keeper is None
@@ -143,15 +145,14 @@ def test_what_one_keeps_is_free_for_all_when_it_waits_no_more() -> None:
 
 def test_only_one_device_is_kept_and_the_others_go_on() -> None:
     w = small_and_large(n_hosts=2)
-    small = ActionName("guest/small")
-    running = [start for _ in range(7) for start in of(w.ask(small), StartGroup)]
+    running = [start for _ in range(7) for start in of(w.ask(SMALL), StartGroup)]
     assert len(running) == 7  # one place is left, on h1
     for _ in range(2):
         assert of(w.ask(LARGE), StartGroup) == []
     assert w.view.keeper == (LARGE, (HostId("h1"), "cpu"))
     (here,) = [s for s in running[:1] if s.plan.stages[0].host == "h0"]
-    w.ask(small)
-    assert [s.plan.action for s in serve(w, here)] == [small]
+    w.ask(SMALL)
+    assert [s.plan.action for s in serve(w, here)] == [SMALL]
 
 
 def between(world: World, owners: dict[str, int]) -> list[StartGroup]:
@@ -160,28 +161,23 @@ def between(world: World, owners: dict[str, int]) -> list[StartGroup]:
     for owner, n in owners.items():
         for i in range(n):
             name = ActionName(f"{owner}/f{i}")
-            world.do(ActionSeen(replace(hello(), name=name, slo_ttft_s=TIGHT_S, keep_alive_s=0.0)))
+            world.deploy(hello(name=name, slo_ttft_s=TIGHT_S, keep_alive_s=0.0))
             assert of(world.ask(name), StartGroup) == []
     return running
 
 
 def start_elsewhere(world: World, owners: list[str]) -> None:
     for owner in owners:
-        (start,) = of(world.ask(ActionName(f"{owner}/small")), StartGroup)
-        world.ready(start)
-        world.said(start, InstanceState.GONE)
+        world.gone(world.serving(ActionName(f"{owner}/small")))
 
 
-def test_who_waits_is_not_behind_all_those_of_another_because_a_third_one_finds_room_at_once() -> None:
-    w = World(report("h0", 256), report("h1", 128))
-    w.do(ActionSeen(replace(hello(), name=ActionName("z/small"), need_bytes=128 * MIB, keep_alive_s=0.0)))
-    w.do(ActionSeen(replace(hello(), name=ActionName("guest/first"), keep_alive_s=0.0)))
-    running, order = between(w, {"honest": 1, "x": 10}), []
-    for _ in range(3):
-        start_elsewhere(w, ["z"] * 4)
-        running = serve(w, running[0])
-        order += [s.plan.action for s in running]
-    assert "honest/f0" in order[:2]
+def take_first(turns: Turns) -> ActionName:
+    """Let the first in the line start."""
+    first = ActionName(turns.first or "")
+    turns.lift(first)
+    turns.started(first, 8)
+    turns.settle(first)
+    return first
 
 
 @given(
@@ -190,12 +186,8 @@ def test_who_waits_is_not_behind_all_those_of_another_because_a_third_one_finds_
 )
 def test_a_check_that_finds_no_room_costs_no_turn(elsewhere: list[tuple[str, int]], x_has: int) -> None:
     turns = Turns()
-    waiting = [
-        Turn(0.0, ActionName("honest/f"), 8),
-        *(Turn(0.0, ActionName(f"{o}/f{i}"), 8) for o in "wx" for i in range(x_has)),
-    ]
-    for turn in waiting:
-        turns.put(turn)
+    for name in ("honest/f", *(f"{o}/f{i}" for o in "wx" for i in range(x_has))):
+        turns.put(Turn(0.0, ActionName(name), 8))
     order: list[str] = []
     while "honest/f" not in order:
         for owner, n in elsewhere:
@@ -204,11 +196,7 @@ def test_a_check_that_finds_no_room_costs_no_turn(elsewhere: list[tuple[str, int
             turns.lift(turn.name)
             turns.put(turn)
             turns.settle(turn.name)
-        first = ActionName(turns.first or "")
-        order.append(first)
-        turns.lift(first)
-        turns.started(first, 8)
-        turns.settle(first)
+        order.append(take_first(turns))
     owners = [name.partition("/")[0] for name in order]
     assert len(set(owners)) == len(owners)
 
@@ -220,14 +208,7 @@ def test_one_who_has_had_much_beside_the_line_owes_one_turn() -> None:
     for _ in range(100):
         turns.started(ActionName("z/f"), 8)
     turns.put(Turn(0.0, ActionName("z/f"), 8))
-    order = []
-    for _ in range(3):
-        first = ActionName(turns.first or "")
-        order.append(first)
-        turns.lift(first)
-        turns.started(first, 8)
-        turns.settle(first)
-    assert order == ["x/f0", "x/f1", "z/f"]
+    assert [take_first(turns) for _ in range(3)] == ["x/f0", "x/f1", "z/f"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -244,16 +225,15 @@ def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other
     ``elsewhere``, on hosts that have no room for the waiting requests."""
     w = World(report("h0", 256), report("h1", 128))
     for owner in "abz":
-        small = replace(hello(), name=ActionName(f"{owner}/small"), need_bytes=128 * MIB, keep_alive_s=0.0)
-        w.do(ActionSeen(small))
-    w.do(ActionSeen(replace(hello(), name=ActionName("guest/first"), keep_alive_s=0.0)))
+        w.deploy(function(f"{owner}/small", need_bytes=128 * MIB, keep_alive_s=0.0))
+    w.deploy(function("guest/first", keep_alive_s=0.0))
     for owner, weight in weights.items():
         w.do(QuotasSeen(Namespace(owner), OwnQuotas(weight=weight)))
     running = between(w, crowd)
     for _ in range(n_before):
         start_elsewhere(w, elsewhere)
         running = serve(w, running[0]) if running else []
-    w.do(ActionSeen(replace(hello(), name=ActionName("honest/f"), slo_ttft_s=60.0, keep_alive_s=0.0)))
+    w.deploy(function("honest/f", slo_ttft_s=60.0, keep_alive_s=0.0))
     others = {turn.name.partition("/")[0] for turn in w.view.blocked}
     order = [s.plan.action for s in of(w.ask(ActionName("honest/f")), StartGroup)]
     while "honest/f" not in order:
@@ -268,39 +248,29 @@ def test_a_namespace_that_asks_for_one_start_waits_for_at_most_one_of_each_other
 def test_ten_thousand_requests_of_one_namespace_delay_another_ones_start_by_one() -> None:
     w = one_slot({"guest/first": 1.0, "flood/f": TIGHT_S, "honest/f": LOOSE_S})
     running = of(w.ask(ActionName("guest/first")), StartGroup)
-    flood = [
-        DemandAdded(ActivationId(f"x{i}"), ActionName("flood/f"), Namespace("flood"), GatewayId("g"), 0, 60_000)
-        for i in range(10_000)
-    ]
+    flood = [demand(f"x{i}", ActionName("flood/f"), waited_ms=60_000) for i in range(10_000)]
     assert of(w.do(*flood), StartGroup) == []
     assert of(w.ask(ActionName("honest/f")), StartGroup) == []
-    order = []
-    for _ in range(4):
-        running = serve(w, running[0])
-        order += [s.plan.action for s in running]
-    assert order == ["flood/f", "honest/f", "flood/f", "flood/f"]
+    assert order_of(w, running, 4) == ["flood/f", "honest/f", "flood/f", "flood/f"]
 
 
 def test_namespaces_that_always_wait_start_by_their_weights() -> None:
     w = one_slot({"guest/first": 1.0})
     w.do(QuotasSeen(Namespace("b"), OwnQuotas(weight=3.0)))
-    running, order = between(w, {"a": 12, "b": 12}), []
-    for _ in range(12):
-        running = serve(w, running[0])
-        order += [s.plan.action[0] for s in running]
-    assert order.count("b") in (9, 8)
+    order = order_of(w, between(w, {"a": 12, "b": 12}), 12)
+    assert [name[0] for name in order].count("b") in (9, 8)
 
 
 def test_a_namespace_has_no_more_starts_in_progress_than_its_quota() -> None:
     w = World(report("h0", 4096))
     w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=2)))
-    w.do(ActionSeen(hello()), ActionSeen(replace(hello(), name=ActionName("other/f"))))
+    w.deploy(hello(), function("other/f"))
     running = [start for _ in range(4) for start in of(w.ask(), StartGroup)]
     assert len(running) == 2
     assert len(of(w.ask(ActionName("other/f")), StartGroup)) == 1, "another namespace has its own"
     assert of(w.later(2.0), StartGroup) == []
     assert len(of(w.ready(running[0]), StartGroup)) == 1, "one of the two is ready now"
-    assert of(w.said(running[1], InstanceState.GONE), StartGroup) == []
+    assert of(w.said(running[1], GONE), StartGroup) == []
     assert len(of(w.later(1.0), StartGroup)) == 1, "one has failed, and its action has paused"
 
 
@@ -308,7 +278,7 @@ def test_a_quota_of_starts_that_is_raised_is_used_at_once_in_the_order_of_the_li
     w = World(report("h0", 4096))
     w.do(QuotasSeen(Namespace("guest"), OwnQuotas(starts=0)))
     for i in range(4):
-        w.do(ActionSeen(replace(hello(), name=ActionName(f"guest/f{i}"))))
+        w.deploy(function(f"guest/f{i}"))
         assert of(w.ask(ActionName(f"guest/f{i}")), StartGroup) == []
     assert [wake.key for wake in w.timers if wake.at_s < w.now + 60] == [], "nobody looks every second"
     assert of(w.ask(ActionName("guest/f0")), StartGroup) == []  # this request keeps its place

@@ -7,91 +7,29 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway.scheduler.decisions import Decision, InspectModelOn, StartGroup, Wake
+from gateway.scheduler.decisions import ConsolidateInstance, Decision, InspectModelOn, ReleaseInstance, StartGroup, Wake
 from gateway.scheduler.events import ActionFacts, ActionSeen, HostsSeen, Rebuilt, Timer
 from gateway.scheduler.policy.decide import decide_all
 from gateway.scheduler.settings import SchedulerSettings
 from gateway.scheduler.view.cluster import ClusterView
 from gateway.scheduler.view.history import History
 from relay.protocol.messages import (
+    CommandRefused,
     ConsolidationFailed,
     DemandAdded,
     DemandRemoved,
     InstanceChanged,
     ModelInspected,
 )
+from tests.scheduler.facts import BUSY, CHAT, FACTS, GONE, HELLO, chat, demand, hello, report
 from thaw.errors import ErrorInfo
-from thaw.host import Device, HeldSegment, HostReport, PoolReport
-from thaw.ids import ActionName, ActivationId, CommandId, GatewayId, GroupId, HostId, Namespace
+from thaw.host import HostReport
+from thaw.ids import ActionName, CommandId, GroupId, HostId
 from thaw.instance import InstanceRecord, InstanceState, StartMode
-from thaw.model import FileRange, ModelFacts, ModelParts
+from thaw.model import ModelFacts
 from thaw.plan import Plan
 
-MIB = 1024 * 1024
 D = TypeVar("D")
-CHAT, HELLO = ActionName("guest/chat"), ActionName("guest/hello")
-FACTS = ModelFacts("s3://m", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, "aa", "", True, {"w": 100 * MIB})
-
-
-def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header: int = 30_536) -> ModelFacts:
-    """A checkpoint of one file.  Its head is its embedding, apart from the norm."""
-    first = FileRange("model.safetensors", header, entry)
-    layers = [FileRange("model.safetensors", header + entry + i * layer, layer) for i in range(n_layers)]
-    end = header + entry + n_layers * layer
-    norm = FileRange("model.safetensors", end, 1_152)
-    parts = ModelParts((first,), tuple((r,) for r in layers), (norm,), (first,))
-    files = {"config.json": sidecar, "model.safetensors": end + 1_152}
-    weights = entry + n_layers * layer + 1_152
-    return ModelFacts(
-        "s3://m",
-        sum(files.values()),
-        weights,
-        n_layers,
-        (layer,) * n_layers,
-        entry + 1_152,
-        "aa",
-        "",
-        True,
-        files,
-        parts=parts,
-    )
-
-
-SMOLLM2 = divisible(layer=7_080_192, entry=56_623_104, n_layers=30, sidecar=3_519_000)
-"""SmolLM2-135M: 30 layers of 3,540,096 parameters and a tied embedding of 49,152 x 576, with two bytes each."""
-
-
-def hello(**fields: Any) -> ActionFacts:
-    return replace(ActionFacts(HELLO, "1", "python:3.11", 256 * MIB, 1, 8, 60.0), **fields)
-
-
-def chat(**fields: Any) -> ActionFacts:
-    return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m"), **fields)
-
-
-def forced(n: int, **fields: Any) -> ActionFacts:
-    """The function of a model that always starts as a group of ``n`` stages."""
-    return chat(forced_stages=n, max_stages=8, **fields)
-
-
-def report(host: str = "h0", memory_mb: int = 4096, used_mb: int = 0, **fields: Any) -> HostReport:
-    """A host's report.  The host declares the rate of its link."""
-    devices = (Device("cpu", "cpu", memory_mb * MIB, (memory_mb - used_mb) * MIB),)
-    plain = HostReport(HostId(host), "boot", "a:1", devices, 2, 1e9, "none", "process", 0, 1_000)
-    link = fields.get("network_bytes_per_s", plain.network_bytes_per_s)
-    return replace(plain, **{"declared_bytes_per_s": link, **fields})
-
-
-def pool(n_slabs: int, taken: int = 0, seen_ms: int = 1_000, *, slab_mb: int = 64, **fields: Any) -> PoolReport:
-    """A pool in which ``taken`` slabs hold something that belongs to no instance of the test."""
-    segments = (HeldSegment("other", taken, True),) if taken else ()
-    return replace(PoolReport(slab_mb * MIB, n_slabs, seen_ms, segments), **fields)
-
-
-def pool_after(start: StartGroup, n_slabs: int, held: int, seen_ms: int, *, stage: int = 0) -> PoolReport:
-    """The pool of a stage's host once the stage has its part, which takes ``held`` slabs."""
-    instance_id = start.stages[stage].instance_id
-    return pool(n_slabs, 0, seen_ms, held=(HeldSegment("its", held, True, (instance_id,)),), users=(instance_id,))
 
 
 class World:
@@ -103,9 +41,8 @@ class World:
         self.now = 100.0
         self.timers: list[Wake] = []
         self._asked = itertools.count()
-        self.answers_looks = (
-            True  # no model changes: a look whether known facts hold is answered at once, and not returned
-        )
+        # no model changes: a look whether known facts hold is answered at once, and not returned
+        self.answers_looks = True
         self.reports = {h.host_id: h for h in hosts}
         self.do(HostsSeen(tuple(hosts)))
 
@@ -137,11 +74,47 @@ class World:
         return self.do(*(self.request(action) for _ in range(n)))
 
     def request(self, action: ActionName = HELLO, gateway: str = "g") -> DemandAdded:
-        activation = ActivationId(f"a{next(self._asked)}")
-        return DemandAdded(activation, action, Namespace("guest"), GatewayId(gateway), 0)
+        return demand(f"a{next(self._asked)}", action, gateway)
+
+    def started(self, action: ActionName | None = None) -> StartGroup:
+        """The one start that a request leads to.  It is for the only action that the world knows, if none is named."""
+        (start,) = of(self.ask(action or next(iter(self.view.actions))), StartGroup)
+        return start
+
+    def serving(self, action: ActionName | None = None, *, idle: bool = True) -> StartGroup:
+        """The one start that a request leads to, after all its stages have become ready."""
+        start = self.started(action)
+        self.ready(start, idle=idle)
+        return start
+
+    def deploy(self, *actions: ActionFacts, changed: bool = False) -> list[Decision]:
+        return self.do(*(ActionSeen(facts, changed=changed) for facts in actions))
+
+    def see(self, *hosts: HostReport) -> list[Decision]:
+        """Let these hosts report.  All others are lost."""
+        return self.do(HostsSeen(hosts))
+
+    def see_all(self, *where: HostId | str, **fields: Any) -> list[Decision]:
+        """Let all hosts report what they reported first, with other ``fields`` for those that ``where`` names."""
+        return self.see(*(replace(r, **fields) if h in where else r for h, r in self.reports.items()))
+
+    def looked(
+        self, facts: ModelFacts | None, error: ErrorInfo | None = None, unchanged: str = "", host: str = "h0"
+    ) -> list[Decision]:
+        """Let a host answer the question for the model of most tests."""
+        return self.do(ModelInspected("s3://m", HostId(host), facts, error, unchanged))
+
+    def refused(self, command: ReleaseInstance | ConsolidateInstance, error: ErrorInfo = BUSY) -> list[Decision]:
+        """Let a host refuse a command about an instance."""
+        group_id = self.view.instances[command.instance_id].record.group_id
+        return self.do(CommandRefused(command.command_id, command.host_id, group_id, error))
 
     def said(self, start: StartGroup, state: InstanceState, stage: int = 0, **fields: Any) -> list[Decision]:
         return self.do(InstanceChanged(record_of(start, state, stage, **fields)))
+
+    def gone(self, start: StartGroup, *stages: int, **fields: Any) -> list[Decision]:
+        """Report these stages as gone, or stage 0."""
+        return [d for stage in stages or (0,) for d in self.said(start, GONE, stage, **fields)]
 
     def ready(self, start: StartGroup, *, idle: bool = True) -> list[Decision]:
         """Report every stage as ready, the last stage first."""
@@ -199,15 +172,28 @@ def of(decided: Iterable[Decision], kind: type[D]) -> list[D]:
     return [d for d in decided if isinstance(d, kind)]
 
 
-def started(w: World) -> StartGroup:
-    """The one start that a request for the function of a model leads to."""
-    (start,) = of(w.ask(CHAT), StartGroup)
-    return start
+def starting(w: World, action: ActionName | None = None) -> tuple[World, StartGroup]:
+    return w, w.started(action)
+
+
+def serving(w: World, action: ActionName | None = None, *, idle: bool = True) -> tuple[World, StartGroup]:
+    return w, w.serving(action, idle=idle)
+
+
+def hosts_of(decided: Iterable[Decision]) -> list[str]:
+    """The hosts of the first stages of the starts."""
+    return [s.plan.stages[0].host for s in of(decided, StartGroup)]
+
+
+def foretold_s(start: StartGroup) -> float:
+    """When the first token of a start is foretold."""
+    assert start.plan.predicted_ttft_s is not None
+    return start.plan.predicted_ttft_s
 
 
 def world(*hosts: HostReport, facts: ActionFacts | None = None, **settings_: Any) -> World:
     made = World(*(hosts or (report(),)), **settings_)
-    made.do(ActionSeen(facts or hello()))
+    made.deploy(facts or hello())
     return made
 
 
@@ -219,25 +205,15 @@ def llm_world(
     return made
 
 
-def group_world(n_hosts: int = 4, facts: ActionFacts | None = None, model: ModelFacts = SMOLLM2, **host: Any) -> World:
-    """Hosts on links of 200 Mbit/s, and a relay."""
-    hosts = [report(f"h{i}", **{"network_bytes_per_s": 25e6, **host}) for i in range(n_hosts)]
-    return llm_world(*hosts, facts=facts, model=model, relay_url="redis://user:secret@relay:6379/0")
+def free_slabs(w: World) -> dict[str, int]:
+    """The slabs of each host's pool that are free."""
+    return {h.host_id: h.pool.free_slabs() for h in w.view.hosts.values()}
 
 
 def rebuilt(**fields: Any) -> Rebuilt:
-    plain: dict[str, Any] = {
-        "wall_ms": 10_000,
-        "hosts": (report(),),
-        "instances": (),
-        "demand": (),
-        "plans": (),
-        "models": (),
-        "actions": (hello(),),
-    }
-    return Rebuilt(**{**plain, **fields})
+    """What a successor reads, by default of a host and a function."""
+    return replace(Rebuilt(10_000, (report(),), (), (), (), (), (hello(),)), **fields)
 
 
 def plan_of(group: str) -> Plan:
-    (start,) = of(world().ask(), StartGroup)
-    return replace(start.plan, group_id=GroupId(group))
+    return replace(world().started().plan, group_id=GroupId(group))

@@ -83,25 +83,20 @@ def test_a_finished_run_is_not_made_again_and_a_torn_checkpoint_is(tmp_path: Pat
     assert again.log_hash == first.log_hash
 
 
+def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "bench/simulate.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=500)
+
+
 def test_the_program_says_where_a_file_is_bad(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text(HEAD + "oops\n")
-    command = [
-        sys.executable,
-        "bench/simulate.py",
-        "--quick",
-        "--traces",
-        str(tmp_path),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(COLUMNS="300"), timeout=500)
+    done = simulated("--quick", "--traces", str(tmp_path), "--out", str(tmp_path / "out"))
     assert done.returncode == 2
     assert "w.csv:2: 1 fields, not 6" in done.stderr
 
 
 def test_the_programs_last_line_is_its_result(tmp_path: Path) -> None:
-    command = [sys.executable, "bench/simulate.py", "--quick", "--jobs", "2", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=500)
+    done = simulated("--quick", "--jobs", "2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert {g["name"] for g in last["goals"]} == {"events_per_s", "deterministic"}

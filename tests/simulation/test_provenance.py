@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench._common import ROOT, python_env
+from bench._common import ROOT
 from bench.simulation import provenance
 from bench.simulation.provenance import essence
+from tests.simulation.test_files import simulated
 
 POLICY = '''"""Chooses."""
 
@@ -50,9 +49,7 @@ def record(root: Path) -> None:
 
 
 def test_code_that_did_not_change_is_said_not_to_have(tree: Path) -> None:
-    assert provenance.news(tree) == (
-        "docs/simulation.md was made with commit 1234567; no policy code has changed since."
-    )
+    assert provenance.news(tree) == "docs/simulation.md was made with commit 1234567; no policy code has changed since."
 
 
 def test_a_change_of_the_policy_is_noticed_and_named(tree: Path) -> None:
@@ -107,21 +104,13 @@ def test_what_decides_something_changes_the_digest(before: str, after: str) -> N
 
 def test_the_policy_is_in_it_and_what_does_its_io_is_not() -> None:
     modules = provenance.present().digests
-    decide = {
-        "gateway.scheduler.policy.decide",
-        "gateway.scheduler.placement.select",
-        "gateway.scheduler.placement.link_ledger",
-        "thaw.partition",
-        "bench.simulation.production",
-        "bench.simulation.constants",
-    }
-    assert decide <= modules.keys()
+    policy = {f"gateway.scheduler.{name}" for name in ("policy.decide", "placement.select", "placement.link_ledger")}
+    assert policy | {"thaw.partition", "bench.simulation.production", "bench.simulation.constants"} <= modules.keys()
     assert not {"gateway.scheduler.loop", "gateway.scheduler.io.effects", "bench.simulation.report"} & modules.keys()
 
 
 def test_make_check_says_it() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
     assert "bench/simulate.py --changed" in recipe
-    command = [sys.executable, "bench/simulate.py", "--changed"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=python_env(), timeout=500)
+    done = simulated("--changed")
     assert (done.returncode, done.stdout.strip()) == (0, provenance.news())

@@ -21,6 +21,12 @@ NORMAL = Objectives()  # one worker would be late
 THAW = SYSTEMS["thaw"]
 
 
+def small_cluster() -> tuple[Engine, production.Production]:
+    engine = Engine()
+    hosts = cluster.build(TESTBEDS["i-v100"], engine, THAW.discipline, cache=THAW.cache)
+    return engine, production.Production(engine, hosts, THAW, NORMAL)
+
+
 def test_a_group_becomes_one_worker_while_it_answers_and_the_others_give_their_memory_back() -> None:
     group, worker = (
         simulate(burst("llama2-7b", (0.0,), 512, 1000), spec, "i-v100", NORMAL)
@@ -43,9 +49,7 @@ def test_the_switch_costs_a_few_steps_of_the_group() -> None:
 def test_a_function_that_keeps_two_workers_has_two_after_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = production.action
     monkeypatch.setattr(production, "action", lambda *given: replace(facts(*given), keep=2))
-    engine = Engine()
-    hosts = cluster.build(TESTBEDS["i-v100"], engine, THAW.discipline, cache=THAW.cache)
-    system = production.Production(engine, hosts, THAW, NORMAL)
+    engine, system = small_cluster()
     became, tell = dict[InstanceId, GroupId](), system.tell
     stages = set[InstanceId]()
 
@@ -66,9 +70,7 @@ def test_a_function_that_keeps_two_workers_has_two_after_the_switch(monkeypatch:
 
 def test_a_host_refuses_for_a_stage_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
-    engine = Engine()
-    hosts = cluster.build(TESTBEDS["i-v100"], engine, THAW.discipline, cache=THAW.cache)
-    system = production.Production(engine, hosts, THAW, NORMAL)
+    _, system = small_cluster()
     monkeypatch.setattr(system, "tell", told.append)
     system._carry_out(ConsolidateInstance(HostId("host-0000"), InstanceId("i"), GroupId("g"), CommandId("c")))
     (refused,) = told
