@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ MIB = 1 << 20
 ROOM = 1024 * MIB
 """The reserve is the size of the checkpoint's tensors plus this much."""
 SEQS = 16
+LENGTHS = 48
+"""The kernels of the products with so many rows are more than oneDNN may keep."""
 PROFILES = 3
 """A batch that finds freed pages still in the heap has a lower peak, by up to 60 MB.  The highest of several counts."""
 WAIT_S = 300.0
@@ -144,6 +146,7 @@ class Probe:
         self._n_tokens = n_tokens
         self._ended = threading.Semaphore(0)
         self._failed: list[Failed] = []
+        self._then: list[EngineRequest] = []
         engine = engine_main.load_cold(find_engine("vllm"))(self._emit)
         descriptor_socket = FakeDescriptorSocket(model, directory / "socket")
         client, segment = read_segment(descriptor_socket)
@@ -218,7 +221,17 @@ class Probe:
         return int(self.worker.determine_available_memory())
 
     def _worst_batches(self) -> None:
-        """Run a step with all prompt tokens in which SEQS sequences sample with every option, then SEQS decodes."""
+        """Run prompts of many lengths, one at a time: oneDNN makes kernels for each.  Then run SEQS sequences that
+        sample with every option, with all prompt tokens in one step, and SEQS more of which half come a step later:
+        what the first half has freed is too small for both halves.
+        """
+        for n_tokens in range(1, LENGTHS + 1):
+            self._run([EngineRequest(f"n{n_tokens}", (7,) * n_tokens, Sampling(1), 0)])
+        requests = [self._request(i) for i in range(SEQS)]
+        self._run(requests)
+        self._run(requests[: SEQS // 2], requests[SEQS // 2 :])
+
+    def _request(self, i: int) -> EngineRequest:
         sampling = Sampling(
             4,
             temperature=0.9,
@@ -230,14 +243,23 @@ class Probe:
             repetition_penalty=1.1,
             logprobs=20,
         )
-        for i in range(SEQS):
-            prompt = tuple((i * 131 + j * 7) % 30000 for j in range(self._n_tokens // SEQS))
-            self.engine.submit(EngineRequest(f"r{i}", prompt, sampling, i))
-        for _ in range(SEQS):
+        prompt = tuple((i * 131 + j * 7) % 30000 for j in range(self._n_tokens // SEQS))
+        return EngineRequest(f"r{i}", prompt, sampling, i)
+
+    def _run(self, first: Sequence[EngineRequest], then: Sequence[EngineRequest] = ()) -> None:
+        """Submit ``first`` for one step, and ``then`` for the step after it, however busy the machine is."""
+        self._then = list(then)
+        with self.engine._changed:  # the engine takes its inbox under this lock
+            for request in first:
+                self.engine.submit(request)
+        for _ in range(len(first) + len(then)):
             assert self._ended.acquire(timeout=WAIT_S), "a request never ended"
         assert not self._failed, self._failed
 
     def _emit(self, events: Iterable[tuple[str, Event]]) -> None:
+        then, self._then = self._then, []  # the engine emits between two steps
+        for request in then:
+            self.engine.submit(request)
         for _, event in events:
             if isinstance(event, Failed):
                 self._failed.append(event)

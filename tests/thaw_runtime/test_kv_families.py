@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from tests.thaw_runtime.conftest import run_probe
+from thaw_runtime.engine.kv_memory import CPU
 
 pytestmark = pytest.mark.vllm
 
@@ -53,6 +54,6 @@ def test_the_worst_batch_stays_within_the_slice(measured: Measured, family: str,
 @pytest.mark.parametrize(("family", "n_tokens"), CASES)
 def test_the_grant_is_within_a_tenth_of_profilings(measured: Measured, family: str, n_tokens: int) -> None:
     m = measured(family, n_tokens)
-    granted = m["kv"] + m["not_packed"]
+    granted = m["kv"] + m["not_packed"] + CPU.kernels  # one profiled batch does not see the kernels of others
     assert 0.9 - NOISE <= granted / m["profiled_kv"] <= 1.0 + NOISE
     assert 0.9 - NOISE <= granted / m["vllm_kv"] <= 1.0 + NOISE

@@ -182,13 +182,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "more weights than memory": (
         {"config": LARGE, "weight_bytes": 1200 << 20},
         "MemoryTooSmall",
-        "the model needs 1527 MiB (1147 weights, 377 intermediates, 4 for one request of 256 tokens) and the worker has "
+        "the model needs 1557 MiB (1147 weights, 407 intermediates, 4 for one request of 256 tokens) and the worker has "
         "1024 MiB",
     ),
     "more weights than memory however they are stored": (
         {"config": {}, "weight_bytes": 1 << 31},
         "MemoryTooSmall",
-        "the model needs 1055 MiB (1025 weights, 30 intermediates, 1 for one request of 256 tokens) and the worker has "
+        "the model needs 1085 MiB (1025 weights, 60 intermediates, 1 for one request of 256 tokens) and the worker has "
         "1024 MiB",
     ),
 }

@@ -16,6 +16,12 @@ from typing import Any
 
 from thaw.errors import MemoryTooSmall, ModelUnsupported
 
+KERNELS = 96
+"""The kernels that oneDNN keeps for products on a CPU.  It makes one for each shape of a weight and each number of
+rows, so a batch of another size needs four or five others."""
+KERNEL_BYTES = 320 * 1024
+"""Measured, on a processor with AVX-512 (docs/kv-memory.md)."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MIB = 1024 * 1024
 
@@ -27,16 +33,19 @@ class Overheads:
     heap: float
     """Bytes held for a byte that is alive in a layer: an allocator keeps freed memory in pieces."""
     per_logit: int
-    """Bytes for one logit of one sampling request, with any sampling parameters."""
+    """Bytes for one logit of one sampling request, with any sampling parameters, and for freed blocks that are too
+    small for it, because they were made for fewer requests."""
     packs_head: bool
     """True if a device holds the output head twice: as it was loaded (it may share the embedding's tensor), and packed
     for the kernel.
     """
     fixed: int = 16 * MIB
     """The step's own buffers (block tables, token ids, slot mappings) and kernel workspaces."""
+    kernels: int = 0
+    """The kernels that were made for the sizes of earlier batches, and are kept."""
 
 
-CPU = Overheads(heap=3.0, per_logit=56, packs_head=True)
+CPU = Overheads(heap=3.0, per_logit=80, packs_head=True, kernels=KERNELS * KERNEL_BYTES)
 GPU = Overheads(heap=1.0, per_logit=12, packs_head=False, fixed=32 * MIB)
 """These values were not measured.  They assume logits, a float32 copy and a sorted copy, and an allocator that splits
 and joins its blocks."""
@@ -117,7 +126,7 @@ def peak_intermediate_bytes(
     mlp = 3 * shape.intermediate
     layer = max_num_batched_tokens * (stream + max(attention, mlp)) * DTYPE_BYTES[dtype]
     logits = max_num_seqs * shape.vocab * device.per_logit if shape.last_stage else 0
-    return int(layer * device.heap) + logits + device.fixed
+    return int(layer * device.heap) + logits + device.fixed + device.kernels
 
 
 def relayed_bytes(shape: Geometry, dtype: str, max_num_batched_tokens: int, n_stages: int) -> int:

@@ -8,6 +8,8 @@ from typing import Final
 from thaw_runtime.engine.vllm import cpu_ceiling
 from thaw_runtime.engine.vllm.settings import CPU_CEILING, LOGITS_NOISE, engine_settings
 
+from thaw_runtime.engine.kv_memory import KERNELS
+
 FIXED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor by one with worker processes
     "VLLM_CONFIGURE_LOGGING": "0",
@@ -16,6 +18,7 @@ FIXED = {
     "TORCHDYNAMO_DISABLE": "1",  # the first request with logprobs would start a C++ compiler and stall for 14 s
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner, a GPU's default, sends tokens between stages by NCCL
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # on a GPU it would compile its kernels in the first start on a host
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(KERNELS),  # otherwise prompts of many lengths add 300 MB to the engine
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
