@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from thaw_runtime.engine.kv_memory import KERNELS
 from thaw_runtime.engine.vllm import cpu_ceiling
 from thaw_runtime.engine.vllm.settings import CPU_CEILING, LOGITS_NOISE, engine_settings
-
-from thaw_runtime.engine.kv_memory import KERNELS
 
 FIXED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor by one with worker processes
