@@ -49,7 +49,7 @@ test-clients: setup-dev ## Run LangChain, instructor, litellm and llm (deps/clie
 test-kubernetes: setup-dev ## Run a platform on the cluster that KUBECONFIG names, or on one made here (root), and delete it again
 	@KUBECONFIG="$(KUBECONFIG)" $(VENV)/python -m pytest -m kubernetes tests/kubernetes_real
 
-test-matrix: setup-dev ## Run make test ten times: on 2 and 4 cores, just booted and up for a year, idle and busy (hours)
+test-matrix: setup-dev ## Run make test on 2 and 4 cores, just booted and up for a year, idle and busy, as on older processors (hours)
 	@$(VENV)/python scripts/test_matrix.py --write
 
 check: setup-dev ## Check lint, types, layers and unit tests; say whether docs/simulation.md is out of date
