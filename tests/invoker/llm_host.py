@@ -126,7 +126,8 @@ def two_stages() -> Plan:
 
 
 def abandon(host: Host) -> None:
-    """Stop the invoker as if it were killed: it ends no container and sends no message."""
+    """Stop the invoker as if it were killed: it ends no container, sends no message and writes no file."""
+    host.agent.driver._owned.write = lambda handle, labels: None  # its threads live on, beside its successor's
     host.agent._reader.stop()
     host.agent._publisher.flush(WAIT_S)
     host.agent._publisher.close()

@@ -62,6 +62,7 @@ def inbox() -> Iterator[Inbox]:
     yield made
     for reader in made.readers:
         reader.stop()
+        reader.join(60)  # a reader that still waits would be one of the next test's blocked clients
 
 
 def test_an_event_published_after_on_up_is_delivered(client: redis.Redis, valkey_url: str, inbox: Inbox) -> None:

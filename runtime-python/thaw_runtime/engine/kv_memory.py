@@ -45,7 +45,7 @@ class Overheads:
     """The kernels that were made for the sizes of earlier batches, and are kept."""
 
 
-CPU = Overheads(heap=3.0, per_logit=80, packs_head=True, kernels=KERNELS * KERNEL_BYTES)
+CPU = Overheads(heap=3.0, per_logit=104, packs_head=True, kernels=KERNELS * KERNEL_BYTES)
 GPU = Overheads(heap=1.0, per_logit=12, packs_head=False, fixed=32 * MIB)
 """These values were not measured.  They assume logits, a float32 copy and a sorted copy, and an allocator that splits
 and joins its blocks."""
