@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 _FILE: Final = Path(__file__).with_suffix(".json")
-_QUICK_S: Final = 4.0
+_QUICK_S: Final = 3.0
 """The longest module of ``make quick``, which has two minutes for all of them."""
 _WHOLE: Final = ("tests/e2e/", "tests/dev/", "tests/docker/", "tests/kubernetes_real/", "tests/native/")
 """These start platforms, containers or compilers."""

@@ -101,8 +101,8 @@ def test_the_units_that_took_longest_begin_first_and_stay_together() -> None:
 @pytest.mark.parametrize(
     ("module", "mark", "seconds", "quick"),
     [
-        ("tests/relay/test_a.py", "", 3.9, True),
-        ("tests/relay/test_a.py", "", 4.1, False),
+        ("tests/relay/test_a.py", "", 2.9, True),
+        ("tests/relay/test_a.py", "", 3.1, False),
         ("tests/relay/test_new.py", "", None, True),
         ("tests/relay/test_a.py", "vllm", 0.1, False),
         ("tests/e2e/test_a.py", "", 0.1, False),
