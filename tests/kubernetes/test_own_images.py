@@ -49,7 +49,7 @@ def made(cluster: FakeCluster) -> list[Request]:
 
 
 def test_an_images_server_is_reached_and_its_output_is_the_functions(node: Node, wanted: Spec, run_dir: Path) -> None:
-    """What is pulled at the start is the image that the deploy pinned."""
+    """A start pulls the image that the deploy pinned."""
     node.kubelet.images[IMAGE] = [sys.executable, "-c", SERVER]
     handle = node.up(wanted)
     (request,) = made(node.cluster)
