@@ -80,7 +80,7 @@ import vllm
 print("vllm" in sys.modules, "torch._inductor.lowering" in sys.modules)
 import torch._inductor.lowering
 """
-    env = dict(os.environ, PYTHONPATH=f"{tmp_path}:{ROOT}:{ROOT / 'runtime-python'}")
+    env = dict(os.environ, PYTHONPATH=f"{tmp_path}:{ROOT}:{ROOT / 'runtime-python'}", THAW_CPU_CEILING="")
     done = subprocess.run(
         [sys.executable, "-c", probe], env=env, capture_output=True, text=True, timeout=60, check=True
     )
