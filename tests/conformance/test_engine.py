@@ -319,7 +319,7 @@ def test_a_grammar_binds_its_own_request_alone(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("grammar", "so_far", "words"),
     [
-        (Grammar(GrammarKind.JSON, '{"type": "nothing"}', "response_format"), (), "response_format: this is not"),
+        (Grammar(GrammarKind.JSON, '{"type": "nothing"}', "response_format"), (), "response_format: the schema"),
         (
             Grammar(GrammarKind.JSON, '{"type": "number", "multipleOf": 3}', "guided_json"),
             (),

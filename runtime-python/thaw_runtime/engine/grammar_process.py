@@ -40,6 +40,9 @@ _MEMORY_BYTES: Final = 1 << 30
 _MAX_WHITESPACE: Final = 16
 """Characters of white space between two tokens of JSON.  A small model that may write any number writes them to the end
 of its answer."""
+_CHARACTERS: Final = (r"[^\"\\\r\n]", r'([^\0-\x1f\"\\] | "\\" [\"\\/bfnrt])')
+"""How xgrammar writes a character of such a string, and how it is in JSON."""
+_PATTERN: Final = re.compile(r'(Regex\("(?:[^"\\]|\\.)*"), json_string=true\)')
 _PLACE: Final = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
 """The prefix of an xgrammar error: the place in xgrammar's source where the error was found."""
 
@@ -86,15 +89,14 @@ def compiled(compiler: Any, rules: Rules) -> Any:
     param = rules.param
     try:
         if rules.compiler == "json":
-            return compiler.compile_json_schema(rules.text, max_whitespace_cnt=_MAX_WHITESPACE)
+            return compiler.compile_grammar(_of_schema(rules.text))
         if rules.compiler == "tag":
             tag = json.loads(rules.text)
-            for part, named in schemas_of(tag, rules):  # a tag's own schemas would allow any white space
+            for part, named in schemas_of(tag, param, rules.params):  # a tag's own schemas would allow any white space
                 param = named
-                schema = json.dumps(part.pop("json_schema"))
-                grammar = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=_MAX_WHITESPACE)
+                grammar = _of_schema(json.dumps(part.pop("json_schema")))
                 part.pop("style", None)
-                part |= {"type": "grammar", "grammar": str(grammar)}
+                part |= {"type": "grammar", "grammar": grammar}
             param = rules.param
             return compiler.compile_structural_tag(json.dumps(tag))
         compile_ = {"regex": compiler.compile_regex, "lark": compiler.compile_lark}.get(rules.compiler)
@@ -104,20 +106,30 @@ def compiled(compiler: Any, rules: Rules) -> Any:
         raise Refused(param, f"this is not a grammar that can be followed: {problem:.500}") from e
 
 
-def schemas_of(tag: Any, rules: Rules) -> list[tuple[dict[str, Any], str]]:
-    """The parts of a structural tag that are JSON Schemas, each with the parameter that it came in."""
+def _of_schema(schema: str) -> str:
+    """The rules of a schema from json_schemas.py, whose patterns are about the text of a string.
+
+    xgrammar takes some patterns for that, too, and holds others to strings without escapes.  In a string of bounded
+    length it would write control characters, which JSON has not, and no escapes.
+    """
+    rules = str(xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=_MAX_WHITESPACE))
+    return _PATTERN.sub(r"\1)", rules.replace(*_CHARACTERS))
+
+
+def schemas_of(tag: Any, param: str, params: tuple[str, ...]) -> list[tuple[dict[str, Any], str]]:
+    """The parts of a structural tag that have a JSON Schema, each with the parameter that it came in: ``params`` name
+    them in their order, and ``param`` names the others."""
     found: list[dict[str, Any]] = []
     left = [tag]
     while left:
         part = left.pop()
         if isinstance(part, list):
             left.extend(reversed(part))
-        elif isinstance(part, dict) and part.get("type") == "json_schema" and "json_schema" in part:
-            if part.get("style", "json") == "json":
-                found.append(part)
+        elif isinstance(part, dict) and "json_schema" in part and isinstance(part.get("type"), str):
+            found.append(part)
         elif isinstance(part, dict):
             left.extend(reversed(part.values()))
-    return [(part, rules.params[i] if i < len(rules.params) else rules.param) for i, part in enumerate(found)]
+    return [(part, params[i] if i < len(params) else param) for i, part in enumerate(found)]
 
 
 # ── the child of one request ─────────────────────────────────────────────────────────────────────────────────────────

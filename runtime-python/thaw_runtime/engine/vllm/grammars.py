@@ -27,13 +27,13 @@ from typing import Any, Final
 import torch
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
-from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
 from relay.clients.channel import Channel
 from thaw.errors import BadParameter, ErrorInfo, PlatformError, ProtocolError, ThawError
 from thaw.logs import print_traceback
 from thaw_runtime.engine.grammar_process import MASK, REFUSED, TOKEN, Rules, schemas_of
+from thaw_runtime.engine.json_schemas import Unenforced, narrowed
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, GrammarKind
 
 _PROCESS_S: Final = 60.0
@@ -270,25 +270,22 @@ def rules_of(grammar: Grammar) -> Rules:
         raise BadParameter(grammar.param, f"this is not JSON: {e}") from e
     if kind is GrammarKind.CHOICE:
         return Rules("ebnf", choice_as_grammar(parsed), grammar.param)
-    rules = Rules("json" if kind is GrammarKind.JSON else "tag", text, grammar.param, grammar.schema_params)
     if kind is GrammarKind.JSON:
-        _check_schema(parsed, grammar.param)
-    else:
-        for part, param in schemas_of(parsed, rules):
-            _check_schema(part["json_schema"], param)
-    return rules
+        return Rules("json", json.dumps(_narrowed(parsed, grammar.param)), grammar.param)
+    for part, param in schemas_of(parsed, grammar.param, grammar.schema_params):
+        if (part["type"], part.get("style", "json")) != ("json_schema", "json"):
+            raise BadParameter(param, "a schema can be followed only in JSON", hint='use {"type": "json_schema"}')
+        part["json_schema"] = _narrowed(part["json_schema"], param)
+    return Rules("tag", json.dumps(parsed), grammar.param, grammar.schema_params)
 
 
-def _check_schema(schema: Any, param: str) -> None:
-    """Refuse keywords that xgrammar does not know: it would ignore them, and the answer would not follow them.  Raises
-    BadParameter."""
-    if isinstance(schema, dict) and has_xgrammar_unsupported_json_features(schema):
-        raise BadParameter(
-            param,
-            "the schema uses a keyword that answers cannot be held to, such as multipleOf, uniqueItems, contains, an "
-            "unknown format, or patternProperties beside properties",
-            hint="leave it out of the schema and check it in the answer",
-        )
+def _narrowed(schema: Any, param: str) -> Any:
+    """Raises BadParameter for a schema that answers cannot be held to."""
+    try:
+        return narrowed(schema)
+    except Unenforced as e:
+        hint = "leave it out of the schema and check it in the answer; docs/api.md has what can be followed"
+        raise BadParameter(param, f"the schema cannot be followed: {e}", hint=hint) from None
 
 
 def set_grammar(core: Any, request: Any, grammar: FollowedGrammar) -> None:
