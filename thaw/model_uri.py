@@ -3,7 +3,7 @@
 An operator allows models by prefixes (``s3://models``, ``hf://org``, ``https://host/path``, ``file:///srv/models``).  A
 prefix is compared part by part, after everything was decoded once: ``s3://models-evil`` is not below ``s3://models``.
 A URI that a store could interpret differently is refused: ``..`` in any spelling, a backslash, a name and password, a
-query, half an escape.
+query, a fragment, an empty part, half an escape.  Nothing else reads such a URI: stores and sources get a ModelUri.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from thaw.errors import BadRequest, Forbidden
 from thaw.settings import SettingError
@@ -31,14 +31,18 @@ _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _HUB_REVISION: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*(?:/[A-Za-z0-9._+-]+)*")
 _HUB_MAIN: Final = "@main"
 _PORTS: Final = {"http": "80", "https": "443"}
+_MOST_PORT: Final = 65535
+_WRITTEN: Final = "~-._@+:=,!$&'()*;"
+"""The characters of a path that a canonical URI does not escape."""
 _LOCAL: Final = frozenset({"file"})
-_FORMS: Final = "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path"
+FORMS: Final = "s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUri:
     """``place`` is a bucket, a host with its port, or an organisation of a hub; empty for files.  ``path`` is decoded,
-    without empty parts at its end; on a hub it is the name and, behind an @, the revision."""
+    without empty parts; on a hub it is the name and, behind an @, the revision.  ``str`` of it is its canonical text:
+    two URIs with the same text mean the same place, and the text is read as this object again."""
 
     scheme: str
     place: str
@@ -50,6 +54,8 @@ class ModelUri:
         found = ModelUri.parse_prefix(text)
         if not found.place and found.scheme in ("s3", *_PORTS):
             raise _not_one(text, "it names no bucket or host")
+        if not found.path and found.scheme in ("s3", *_LOCAL):
+            raise _not_one(text, "a model has a name in its store")
         if found.scheme == HUB and not (found.place and found.path):
             raise _not_one(text, "a model on a hub has an organisation and a name")
         if found.scheme == HUB and len(found.path) == 1:
@@ -65,12 +71,32 @@ class ModelUri:
         if found is None:
             raise _not_one(text, "it does not begin with a scheme and ://")
         scheme, place, path = found[1].lower(), found[2], found[3] or ""
-        parts = [_decoded(text, part) for part in path.split("/")]
-        while parts and not parts[-1]:
-            parts.pop()
+        parts = [_decoded(text, part) for part in path.rstrip("/").split("/")] if path.strip("/") else []
+        if path.startswith("/") or "" in parts:
+            raise _not_one(text, "a part of its path is empty (//)")
         if scheme == HUB:
             parts = _hub_path(text, parts)
         return ModelUri(scheme, _place(text, scheme, place), tuple(parts))
+
+    def __str__(self) -> str:
+        parts = [quote(part, safe=_WRITTEN) for part in self.path]
+        if self.scheme == HUB and len(parts) > 1:
+            parts[:2] = [f"{parts[0]}{quote(self.path[1], safe=_WRITTEN + '/')}"]
+        return "/".join((f"{self.scheme}://{self.place}", *parts))
+
+    @property
+    def key(self) -> str:
+        """The decoded path in one piece: what an object store has its objects below."""
+        return "/".join(self.path)
+
+    @property
+    def url_path(self) -> str:
+        """The path as a URL has it, with every character escaped that some server might read differently."""
+        return "".join(f"/{quote(part, safe='~-._')}" for part in self.path)
+
+    def beside(self, name: str) -> ModelUri:
+        """The place with another last part.  Raises BadRequest when no URI can name it."""
+        return ModelUri.parse(str(replace(self, path=(*self.path[:-1], name))))
 
     @property
     def directory(self) -> str:
@@ -118,7 +144,7 @@ def policy_of(setting: str) -> ModelPolicy:
 
 
 def _not_one(text: str, problem: str) -> BadRequest:
-    return BadRequest(f"{text!r:.300} is not a model's uri: {problem}", hint=f"write it as {_FORMS}")
+    return BadRequest(f"{text!r:.300} is not a model's uri: {problem}", hint=f"write it as {FORMS}")
 
 
 def _decoded(text: str, part: str) -> str:
@@ -150,4 +176,6 @@ def _place(text: str, scheme: str, place: str) -> str:
     if scheme not in _PORTS:
         return place
     port = str(int(found[2])) if found[2] else _PORTS[scheme]
+    if not 0 < int(port) <= _MOST_PORT:
+        raise _not_one(text, f"there is no port {port}")
     return found[1] if port == _PORTS[scheme] else f"{found[1]}:{port}"

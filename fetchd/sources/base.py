@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from fetchd.settings import FetchdSettings
 from thaw.errors import ModelNotFound, StoreUnavailable
+from thaw.model_uri import ModelUri
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,10 @@ SourceOpener = Callable[[str], Source]
 class OpenSource(Protocol):
     """The function that the registry has for the scheme of a URI."""
 
-    def __call__(self, uri: str, settings: FetchdSettings, *, huge: bool) -> Source:
+    def __call__(self, uri: ModelUri, settings: FetchdSettings, *, huge: bool) -> Source:
         """``huge``: reads go into huge pages.  Raises ModelNotFound for a URI that names no model of this store, and
         PlatformError for a store that this host can never use."""
         ...
-
-
-def not_a_uri(uri: str, form: str) -> NotAUri:
-    """``form`` is how such a URI is written."""
-    return NotAUri(f"{uri!r:.200} is not a model's uri", hint=f"write it as {form}")
 
 
 class Unthrottled:

@@ -16,12 +16,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import ObjectInfo, Target, Throttle, fill, not_a_uri
+from fetchd.sources.base import ObjectInfo, Target, Throttle, fill
 from relay.protocol.shared_memory import Region
 from thaw.errors import ModelCorrupt, ModelNotFound, StoreUnavailable
+from thaw.model_uri import ModelUri
 from thaw.settings import SettingError
 
 _BLOCK_BYTES: Final = 4096
@@ -42,11 +43,8 @@ def _etag(status: os.stat_result) -> str:
     return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
 
 
-def open_file(uri: str, settings: FetchdSettings, *, huge: bool) -> FileSource:
-    parts = urlsplit(uri)
-    if parts.netloc or not parts.path.startswith("/"):
-        raise not_a_uri(uri, "file:///directory")
-    return FileSource(uri, huge=huge, roots=roots_of(settings))
+def open_file(uri: ModelUri, settings: FetchdSettings, *, huge: bool) -> FileSource:
+    return FileSource(Path(uri.directory), huge=huge, roots=roots_of(settings))
 
 
 def roots_of(settings: FetchdSettings) -> tuple[Path, ...]:
@@ -74,13 +72,13 @@ class FileSource:
     kind = "file"
     host = ""
 
-    def __init__(self, uri: str, *, huge: bool = False, roots: Sequence[Path] = (Path("/"),)) -> None:
+    def __init__(self, root: Path, *, huge: bool = False, roots: Sequence[Path] = (Path("/"),)) -> None:
         """``huge``: the targets of reads are huge pages.  ``roots``: see :func:`roots_of`."""
-        self._root, self._huge, self._roots = Path(unquote(urlsplit(uri).path)), huge, roots
-        if not _is_below(self._root.resolve(), roots):  # before looking for it: nobody learns which other files exist
-            raise _outside(uri)
-        if not self._root.is_dir():
-            raise ModelNotFound(f"{uri}: no such directory on this host", hint="every host needs the same directory")
+        self._root, self._huge, self._roots = root, huge, roots
+        if not _is_below(root.resolve(), roots):  # before looking for it: nobody learns which other files exist
+            raise _outside(root.as_uri())
+        if not root.is_dir():
+            raise ModelNotFound(f"{root.as_uri()}: no such directory here", hint="every host needs the same directory")
 
     def connect(self) -> FileConnection:
         return FileConnection(self._root, huge=self._huge, roots=self._roots)

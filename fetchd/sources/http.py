@@ -14,10 +14,11 @@ from urllib.parse import quote, unquote, urlsplit
 from fetchd.address_gate import gate_of
 from fetchd.marks import connect_marked
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import AccessRefused, ObjectInfo, Refused, Target, Throttle, not_a_uri
+from fetchd.sources.base import AccessRefused, ObjectInfo, Refused, Target, Throttle
 from fetchd.sources.http_client import Connect, HttpClient, check_range, etag_of, passing
 from thaw.checkpoints import pooling
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, ThawError
+from thaw.model_uri import ModelUri
 
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _HIDDEN: Final = (401, 403)
@@ -31,11 +32,8 @@ def unsigned(_method: str, _url: str, headers: dict[str, str]) -> dict[str, str]
     return headers
 
 
-def open_http(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
-    parts = urlsplit(uri)
-    if not parts.hostname or "@" in parts.netloc:  # a name and password would go into logs
-        raise not_a_uri(uri, f"{parts.scheme}://host/directory")
-    base_url = f"{parts.scheme}://{parts.netloc}{parts.path}"
+def open_http(uri: ModelUri, settings: FetchdSettings, *, huge: bool) -> HttpSource:
+    base_url = f"{uri.scheme}://{uri.place}{uri.url_path}"
     return HttpSource(base_url, settings.read_timeout_s, connect=gate_of(settings).connect)
 
 

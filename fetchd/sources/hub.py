@@ -56,11 +56,10 @@ _SAID: Final = {"Accept-Encoding": "identity", "User-Agent": "thaw-fetchd"}
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,500}")
 
 
-def open_hub(uri: str, settings: FetchdSettings, *, huge: bool) -> HubSource:
-    parsed = ModelUri.parse(uri)
-    identity = credentials_of(settings).of(parsed)
+def open_hub(uri: ModelUri, settings: FetchdSettings, *, huge: bool) -> HubSource:
+    identity = credentials_of(settings).of(uri)
     hub = _hub(endpoint_of(settings.hub_endpoint), identity, settings.read_timeout_s)
-    return HubSource(HubModel.of(parsed), hub, gate_of(settings).connect)
+    return HubSource(HubModel.of(uri), hub, gate_of(settings).connect)
 
 
 class Hub:

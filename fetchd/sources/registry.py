@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import urlsplit
 
 from fetchd.settings import FetchdSettings
 from fetchd.sources.base import NotAUri, OpenSource, Source
@@ -31,17 +30,13 @@ SOURCES: Final = Registry[OpenSource](
 def open_source(uri: str, settings: FetchdSettings, *, huge: bool = False) -> Source:
     """Open the source that serves ``uri``.  Raises ModelNotFound when there is none, and the errors of OpenSource."""
     try:
-        ModelUri.parse(uri)  # a source might read a malformed URI differently than the check that allowed the model
-        parts = urlsplit(uri)
-        _ = parts.port  # reading the port checks it
+        model = ModelUri.parse(uri)
     except BadRequest as e:
         raise NotAUri(e.message, hint=f"{e.hint}; {_hint()}") from None
-    except ValueError as e:
-        raise NotAUri(f"{uri!r:.200} is not a model's uri: {e}", hint=_hint()) from None
-    open_one = SOURCES.find(parts.scheme)
+    open_one = SOURCES.find(model.scheme)
     if open_one is None:
         raise ModelNotFound(f"no model store of this host serves {uri!r:.200}", hint=_hint())
-    return open_one(uri, settings, huge=huge)
+    return open_one(model, settings, huge=huge)
 
 
 def prepare(settings: FetchdSettings, log: Log) -> None:

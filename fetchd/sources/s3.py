@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 from typing import Final
-from urllib.parse import quote, urlsplit
 
 from fetchd.credentials import Identity, credentials_of
 from fetchd.settings import FetchdSettings
-from fetchd.sources.base import not_a_uri
 from fetchd.sources.http import HttpSource
 from thaw.errors import PlatformError, ThawError
 from thaw.logs import Log
@@ -19,13 +17,10 @@ from thaw.s3 import S3Access
 _REFUSED: Final = "check uri and credentials; THAW_FETCHD_OWN_STORE and THAW_FETCHD_CREDENTIALS say which ones are sent"
 
 
-def open_s3(uri: str, settings: FetchdSettings, *, huge: bool) -> HttpSource:
+def open_s3(uri: ModelUri, settings: FetchdSettings, *, huge: bool) -> HttpSource:
     """Raises PlatformError for credentials that can never be used."""
-    parts = urlsplit(uri)
-    if not parts.netloc:
-        raise not_a_uri(uri, "s3://bucket/prefix")
-    access = _access(credentials_of(settings).of(ModelUri.parse(uri)))
-    base_url = f"{access.endpoint}/{parts.netloc}{quote(parts.path, safe='/~-._%')}"
+    access = _access(credentials_of(settings).of(uri))
+    base_url = f"{access.endpoint}/{uri.place}{uri.url_path}"
     return HttpSource(base_url, settings.read_timeout_s, kind="s3", sign=access.sign, refused_hint=_REFUSED)
 
 

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -26,6 +25,7 @@ from thaw.dev.layout import Platform
 from thaw.dev.processes import ProcessId
 from thaw.errors import DeveloperError, ModelCorrupt, ModelUnsupported
 from thaw.model import CHUNK_BYTES, ModelIndex
+from thaw.model_uri import ModelUri
 
 N_WEIGHTS = CHUNK_BYTES + 4096  # two chunks, of which the second is short
 
@@ -60,6 +60,19 @@ def name(model: Path, tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
+@pytest.mark.parametrize("odd", ["#new", "?x", "/../m", "//m", "%zz"])
+def test_a_push_to_a_uri_that_could_mean_another_model_writes_nothing(
+    thaw: Run, model: Path, name: Path, tmp_path: Path, odd: str
+) -> None:
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    for words in (("push", str(model)), ("delete", "--force"), ("versions",), ("gc",), ("inspect",), ("verify",)):
+        done = thaw("model", *words, f"{name.as_uri()}{odd}")
+        assert done.returncode != 0, words
+        assert "is not a model's uri" in done.stderr, words
+    after = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if "home" not in p.parts}
+    assert after == {p: t for p, t in before.items() if "home" not in p.parts}
+
+
 def test_a_pushed_model_has_an_index_with_the_files_checksums(thaw: Run, model: Path, tmp_path: Path) -> None:
     name = tmp_path / "a store" / "m"
     done = thaw("model", "push", str(model), f"file://{name}")
@@ -72,7 +85,7 @@ def test_a_pushed_model_has_an_index_with_the_files_checksums(thaw: Run, model: 
         assert (target / file.name).read_bytes() == (model / file.name).read_bytes()
     assert len(index.files[2].chunks_blake3) == 2
     assert f"sha256 {index.sha256}" in done.stdout
-    assert f"version file://{target}" in done.stdout
+    assert f"version {ModelUri.parse(target.as_uri())}" in done.stdout
 
 
 def test_verify_names_the_file_and_the_chunk_that_changed(thaw: Run, name: Path) -> None:
@@ -137,8 +150,8 @@ class Cut(Exception):
 class Observed(DirectoryStore):
     """Records the written files, and ends the push before a file of a given name."""
 
-    def __init__(self, uri: str, directory: Path, *, written: list[str], cut_at: str = "") -> None:
-        super().__init__(uri, directory)
+    def __init__(self, model: ModelUri, *, written: list[str], cut_at: str = "") -> None:
+        super().__init__(model)
         self._written, self._cut_at = written, cut_at
 
     def _write(self, name: str, chunks: Iterator[bytes]) -> None:
@@ -157,7 +170,7 @@ def test_a_push_that_is_cut_leaves_the_old_version_and_the_next_one_goes_on_wher
     written: list[str] = []
 
     def open_observed(uri: str, cut_at: str) -> Observed:
-        return Observed(uri, Path(urlsplit(uri).path), written=written, cut_at=cut_at)
+        return Observed(ModelUri.parse(uri), written=written, cut_at=cut_at)
 
     monkeypatch.setattr(checkpoints, "open_store", lambda uri: open_observed(uri, cut_at))
     with pytest.raises(Cut):
@@ -341,8 +354,8 @@ def test_a_model_on_a_web_server_can_be_verified_but_not_pushed(thaw: Run, model
 def test_a_uri_without_a_store_is_refused_with_the_forms_there_are(thaw: Run, model: Path) -> None:
     done = thaw("model", "push", str(model), "models/x")
     assert done.stderr == (
-        "error: 'models/x' is not the URI of a model\n"
-        "hint: s3://bucket/prefix, hf://org/name, file:///absolute/path or http://host/path\n"
+        "error: 'models/x' is not a model's uri: it does not begin with a scheme and ://\n"
+        "hint: write it as s3://bucket/prefix, hf://org/name@revision, http(s)://host/path or file:///absolute/path\n"
     )
 
 

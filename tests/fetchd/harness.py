@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import unquote
 
 import pytest
 from blake3 import blake3
@@ -368,7 +369,7 @@ class Store:
             return False
         headers = b"".join(itertools.takewhile(lambda line: line != b"\r\n", stream))
         name = words[1].decode().rpartition("/")[2]
-        path = self.root / words[1].decode().lstrip("/")
+        path = self.root / unquote(words[1].decode()).lstrip("/")
         if not path.is_file():
             sock.sendall(f"HTTP/1.1 {self.missing}\r\nContent-Length: 0\r\n\r\n".encode())
             return True

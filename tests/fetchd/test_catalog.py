@@ -30,6 +30,7 @@ from thaw.checkpoints.checkpoint import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAM
 from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, StoreUnavailable, Throttled
 from thaw.logs import Log
 from thaw.model import ModelFacts
+from thaw.model_uri import ModelUri
 
 LARGE, SMALL = ("large1", "large2"), ("small1", "small2")
 ORDER = (SMALL[0], *LARGE, SMALL[1])
@@ -128,7 +129,7 @@ def test_the_catalogue_remembers_the_models_used_last_and_no_others(
 
     def open_file(uri: str) -> Source:
         opened.append(uri.rpartition("/")[2])
-        return FileSource(uri)
+        return FileSource(Path(ModelUri.parse(uri).directory))
 
     known = Catalog(open_file, 1, threading.Event())
     for name in "abc":

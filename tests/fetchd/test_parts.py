@@ -129,7 +129,7 @@ def test_the_first_error_of_a_transfer_is_the_one_that_it_ends_with(pool: SlabPo
     store = SegmentStore(pool, retain=False)
     segment = store.create(key(), "h")
     chunks = plan_chunks(segment.layout, index_of(SLAB))
-    origin = Origin(FileSource(tmp_path.as_uri()), {}, {}, Board(store), connections=2, retries=1)
+    origin = Origin(FileSource(tmp_path), {}, {}, Board(store), connections=2, retries=1)
     transfer = Transfer(origin, segment, chunks, Pacer(NetworkLink(None)), lambda: None)
     transfer._fail(ModelCorrupt("the first"))
     transfer._fail(StoreUnavailable("the second"))

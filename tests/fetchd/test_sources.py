@@ -25,7 +25,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
     (tmp_path / "m d" / "model.safetensors").write_bytes(DATA)
     (tmp_path / "m d" / "config.json").write_bytes(b"{}")
     if request.param == "file":
-        yield FileSource((tmp_path / "m d").as_uri())
+        yield FileSource(tmp_path / "m d")
         return
     if request.param == "hf":
         with LoopbackHub() as hub:

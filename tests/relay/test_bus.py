@@ -28,7 +28,7 @@ from thaw.logs import Log
 
 LOG = Log("test")
 HOST = HostId("host-0")
-FIRST = Command(CommandId("1"), 1, 2, InspectModel("s3://m"))
+FIRST = Command(CommandId("1"), 1, 2, InspectModel("s3://m/x"))
 SECOND = Command(CommandId("2"), 1, 2, Release(InstanceId("i")))
 
 

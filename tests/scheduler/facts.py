@@ -19,7 +19,7 @@ CHAT, HELLO, OTHER = ActionName("guest/chat"), ActionName("guest/hello"), Action
 STARTING, READY, GONE = InstanceState.STARTING, InstanceState.READY, InstanceState.GONE
 LOST = ErrorInfo("WorkerLost", "killed")
 BUSY = ErrorInfo("InstanceBusy", "a request is in flight")
-FACTS = ModelFacts("s3://m", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, "aa", "", True, {"w": 100 * MIB})
+FACTS = ModelFacts("s3://m/x", 100 * MIB, 90 * MIB, 2, (40 * MIB,) * 2, 10 * MIB, "aa", "", True, {"w": 100 * MIB})
 
 
 def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header: int = 30_536) -> ModelFacts:
@@ -32,7 +32,7 @@ def divisible(layer: int, entry: int, n_layers: int, sidecar: int = 700, header:
     files = {"config.json": sidecar, "model.safetensors": end + 1_152}
     total, weights, layers_bytes = sum(files.values()), entry + n_layers * layer + 1_152, (layer,) * n_layers
     return ModelFacts(
-        "s3://m", total, weights, n_layers, layers_bytes, entry + 1_152, "aa", "", True, files, parts=parts
+        "s3://m/x", total, weights, n_layers, layers_bytes, entry + 1_152, "aa", "", True, files, parts=parts
     )
 
 
@@ -45,7 +45,7 @@ def hello(**fields: Any) -> ActionFacts:
 
 
 def chat(**fields: Any) -> ActionFacts:
-    return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m"), **fields)
+    return replace(ActionFacts(CHAT, "1", "llm:vllm", 1024 * MIB, 8, 8, 60.0, model_uri="s3://m/x"), **fields)
 
 
 def function(name: str, **fields: Any) -> ActionFacts:

@@ -79,7 +79,7 @@ def test_the_prediction_names_the_waits_that_the_bound_does_not_know() -> None:
 
 def test_bytes_that_the_host_has_already_do_not_count_and_those_of_a_former_version_do() -> None:
     for version, lacking in (("aa", FACTS.n_bytes - 40 * MIB), ("former", FACTS.n_bytes)):
-        start = one_host(resident=(Resident("s3://m", 40 * MIB, version),)).started()
+        start = one_host(resident=(Resident("s3://m/x", 40 * MIB, version),)).started()
         assert terms(start, Part.BYTES)[0].n_bytes == lacking
 
 
@@ -99,7 +99,7 @@ def test_each_stage_has_its_own_bytes_on_its_own_host() -> None:
 
 
 def test_a_part_of_a_model_in_memory_is_copied_and_crosses_no_link() -> None:
-    there = Resident("s3://m", SMOLLM2.n_bytes, "aa")
+    there = Resident("s3://m/x", SMOLLM2.n_bytes, "aa")
     start = group_world(n_hosts=2, facts=chat(forced_stages=2), resident=(there,)).started()
     assert terms(start, Part.BYTES) == []
     assert [t.seconds for t in terms(start, Part.MEMORY)] == [None, None]

@@ -340,7 +340,7 @@ def test_a_worker_whose_group_was_given_up_before_its_word_came_serves_by_itself
 
 def test_an_idle_group_gives_way_to_a_successor_only_when_it_stays_a_pipeline() -> None:
     w, start, _ = whole(chat(slo_ttft_s=7.5, max_stages=4), idle=True)
-    w.see_all(start.plan.stages[0].host, resident=(Resident("s3://m", SMOLLM2.n_bytes),))
+    w.see_all(start.plan.stages[0].host, resident=(Resident("s3://m/x", SMOLLM2.n_bytes),))
     assert of(w.later(20.0), ReleaseInstance) == []
     w.stays_a_pipeline(start)
     assert [r.reason for r in of(w.later(3.0), ReleaseInstance)] == ["successor"]

@@ -102,7 +102,7 @@ def test_what_was_learned_of_a_deleted_action_leaves_the_registry(client: redis.
     client.hset("thaw:history", mapping=learned)
     registry = Registry(client)
     registry.put_model(FACTS)
-    effects_on(client).apply(Forget(("guest/chat|cpu|cold",), ("s3://other",)), Arrival.now())
+    effects_on(client).apply(Forget(("guest/chat|cpu|cold",), ("s3://m/other",)), Arrival.now())
     assert (client.hkeys("thaw:history"), registry.models()) == ([b"guest/other|cpu|cold"], [FACTS])
     effects_on(client).apply(Forget((), (FACTS.uri,)), Arrival.now())
     assert registry.models() == []

@@ -19,10 +19,10 @@ from thaw.model import ModelFacts
 HUB = replace(FACTS, uri="hf://org/name@" + "a" * 40, sha256="", etag="revision.content")
 MODELS = [None, FACTS, replace(FACTS, sha256="bb"), HUB]
 RESIDENT = [
-    Resident("s3://m", FACTS.weight_bytes, FACTS.version),
-    Resident("s3://m", FACTS.weight_bytes, "other"),
-    Resident("s3://m", 5, FACTS.version),
-    Resident("s3://m", FACTS.n_bytes),
+    Resident("s3://m/x", FACTS.weight_bytes, FACTS.version),
+    Resident("s3://m/x", FACTS.weight_bytes, "other"),
+    Resident("s3://m/x", 5, FACTS.version),
+    Resident("s3://m/x", FACTS.n_bytes),
     Resident(HUB.uri.replace("a", "b"), HUB.n_bytes, HUB.version),
 ]
 

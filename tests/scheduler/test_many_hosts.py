@@ -26,7 +26,7 @@ def many(seed: int, n_requests: int = 30, *, holds: bool = False) -> tuple[World
     """Hosts with links that all differ and a device each, after some requests: links fetch, and some hosts have an idle
     instance.  ``holds``: one host has the model in its memory."""
     rng = random.Random(seed)
-    there = (Resident("s3://m", SMOLLM2.n_bytes, SMOLLM2.sha256),)
+    there = (Resident("s3://m/x", SMOLLM2.n_bytes, SMOLLM2.sha256),)
     device = Device("cuda:0", "A10", 1536 * MIB, 1536 * MIB)
     hosts = [
         report(
@@ -47,7 +47,7 @@ def many(seed: int, n_requests: int = 30, *, holds: bool = False) -> tuple[World
                 w.ready(start)
     for waiting in list(w.view.demand.values()):
         w.do(DemandRemoved(waiting.demand.activation_id, CHAT))
-    stages = w.view.model("s3://m").stages
+    stages = w.view.model("s3://m/x").stages
     return w, TIGHT, stages
 
 

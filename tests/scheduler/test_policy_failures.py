@@ -26,14 +26,14 @@ def test_a_developer_error_fails_all_that_wait_and_is_not_retried() -> None:
 def test_after_a_start_that_failed_for_its_model_the_next_request_looks_at_the_model_again(code: str) -> None:
     w, start = starting(llm_world())
     assert of(w.gone(start, error=ErrorInfo(code, "damaged")), FailDemand)
-    assert [i.uri for i in of(w.ask(CHAT), InspectModelOn)] == ["s3://m"]
+    assert [i.uri for i in of(w.ask(CHAT), InspectModelOn)] == ["s3://m/x"]
 
 
 def test_a_model_that_changed_under_a_start_is_looked_at_and_started_anew_for_the_same_request() -> None:
     w, start = starting(llm_world())
     assert of(w.gone(start, error=ErrorInfo("ModelChanged", "another version")), FailDemand) == []
-    assert [i.uri for i in of(w.later(1.0), InspectModelOn)] == ["s3://m"]
-    (again,) = of(w.do(ModelInspected("s3://m", HostId("h0"), replace(FACTS, sha256="bb"))), StartGroup)
+    assert [i.uri for i in of(w.later(1.0), InspectModelOn)] == ["s3://m/x"]
+    (again,) = of(w.do(ModelInspected("s3://m/x", HostId("h0"), replace(FACTS, sha256="bb"))), StartGroup)
     assert again.plan.model.sha256 == "bb"
     assert again.activation_ids == ("a0",)
 

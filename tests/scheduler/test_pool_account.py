@@ -35,8 +35,8 @@ def said(n_slabs: int, *held: HeldSegment, seen_ms: int, users: tuple[InstanceId
 def test_a_claim_is_known_by_the_name_that_fetchd_gives_to_the_same_content(
     sha256: str, etag: str, version: str
 ) -> None:
-    claim = claim_of(PlanModel("s3://m", sha256, etag, 100), STAGE)
-    assert claim.key == SegmentKey("s3://m", version, FIRST, LATER).content
+    claim = claim_of(PlanModel("s3://m/x", sha256, etag, 100), STAGE)
+    assert claim.key == SegmentKey("s3://m/x", version, FIRST, LATER).content
     assert claim.ranges == (*FIRST, *LATER)
 
 

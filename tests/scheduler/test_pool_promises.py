@@ -84,7 +84,7 @@ class Cluster:
         self.words: deque[InstanceRecord] = deque()
         self.actions: list[ActionName] = []
         for i, ((layer, entry), n_stages) in enumerate(zip(models, sizes, strict=True)):
-            facts = replace(divisible(layer=layer * KIB, entry=entry * KIB, n_layers=6), uri=f"s3://m{i}")
+            facts = replace(divisible(layer=layer * KIB, entry=entry * KIB, n_layers=6), uri=f"s3://m/{i}")
             name = ActionName(f"guest/a{i}")
             self.actions.append(name)
             shape = {"max_stages": 4, "forced_stages": n_stages, "slots": 1, "need_bytes": 1024 * KIB}

@@ -31,7 +31,7 @@ from thaw.host import HeldSegment, HostReport, Resident
 from thaw.ids import HostId
 from thaw.plan import StageRole
 
-SMALL = replace(FACTS, uri="s3://other", n_bytes=20 * MIB, weight_bytes=19 * MIB, files={"w": 20 * MIB})
+SMALL = replace(FACTS, uri="s3://m/other", n_bytes=20 * MIB, weight_bytes=19 * MIB, files={"w": 20 * MIB})
 FULL = ErrorInfo("PoolFull", "the model needs 104857600 bytes of host memory")
 
 
@@ -56,14 +56,14 @@ def test_a_start_counts_in_slabs_and_not_in_bytes() -> None:
     """100 + 20 MiB are less than two slabs of 64 MiB hold, but together they take three slabs."""
     for n, expected in ((2, 1), (3, 2)):
         w = llm_world(host("h0", n))
-        w.deploy(chat(name=OTHER, model_uri="s3://other"))
-        w.do(ModelInspected("s3://other", HostId("h0"), SMALL))
+        w.deploy(chat(name=OTHER, model_uri="s3://m/other"))
+        w.do(ModelInspected("s3://m/other", HostId("h0"), SMALL))
         assert len(of(w.ask(CHAT), StartGroup) + of(w.ask(OTHER), StartGroup)) == expected
 
 
 def test_an_instance_beside_one_that_has_the_whole_model_takes_nothing_of_the_pool() -> None:
     w, start = serving(llm_world(host("h0", 3), facts=chat(slots=1)), idle=False)
-    stages, mine = w.view.model("s3://m").stages, start.stages[0].instance_id
+    stages, mine = w.view.model("s3://m/x").stages, start.stages[0].instance_id
     for complete in (False, True):  # an incomplete fetch may still fail, and then each instance needs its own slabs
         segment = HeldSegment(stages.whole.key, 2, complete, (mine,))
         said = w.do(HostSeen(report("h0", pool=pool(3, 0, 2_000 + complete, held=(segment,), users=(mine,)))))
@@ -127,8 +127,8 @@ def test_who_is_refused_by_a_full_pool_starts_elsewhere_and_is_not_failed_for_it
 
 def with_idle_other(held: int) -> tuple[World, StartGroup]:
     """One host with a pool of three slabs: an idle instance of another model, and ``held`` slabs of an unknown owner."""
-    w = llm_world(host("h0", 3), facts=chat(name=OTHER, model_uri="s3://other"))
-    w.do(ModelInspected("s3://other", HostId("h0"), replace(FACTS, uri="s3://other")))
+    w = llm_world(host("h0", 3), facts=chat(name=OTHER, model_uri="s3://m/other"))
+    w.do(ModelInspected("s3://m/other", HostId("h0"), replace(FACTS, uri="s3://m/other")))
     start = w.serving(OTHER)
     w.deploy(chat())
     mine = start.stages[0].instance_id
@@ -158,7 +158,7 @@ def test_an_instance_that_is_needed_is_not_evicted_for_its_room_in_the_pool(why:
         case "busy":
             w.said(start, READY, inflight=1)
         case "kept":
-            w.deploy(chat(name=OTHER, model_uri="s3://other", min_instances=1))
+            w.deploy(chat(name=OTHER, model_uri="s3://m/other", min_instances=1))
         case "asked for":
             w.do(*(w.request(OTHER) for _ in range(9)))  # one request more than there are slots
     assert of(w.ask(CHAT), ReleaseInstance) == []
@@ -264,8 +264,8 @@ def test_a_forced_size_uses_the_hosts_that_are_left_where_another_is_busy() -> N
 
 def test_who_waits_for_a_pool_is_not_held_up_by_who_waits_for_more_of_it() -> None:
     w = llm_world(host("h0", 3, 3), host("h1", 3, 3))
-    w.deploy(chat(name=OTHER, model_uri="s3://other", need_bytes=2048 * MIB))
-    w.do(ModelInspected("s3://other", HostId("h0"), SMALL))
+    w.deploy(chat(name=OTHER, model_uri="s3://m/other", need_bytes=2048 * MIB))
+    w.do(ModelInspected("s3://m/other", HostId("h0"), SMALL))
     assert of(w.ask(CHAT) + w.ask(OTHER), StartGroup) == []
     (start,) = of(w.see(host("h0", 3, 2, 2_000), host("h1", 3, 2, 2_000)), StartGroup)
     assert start.plan.action == OTHER
@@ -304,7 +304,7 @@ def test_a_group_gives_way_to_one_worker_only_where_the_pool_has_room_for_both()
         w, start = serving(group_world(facts=chat(max_stages=4, slo_ttft_s=4.5, keep_alive_s=600.0), pool=pool(n)))
         assert len(start.plan.stages) > 1
         w.stays_a_pipeline(start)
-        there = (Resident("s3://m", SMOLLM2.n_bytes, "aa"),)
+        there = (Resident("s3://m/x", SMOLLM2.n_bytes, "aa"),)
         w.see_all(start.plan.stages[0].host, pool=pool_after(start, n, 5, 2_000), resident=there)
         assert bool(of(w.later(5.0), ReleaseInstance)) is gives_way
 

@@ -22,7 +22,7 @@ SLOW = 1e6  # at this rate 100 MiB take 105 s
 
 
 def test_a_model_in_memory_beats_a_less_loaded_host_and_its_link_is_not_booked() -> None:
-    there = report("h1", network_bytes_per_s=SLOW, resident=(Resident("s3://m", FACTS.weight_bytes),))
+    there = report("h1", network_bytes_per_s=SLOW, resident=(Resident("s3://m/x", FACTS.weight_bytes),))
     w, start = starting(llm_world(report("h0", network_bytes_per_s=SLOW), there))
     assert [s.host for s in start.plan.stages] == ["h1"]
     assert start.attrs["fallback"] is False
@@ -32,10 +32,10 @@ def test_a_model_in_memory_beats_a_less_loaded_host_and_its_link_is_not_booked()
 @pytest.mark.parametrize(
     ("resident", "is_fetched"),
     [
-        (Resident("s3://m", FACTS.weight_bytes // 2), True),
-        (Resident("s3://other", 10**12), True),
-        (Resident("s3://m", FACTS.n_bytes, "the former"), True),
-        (Resident("s3://m", FACTS.n_bytes, FACTS.sha256), False),
+        (Resident("s3://m/x", FACTS.weight_bytes // 2), True),
+        (Resident("s3://m/other", 10**12), True),
+        (Resident("s3://m/x", FACTS.n_bytes, "the former"), True),
+        (Resident("s3://m/x", FACTS.n_bytes, FACTS.sha256), False),
     ],
     ids=["a part of it", "another model", "its former version", "the model"],
 )
@@ -49,10 +49,10 @@ def test_what_is_not_the_whole_model_in_its_newest_version_is_fetched_like_any(
 
 
 def test_what_a_host_has_given_up_is_forgotten_with_its_next_report() -> None:
-    w = llm_world(report("h0"), report("h1", resident=(Resident("s3://m", FACTS.n_bytes),)))
-    assert set(w.view.index.with_model("s3://m", "")) == {"h1"}
+    w = llm_world(report("h0"), report("h1", resident=(Resident("s3://m/x", FACTS.n_bytes),)))
+    assert set(w.view.index.with_model("s3://m/x", "")) == {"h1"}
     w.see(report("h0"), report("h1"))
-    assert set(w.view.index.with_model("s3://m", "")) == set()
+    assert set(w.view.index.with_model("s3://m/x", "")) == set()
 
 
 @pytest.mark.parametrize(("content", "host"), [("c0ffee", "h1"), ("another", "h0")])
@@ -74,7 +74,7 @@ def test_a_model_of_a_hub_lies_where_another_one_with_the_same_files_lies(conten
 
 
 def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link() -> None:
-    there = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m", SMOLLM2.n_bytes, "aa"),))
+    there = report("h0", network_bytes_per_s=SLOW, resident=(Resident("s3://m/x", SMOLLM2.n_bytes, "aa"),))
     w, start = starting(llm_world(there, facts=chat(forced_stages=2), model=SMOLLM2, relay_url="redis://relay:1"))
     assert w.view.hosts[HostId("h0")].ledger.fetches() == {}
     assert start.plan.predicted_ttft_s < SMOLLM2.n_bytes / SLOW
@@ -82,7 +82,7 @@ def test_stages_on_a_host_that_has_the_model_copy_their_parts_and_book_no_link()
 
 
 def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by() -> None:
-    there = Resident("s3://m", SMOLLM2.n_bytes, "aa")
+    there = Resident("s3://m/x", SMOLLM2.n_bytes, "aa")
     reports = [report(f"h{i}", network_bytes_per_s=25e6, resident=(there,) if i == 3 else ()) for i in range(4)]
     w = llm_world(*reports, facts=chat(forced_stages=3), model=SMOLLM2, relay_url="redis://relay:1")
     w.view.history.update(CHAT, "cpu", StartMode.COLD, Measured(t_p=0.3, t_n=0.01, t_tail=0.2, memory=50e6, copy=80e6))
@@ -99,7 +99,7 @@ def test_what_is_explained_of_the_chosen_hosts_is_what_the_start_was_placed_by()
 def test_a_rate_that_starts_have_shown_moves_the_place_of_the_next_one() -> None:
     """A resident model wins because it needs no link, and loses where the copy to the device is known to be slow."""
     devices = {k: (Device("cuda:0", k, 4096 * MIB, 4096 * MIB),) for k in ("A10", "V100")}
-    here = Resident("s3://m", FACTS.n_bytes, "aa")
+    here = Resident("s3://m/x", FACTS.n_bytes, "aa")
     reports = (
         report("h0", devices=devices["A10"], network_bytes_per_s=10e6),
         report("h1", devices=devices["V100"], network_bytes_per_s=10e6, resident=(here,)),
@@ -111,7 +111,7 @@ def test_a_rate_that_starts_have_shown_moves_the_place_of_the_next_one() -> None
         assert start.plan.stages[0].host == chosen
 
 
-_HERE = Resident("s3://m", SMOLLM2.n_bytes, "aa")
+_HERE = Resident("s3://m/x", SMOLLM2.n_bytes, "aa")
 _HOST = st.fixed_dictionaries(
     {
         "network_bytes_per_s": st.sampled_from([SLOW, 25e6, 1e9]),

@@ -17,7 +17,7 @@ from thaw.model import FileRange, ModelFacts, ModelParts
 LAYERS = ((FileRange("one", 10, 50),), (FileRange("two", 0, 40),))
 PARTS = ModelParts((FileRange("embedding", 0, 10),), LAYERS, (FileRange("two", 40, 10),))
 FILES = {"config.json": 20, "embedding": 10, "one": 60, "two": 50, "unused.safetensors": 10}
-SHARDED = ModelFacts("s3://sharded", 150, 120, 2, (50, 40), 30, "", "e", True, FILES, parts=PARTS)
+SHARDED = ModelFacts("s3://m/sharded", 150, 120, 2, (50, 40), 30, "", "e", True, FILES, parts=PARTS)
 """The embedding has a file of its own, and so has each layer."""
 
 
@@ -74,4 +74,4 @@ def test_the_whole_model_is_known_by_the_name_that_fetchd_gives_to_its_segment(
 ) -> None:
     whole = Stages(replace(FACTS, sha256=sha256, etag=etag)).whole
     assert whole.ranges == (FileRange("w", 0, 100 * MIB),)
-    assert whole.key == SegmentKey("s3://m", version, whole.ranges).content
+    assert whole.key == SegmentKey("s3://m/x", version, whole.ranges).content

@@ -39,7 +39,7 @@ def leaving() -> tuple[World, StartGroup, ReleaseInstance]:
 
 def whole_model_at(w: World, host_id: HostId) -> None:
     """Report that the rest of the weights has arrived at this host."""
-    w.see_all(host_id, resident=(Resident("s3://m", SMOLLM2.n_bytes),))
+    w.see_all(host_id, resident=(Resident("s3://m/x", SMOLLM2.n_bytes),))
 
 
 def gone(w: World, start: StartGroup) -> list[StartGroup]:
@@ -147,14 +147,14 @@ def test_a_group_gives_way_after_a_look_that_found_the_model_unchanged() -> None
 
 def test_a_group_whose_model_was_pushed_again_serves_until_its_keep_alive_ends() -> None:
     w, start = watched()
-    w.looked(replace(SMOLLM2, sha256="bb", uri="s3://m@b"))
+    w.looked(replace(SMOLLM2, sha256="bb", uri="s3://m/x@b"))
     assert [r.reason for r in of(w.later(70.0), ReleaseInstance)] == ["keep_alive"]
     assert gone(w, start) == []
 
 
 def test_a_model_that_is_in_doubt_since_the_release_has_no_successor() -> None:
     w, start, _ = leaving()
-    w.view.model("s3://m").fresh = False
+    w.view.model("s3://m/x").fresh = False
     assert gone(w, start) == []
 
 

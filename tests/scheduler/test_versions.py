@@ -19,7 +19,7 @@ from thaw.host import HostReport, Resident
 from thaw.ids import ActionName, HostId
 from thaw.model import ModelFacts
 
-NAME, OLD, NEW = "s3://m", "a" * 64, "b" * 64
+NAME, OLD, NEW = "s3://m/x", "a" * 64, "b" * 64
 AWAY = ErrorInfo("StoreUnavailable", "Connection refused", "is the store up?")
 
 
@@ -86,7 +86,7 @@ def test_the_starts_of_one_second_share_a_look_and_no_later_one_does() -> None:
 @pytest.mark.parametrize(
     ("uri", "found", "n_looks"),
     [
-        (f"s3://m@{OLD[:16]}", {"sha256": OLD}, 0),
+        (f"s3://m/x@{OLD[:16]}", {"sha256": OLD}, 0),
         (f"hf://org/m@{OLD[:40]}", {"etag": f"{OLD[:40]}.{NEW[:32]}", "sha256": ""}, 1),  # it may be ours no longer
     ],
     ids=["a pin", "a commit of a hub"],

@@ -102,7 +102,7 @@ class World:
         self, facts: ModelFacts | None, error: ErrorInfo | None = None, unchanged: str = "", host: str = "h0"
     ) -> list[Decision]:
         """Let a host answer the question for the model of most tests."""
-        return self.do(ModelInspected("s3://m", HostId(host), facts, error, unchanged))
+        return self.do(ModelInspected("s3://m/x", HostId(host), facts, error, unchanged))
 
     def refused(self, command: ReleaseInstance | ConsolidateInstance, error: ErrorInfo = BUSY) -> list[Decision]:
         """Let a host refuse a command about an instance."""
@@ -201,7 +201,7 @@ def llm_world(
     *hosts: HostReport, facts: ActionFacts | None = None, model: ModelFacts = FACTS, **settings_: Any
 ) -> World:
     made = world(*hosts, facts=facts or chat(), **settings_)
-    made.do(ModelInspected("s3://m", HostId("h0"), model))
+    made.do(ModelInspected("s3://m/x", HostId("h0"), model))
     return made
 
 

@@ -15,16 +15,17 @@ docs/formats/checkpoint-index.md.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 from thaw import wire
-from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
-from thaw.hub import models as hub
+from thaw.errors import BadRequest, ModelCorrupt, ModelUnsupported, ProtocolError
+from thaw.model_uri import HUB, ModelUri
 
 POINTER_NAME: Final = "thaw-version.json"
 _FORMAT: Final = 1
 _DIGITS: Final = 16
-_PIN: Final = re.compile(r"(?:@|%40)([0-9a-f]{64}|[0-9a-f]{16})/*\Z")
+_PIN: Final = re.compile(r"(.+)@([0-9a-f]{64}|[0-9a-f]{16})", re.S)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -34,15 +35,16 @@ def short(version: str) -> str:
 
 
 def pin(uri: str, sha256: str) -> str:
-    """The URI of one version of the model with the plain name ``uri``."""
-    return f"{uri.rstrip('/')}@{short(sha256)}"
+    """The URI of one version of the model with the plain name ``uri``.  Raises BadRequest."""
+    name = ModelUri.parse(uri)
+    return str(name.beside(f"{name.path[-1] if name.path else ''}@{short(sha256)}"))
 
 
 def pinned(uri: str) -> str:
-    """The digits of the version that ``uri`` pins; empty for a plain name, and for every model on a hub, which has
-    revisions of its own (thaw/hub/models.py) and is asked at each start whether it may still be read."""
-    match = None if hub.is_hub(uri) else _PIN.search(uri)
-    return match[1] if match else ""
+    """The digits of the version that ``uri`` pins; empty for a plain name, for a text that is no model's URI, and for
+    every model on a hub, which has revisions of its own (thaw/hub/models.py) and is asked at each start whether it may
+    still be read."""
+    return _parts(uri)[1]
 
 
 def place(uri: str) -> str:
@@ -51,8 +53,19 @@ def place(uri: str) -> str:
 
 
 def plain_name(uri: str) -> str:
-    """``uri`` without its pin."""
-    return _PIN.sub("", uri) if pinned(uri) else uri
+    """``uri`` without its pin, in its canonical form; as it is if it is no model's URI."""
+    return _parts(uri)[0]
+
+
+@lru_cache(maxsize=4096)
+def _parts(uri: str) -> tuple[str, str]:
+    """The plain name and the digits of its pin."""
+    try:
+        name = ModelUri.parse(uri)
+        match = _PIN.fullmatch(name.path[-1]) if name.path and name.scheme != HUB else None
+        return (str(name.beside(match[1])), match[2]) if match else (str(name), "")
+    except BadRequest:
+        return uri, ""
 
 
 def write_pointer(sha256: str) -> bytes:

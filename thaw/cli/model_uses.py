@@ -21,14 +21,14 @@ class Uses:
 
     def of_name(self, uri: str) -> list[str]:
         """The functions that name the model, by its plain name or a pin."""
-        return sorted({a for a, named in self.actions if _same(versions.plain_name(named), uri)})
+        return sorted({a for a, named in self.actions if _names(named, uri, with_pins=True)})
 
     def of_version(self, uri: str, digits: str, *, newest: bool) -> list[str]:
         """The users of this version of the model with the plain name ``uri``; with ``newest``, also functions that name
         the plain name.  A pin of the same digits counts with any name, because a store may have several addresses."""
-        named = {a for a, pin in self.actions if versions.pinned(pin) == digits}
+        named = {a for a, pin in self.actions if _pins(pin, digits)}
         if newest:
-            named |= {a for a, name in self.actions if not versions.pinned(name) and _same(name, uri)}
+            named |= {a for a, name in self.actions if _names(name, uri, with_pins=False)}
         runs = {a for a, version in self.running if versions.short(version) == digits}
         return sorted(named | {f"{a} (runs)" for a in runs - named})
 
@@ -48,8 +48,21 @@ def uses() -> Uses:
     )
 
 
-def _same(one: str, other: str) -> bool:
+def _names(named: str, uri: str, *, with_pins: bool) -> bool:
+    """Whether a function's ``named`` may mean the model with the plain name ``uri``."""
+    if not _is_readable(named):
+        return True
+    return (with_pins or not versions.pinned(named)) and versions.plain_name(named) == versions.plain_name(uri)
+
+
+def _pins(named: str, digits: str) -> bool:
+    return versions.pinned(named) == digits or not _is_readable(named)
+
+
+def _is_readable(named: str) -> bool:
+    """A text that cannot be read may mean any model: whoever accepted it had another reader."""
     try:
-        return ModelUri.parse(one) == ModelUri.parse(other)
+        ModelUri.parse(named)
     except BadRequest:
-        return one.rstrip("/") == other.rstrip("/")
+        return False
+    return True

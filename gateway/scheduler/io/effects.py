@@ -96,7 +96,7 @@ class Effects:
         self._registry, self._records = Registry(client), Records(client, clock)
         self._seen: dict[ActivationId, Arrival] = {}
         self._adapters: dict[ActivationId, str] = {}  # the adapters that demand wants; the policy need not know them
-        self._looks_s: dict[str, float] = {}  # models that demand has waited for, and how long their hosts looked
+        self._looks_s: dict[str, float] = {}  # how long hosts looked at what demand waits for, by plain name
 
     def seen(self, activation_id: ActivationId, arrival: Arrival, adapter: str = "") -> None:
         """The request's demand was taken up now.  From now on its wait belongs to its ``planned`` phase."""
@@ -110,8 +110,8 @@ class Effects:
 
     def looked(self, event: ModelInspected) -> None:
         """A host has answered an inspection of a model."""
-        if event.uri in self._looks_s:
-            self._looks_s[event.uri] = event.took_s
+        if (name := versions.plain_name(event.uri)) in self._looks_s:
+            self._looks_s[name] = event.took_s
 
     def gone(self, activation_id: ActivationId) -> None:
         self._seen.pop(activation_id, None)
@@ -145,7 +145,7 @@ class Effects:
                 self._log.event("cancel", group_id=decision.group_id, host_id=decision.host_id)
                 self._send(decision.host_id, decision.command_id, Cancel(decision.group_id))
             case InspectModelOn():
-                self._looks_s[decision.uri] = 0.0
+                self._looks_s[versions.plain_name(decision.uri)] = 0.0
                 self._send(
                     decision.host_id,
                     decision.command_id,
@@ -239,9 +239,8 @@ class Effects:
         """Return the wait of a demand that was not planned when it came: its model was being inspected, or no host had
         room.  The wait ended with the event that led to the plan.  A look explains as much of it as the host says that
         it looked: if the host was stopped before it began, or its answer came late, the rest stays unexplained."""
-        uri = "" if plan.model is None else plan.model.uri
-        look_s = self._looks_s.pop(versions.plain_name(uri), None)
-        look_s = self._looks_s.pop(uri, look_s)
+        model = plan.model
+        look_s = None if model is None else self._looks_s.pop(versions.plain_name(model.uri), None)
         if look_s is None:
             return {"wait_s": round(wait_s, 4), "waits_for": "room on a host"}
         return {"wait_s": round(min(wait_s, look_s), 4), "waits_for": "a look at the model's index"}

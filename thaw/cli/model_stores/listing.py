@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +13,9 @@ from thaw.checkpoints import versions
 from thaw.cli.model_stores.checkpoints import newest, read_index
 from thaw.cli.model_stores.stores import open_store
 from thaw.dev.layout import default_layout
-from thaw.errors import ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
+from thaw.errors import BadRequest, ModelCorrupt, ModelNotFound, ModelUnsupported, PlatformError, StoreUnavailable
 from thaw.model import INDEX_NAME, ModelIndex
+from thaw.model_uri import ModelUri
 
 _NAMES: Final = (versions.POINTER_NAME, INDEX_NAME, "config.json")
 
@@ -41,7 +43,8 @@ def models() -> Iterator[Listed]:
 
 
 def _in_directory(root: Path) -> set[str]:
-    return {path.parent.as_uri() for name in _NAMES for path in root.glob(f"**/{name}")}
+    found = {path.parent for name in _NAMES for path in root.glob(f"**/{name}")}
+    return _named(ModelUri("file", "", path.parts[1:]) for path in found)
 
 
 def _in_s3() -> set[str]:
@@ -62,10 +65,19 @@ def _in_s3() -> set[str]:
 
 
 def _in_bucket(s3: Any, bucket: str) -> set[str]:
-    found = set()
+    found = set[ModelUri]()
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
         for entry in page.get("Contents", []):
             prefix, _, name = entry["Key"].rpartition("/")
             if name in _NAMES and prefix:
-                found.add(f"s3://{bucket}/{prefix}")
+                found.add(ModelUri("s3", bucket, tuple(prefix.split("/"))))
+    return _named(found)
+
+
+def _named(places: Iterable[ModelUri]) -> set[str]:
+    """The URIs of places; those that no URI can name are somebody else's."""
+    found = set()
+    for place in places:
+        with suppress(BadRequest, UnicodeError):
+            found.add(str(ModelUri.parse(str(place))))
     return found

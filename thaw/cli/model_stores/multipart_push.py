@@ -16,10 +16,10 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from thaw.errors import ModelCorrupt
 from thaw.model import CHUNK_BYTES
+from thaw.model_uri import ModelUri
 
 _PARTS_AT_MOST: Final = 9_000  # S3 allows 10,000
 
@@ -101,8 +101,8 @@ def _side_by_side(held: Sequence[Held | None]) -> Held | None:
 
 
 def _copy(s3: Any, part: Mapping[str, Any], held: Held, n_bytes: int) -> str:
-    place = urlsplit(held.uri)
-    source = {"Bucket": place.netloc, "Key": f"{place.path.strip('/')}/{held.file}"}
+    place = ModelUri.parse(held.uri)
+    source = {"Bucket": place.place, "Key": f"{place.key}/{held.file}"}
     span = f"bytes={held.offset}-{held.offset + n_bytes - 1}"
     answer = s3.upload_part_copy(**part, CopySource=source, CopySourceRange=span)
     return str(answer["CopyPartResult"]["ETag"])

@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import quote
 
-from thaw.checkpoints import pooling
-from thaw.checkpoints.versions import pinned, plain_name
+from thaw.checkpoints import pooling, versions
 from thaw.cli.model_stores import multipart_push
 from thaw.cli.model_stores.multipart_push import Content
 from thaw.cli.model_stores.stored_object import Stored
 from thaw.errors import BadRequest, ModelNotFound, PlatformError, StoreUnavailable
 from thaw.model import CHUNK_BYTES
+from thaw.model_uri import FORMS, ModelUri
 
 
 class Store(Protocol):
@@ -63,49 +63,22 @@ class Store(Protocol):
 
 def open_store(uri: str) -> Store:
     """The store of a model's URI.  Raises BadRequest for a URI that names no store, and the errors of a hub."""
-    parts = urlsplit(uri)
-    open_one = _STORES.get(parts.scheme)
-    store = open_one(uri, parts) if open_one is not None else None
-    if store is None:
-        raise BadRequest(
-            f"{uri!r} is not the URI of a model",
-            hint="s3://bucket/prefix, hf://org/name, file:///absolute/path or http://host/path",
-        )
-    return store
+    model = ModelUri.parse(uri)
+    open_one = _STORES.get(model.scheme)
+    if open_one is None:
+        raise BadRequest(f"{uri!r:.300} is not the URI of a model: this command knows no such store", hint=FORMS)
+    return open_one(model)
 
 
-def _open_s3(uri: str, parts: SplitResult) -> Store | None:
-    prefix = parts.path.strip("/")
-    return S3Store(uri, parts.netloc, prefix) if parts.netloc and prefix else None
-
-
-def _open_hub(uri: str, _parts: SplitResult) -> Store | None:
+def _open_hub(model: ModelUri) -> Store:
     from thaw.cli.model_stores.hub import HubStore
 
-    return HubStore(uri)
-
-
-def _open_directory(uri: str, parts: SplitResult) -> Store | None:
-    return DirectoryStore(uri, Path(unquote(parts.path))) if parts.path.startswith("/") and not parts.netloc else None
-
-
-def _open_http(uri: str, parts: SplitResult) -> Store | None:
-    return HttpStore(uri) if parts.netloc else None
-
-
-_STORES: Final[Mapping[str, Callable[[str, SplitResult], Store | None]]] = {
-    "s3": _open_s3,
-    "hf": _open_hub,
-    "file": _open_directory,
-    "http": _open_http,
-    "https": _open_http,
-}
-"""Each function returns None for a URI that names no place in its kind of store."""
+    return HubStore(str(model))
 
 
 class DirectoryStore:
-    def __init__(self, uri: str, directory: Path) -> None:
-        self.uri, self._directory = uri, directory
+    def __init__(self, model: ModelUri) -> None:
+        self.uri, self._model, self._directory = str(model), model, Path(model.directory)
 
     def write(self, name: str, content: bytes) -> None:
         self._write(name, iter([content]))
@@ -170,9 +143,8 @@ class DirectoryStore:
 
     def versions(self) -> list[str]:
         parent = self._directory.parent
-        beside = parent.iterdir() if parent.is_dir() else ()
-        found = (f"{self.uri.rstrip('/')}{p.name.removeprefix(self._directory.name)}" for p in beside if p.is_dir())
-        return sorted(uri for uri in found if pinned(uri) and plain_name(uri) == self.uri.rstrip("/"))
+        names = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        return _versions_of(self._model, names)
 
     def check_writable(self) -> None:
         with _os_errors(self.uri):
@@ -184,8 +156,8 @@ class DirectoryStore:
 class HttpStore:
     """Any web server that has the files below one path."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
+    def __init__(self, model: ModelUri) -> None:
+        self.uri, self._url = str(model), f"{model.scheme}://{model.place}{model.url_path}"
 
     def write(self, name: str, content: bytes) -> None:
         self.check_writable()
@@ -218,7 +190,7 @@ class HttpStore:
         import requests
 
         try:
-            with requests.get(f"{self.uri}/{quote(name)}", stream=True, timeout=(5, 60)) as response:
+            with requests.get(f"{self._url}/{quote(name)}", stream=True, timeout=(5, 60)) as response:
                 if response.status_code == 404:
                     raise ModelNotFound(f"there is no {name} at {self.uri}")
                 if not response.ok:
@@ -229,10 +201,10 @@ class HttpStore:
 
 
 class S3Store:
-    def __init__(self, uri: str, bucket: str, prefix: str) -> None:
+    def __init__(self, model: ModelUri) -> None:
         from thaw.cli.model_stores.s3 import client
 
-        self.uri, self._bucket, self._prefix = uri, bucket, prefix
+        self.uri, self._model, self._bucket, self._prefix = str(model), model, model.place, model.key
         self._s3 = client()
 
     def write(self, name: str, content: bytes) -> None:
@@ -280,9 +252,8 @@ class S3Store:
         """A store of objects has no places."""
 
     def versions(self) -> list[str]:
-        beside = (p["Prefix"] for page in self._pages(f"{self._prefix}@") for p in page.get("CommonPrefixes", []))
-        found = (f"s3://{self._bucket}/{prefix.rstrip('/')}" for prefix in beside)
-        return sorted(uri for uri in found if pinned(uri))
+        beside = [p["Prefix"] for page in self._pages(f"{self._prefix}@") for p in page.get("CommonPrefixes", [])]
+        return _versions_of(self._model, [prefix.rstrip("/").rpartition("/")[2] for prefix in beside])
 
     def _pages(self, prefix: str) -> Iterator[Any]:
         with self._errors(""):
@@ -321,6 +292,24 @@ class S3Store:
             raise StoreUnavailable(
                 f"{where}: the store does not answer: {e}", hint="is THAW_S3_ENDPOINT right?  thaw dev status"
             ) from e
+
+
+_STORES: Final[Mapping[str, Callable[[ModelUri], Store]]] = {
+    "s3": S3Store,
+    "hf": _open_hub,
+    "file": DirectoryStore,
+    "http": HttpStore,
+    "https": HttpStore,
+}
+
+
+def _versions_of(model: ModelUri, names: Iterable[str]) -> list[str]:
+    """The URIs of the versions of a plain name among the ``names`` beside it."""
+    found = []
+    for name in names:
+        with suppress(BadRequest):  # somebody else's, which no URI can name
+            found.append(str(model.beside(name)))
+    return sorted(uri for uri in found if versions.pinned(uri) and versions.plain_name(uri) == str(model))
 
 
 def _sync_directory(directory: Path) -> None:
