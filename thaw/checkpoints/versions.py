@@ -37,7 +37,9 @@ def short(version: str) -> str:
 def pin(uri: str, sha256: str) -> str:
     """The URI of one version of the model with the plain name ``uri``.  Raises BadRequest."""
     name = ModelUri.parse(uri)
-    return str(name.beside(f"{name.path[-1] if name.path else ''}@{short(sha256)}"))
+    if not name.path:
+        raise BadRequest(f"{uri!r:.300} has no name that a version could have", hint="push the model below it")
+    return str(name.beside(f"{name.path[-1]}@{short(sha256)}"))
 
 
 def pinned(uri: str) -> str:
