@@ -39,7 +39,7 @@ _ALLOWED_HEADERS: Final = (
 _CORS: Final = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, DELETE, POST, PUT, HEAD",
-    "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
+    "Access-Control-Expose-Headers": f"X-Request-ID, {ACTIVATION_HEADER}, X-Thaw-Start, Retry-After, WWW-Authenticate",
 }
 _WEB: Final = "web.web"
 _INVOCATIONS: Final = (
@@ -288,6 +288,9 @@ def install(app: Flask) -> None:
         response.headers["X-Request-ID"] = g.transaction_id
         for name, value in g.get("cors", _CORS).items():
             response.headers.setdefault(name, value)
+        if "cors" not in g:  # SDKs send headers of their own (x-stainless-*), which change nothing here
+            asked = request.headers.get("Access-Control-Request-Headers", _ALLOWED_HEADERS)
+            response.headers.setdefault("Access-Control-Allow-Headers", asked)
         return response
 
     @app.teardown_request

@@ -112,7 +112,8 @@ def begin(core: Gateway, asked: Asked) -> Response:
         hangup = watching(core, entered)
         call = asked.call(Hangup() if resumable else hangup)
         body = fingerprint(call.action, call.endpoint, call.payload)
-        chunks = Chunks(call, _prefix(core, call, call.received_ms // 1000, body.digest))
+        prefix = _prefix(core, call, call.received_ms // 1000, body.digest)
+        chunks = Chunks(call, prefix if RESUMABLE_HEADER in request.headers else None)
         if not resumable:
             return written(call, chunks, counted(core, call, entered))
         core.throttle.enter(asked.subject.namespace)  # the count is the stream's from here on

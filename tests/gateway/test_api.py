@@ -60,6 +60,16 @@ def test_every_answer_carries_cors_and_a_transaction_id(shared_gateway: GatewayP
     assert shared_gateway.call("OPTIONS", ACTIONS).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", ACTIONS])
+def test_an_sdk_in_a_browser_may_send_its_headers_and_read_ours(shared_gateway: GatewayProcess, path: str) -> None:
+    asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+    sent = {"Origin": "https://app.example", "Access-Control-Request-Headers": asked}
+    preflight = requests.options(f"{shared_gateway.url}{path}", headers=sent, timeout=10)
+    assert (preflight.status_code, preflight.headers["Access-Control-Allow-Headers"]) == (200, asked)
+    exposed = shared_gateway.call("GET", ACTIONS).headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"X-Request-ID", "X-Openwhisk-Activation-Id", "X-Thaw-Start", "Retry-After"} <= set(exposed)
+
+
 def test_a_tenant_sees_its_own_namespace_only(shared_gateway: GatewayProcess) -> None:
     reply = shared_gateway.call("GET", "/api/v1/namespaces/guest/actions", key=OTHER_KEY)
     assert reply.status_code == 403

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -60,3 +61,16 @@ def test_no_empty_line_follows_a_comment_after_the_first_id() -> None:
     assert chunks.comment("queued") == ": thaw queued\n\n"
     chunks.token(RunToken(1, 101, "x"))
     assert chunks.comment("queued") == ": thaw queued\n"
+
+
+def test_tokens_that_print_alike_are_told_apart_by_their_bytes() -> None:
+    half, other = r"bytes:\xf0\x9f", r"bytes:\xe2"
+    token = RunToken(0, 1, "", TokenLogprob(half, -0.5, ((half, -0.5), (other, -1.5), ("\ufffd", -2.5))))
+    chats, completions = (
+        json.loads(Chunks(call_of(action=ACTION, body={}, endpoint=endpoint), None).token(token).split("data: ")[-1])
+        for endpoint in ("chat", "completions")
+    )
+    (said,) = chats["choices"][0]["logprobs"]["content"]
+    assert said["bytes"] == [0xF0, 0x9F]
+    assert [top["bytes"] for top in said["top_logprobs"]] == [[0xF0, 0x9F], [0xE2], [0xEF, 0xBF, 0xBD]]
+    assert completions["choices"][0]["logprobs"]["top_logprobs"] == [{half: -0.5, other: -1.5, "\ufffd": -2.5}]

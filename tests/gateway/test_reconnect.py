@@ -151,6 +151,13 @@ def test_a_client_reconnects_again_and_again(ready: GatewayProcess) -> None:
     one_record(ready, client)
 
 
+def test_who_does_not_ask_for_ids_reads_lines_of_data_alone(ready: GatewayProcess) -> None:
+    reply = ready.call("POST", "/v1/chat/completions", json=Client().body)
+    events = reply.text.split("\n\n")
+    assert len(events) > 6
+    assert all(event.startswith(("data: ", ": thaw")) and "\n" not in event for event in events if event)
+
+
 def test_who_does_not_ask_for_it_hangs_up_to_cancel(ready: GatewayProcess) -> None:
     client = Client()
     ready.invoker.pace = threading.Semaphore(2)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
+from relay.protocol.token_names import token_bytes
 from tests.thaw_runtime.models import write_tiny_model
+from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.text_stream import Detokenizer, StopStrings, TextStream
 
 
@@ -80,3 +82,21 @@ def test_every_length_of_a_stop_strings_beginning_is_held_back() -> None:
         stops = StopStrings(["ABCDE", "AB", "x"] if n == 1 else ["ABCDE"])
         assert stops.push("1" + "ABCDE"[:n]).text == "1"
         assert stops.flush() == "ABCDE"[:n]
+
+
+def test_half_a_character_is_named_by_its_bytes_and_every_token_by_its_own(tokenizer: Tokenizer) -> None:
+    text = ModelText(tokenizer, None, (), 257, {})
+    names = [text.token_text(token) for token in range(257)]
+    assert len(set(names)) == 257
+    assert [token_bytes(name) for name in names[:256]] == [bytes([n]) for n in range(256)]
+    assert (names[0x61], names[0xF0], names[256]) == ("a", r"bytes:\xf0", "<end>")
+
+
+def test_a_token_keeps_the_space_that_a_decoder_takes_from_the_first_one() -> None:
+    vocabulary = {"<unk>": 0, "▁the": 1, "the": 2, "<0xE2>": 3, "<0x61>": 4}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    text = ModelText(made, None, (), 5, {})
+    assert [text.token_text(n) for n in range(1, 5)] == [" the", "the", r"bytes:\xe2", "a"]

@@ -20,6 +20,7 @@ from relay.protocol.messages import (
     RunToken,
     TokenLogprob,
 )
+from relay.protocol.token_names import n_characters, token_bytes
 
 Json = dict[str, Any]
 
@@ -89,7 +90,7 @@ def _ranked(tokens: Sequence[RankedToken]) -> Json:
 
 def _echoed(of_answer: Json | None, prompt: RunPrompt) -> Json:
     """The logprobs of a completion that begins with its prompt; nothing precedes its first token."""
-    offsets = [0, *accumulate(map(len, prompt.texts))]
+    offsets = [0, *accumulate(map(n_characters, prompt.texts))]
     rest = of_answer or {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     own = [None if p is None else _finite(p.logprob) for p in prompt.logprobs]
     tops = [None if p is None else {token: _finite(q) for token, q in p.top} for p in prompt.logprobs]
@@ -259,7 +260,7 @@ def _logprobs(call: Call, tokens: Sequence[RunToken], offset: int = 0) -> Json |
     offsets = []
     for p in given:
         offsets.append(offset)
-        offset += len(p.token)
+        offset += n_characters(p.token)
     return {
         "tokens": [p.token for p in given],
         "token_logprobs": [_finite(p.logprob) for p in given],
@@ -274,7 +275,7 @@ def chat_logprob(p: TokenLogprob) -> Json:
 
 
 def _named(token: str, logprob: float) -> Json:
-    return {"token": token, "logprob": _finite(logprob), "bytes": list(token.encode())}
+    return {"token": token, "logprob": _finite(logprob), "bytes": list(token_bytes(token))}
 
 
 def _finite(logprob: float) -> float:

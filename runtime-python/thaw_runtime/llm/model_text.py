@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from relay.protocol.token_names import token_name
 from thaw.checkpoints import fitness, pooling
 from thaw.errors import BadParameter, BadRequest, ModelCorrupt, PlatformError
 from thaw_runtime.llm.chat_template import ChatTemplate
@@ -42,6 +44,14 @@ _FILL_IN: Final = (
 )
 """The special tokens for filling in text: before the prefix, before the suffix, and before the answer.  A model that
 has all three was trained for this."""
+
+
+_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
+_PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
+    chr(256 + n): b for n, b in enumerate(sorted(set(range(256)) - set(_PLAIN)))
+}
+"""The characters by which byte-level vocabularies write bytes, as GPT-2 did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,23 @@ class ModelText:
         return TextStream(self.tokenizer, prompt_token_ids, stops)
 
     def token_text(self, token_id: int) -> str:
-        """The text of a single token, for logprobs; special tokens are included."""
-        return str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+        """The text of a single token, for logprobs; special tokens are included.
+
+        Half a character has no text: its name is its bytes as OpenAI writes them (relay/protocol/token_names.py).
+        """
+        text = str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+        piece = self.tokenizer.id_to_token(token_id)
+        if "\ufffd" in text:
+            return token_name(_bytes_of(piece or "") or text.encode())
+        # a decoder takes the space from the first token, and here each one is the first
+        return f" {text}" if piece and piece.startswith("▁") and not text.startswith(" ") else text
+
+
+def _bytes_of(piece: str) -> bytes:
+    """The bytes of a token as its vocabulary has it: in GPT-2's alphabet, or as ``<0xE2>``; nothing for others."""
+    if fallback := _BYTE.fullmatch(piece):
+        return bytes([int(fallback[1], 16)])
+    return bytes(_ALPHABET[c] for c in piece) if all(c in _ALPHABET for c in piece) else b""
 
 
 def load_model_text(segment: Segment, tool_parser: str = "") -> ModelText:
