@@ -177,6 +177,35 @@ def test_a_failed_run_prints_its_record_and_ends_with_wsk_s_code(at: Run, gatewa
     assert done.stderr == f"ok: invoked hello with id {'b' * 32}\n"
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 100_000])
+def test_a_value_that_is_no_json_is_sent_as_text(at: Run, gateway: FakeGateway, value: str) -> None:
+    at("action", "invoke", "hello", "-p", "v", value)
+    assert gateway.asked[-1].body == {"v": value}
+
+
+@pytest.mark.parametrize("content", ['{"v": NaN}', '{"v": [1e999]}', "{" * 10, "[" * 100_000])
+def test_a_file_with_a_number_that_json_has_not_is_refused_before_anybody_is_asked(
+    at: Run, gateway: FakeGateway, tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(content)
+    done = at("action", "invoke", "hello", "-P", str(file))
+    assert done.returncode != 0
+    assert f"{file} is not JSON" in done.stderr
+    assert gateway.asked == []
+
+
+@pytest.mark.parametrize("words", [("--auth", "é€:x", "action", "list"), ("action", "get", "a\udcff")])
+def test_what_cannot_be_written_in_a_request_is_not_taken_for_a_server_that_is_away(
+    thaw: Run, gateway: FakeGateway, words: tuple[str, ...]
+) -> None:
+    done = thaw("--apihost", gateway.url, *(() if words[0] == "--auth" else ("--auth", KEY)), *words)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "is the platform up" not in done.stderr
+    assert [asked.path.rpartition("/")[2] for asked in gateway.asked] in ([], ["a%FF"])
+
+
 def test_parameters_on_the_line_override_those_of_a_file(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
     gateway.answers[f"POST {HERE}/actions/hello"] = (202, {"activationId": "b" * 32})
     (tmp_path / "p.json").write_text('{"name": "Ada", "n": 1}')

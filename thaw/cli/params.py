@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thaw import wire
 from thaw.errors import BadRequest
 
 PAIRED = ("--param", "-p", "--annotation", "-a")
@@ -34,15 +34,16 @@ def join_pairs(argv: list[str]) -> list[str]:
 
 
 def pairs(words: Sequence[str] | None) -> dict[str, Any]:
-    """The given parameters by key.  A value that is JSON is read as JSON, any other value as text."""
+    """The given parameters by key.  A value that is JSON is read as JSON, any other value as text, as ``NaN`` and
+    ``1e999`` are: JSON has no such numbers."""
     found: dict[str, Any] = {}
     for word in words or ():
         key, separator, value = word.partition(SEPARATOR)
         if not separator:
             raise BadRequest(f"the parameter {word!r} has no value", hint="write -p KEY VALUE")
         try:
-            found[key] = json.loads(value)
-        except ValueError:
+            found[key] = wire.strict(value)
+        except (ValueError, RecursionError):
             found[key] = value
     return found
 
@@ -63,10 +64,10 @@ def key_values(values: dict[str, Any]) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file.  Raises BadRequest."""
     try:
-        plain = json.loads(path.read_text())
+        plain = wire.strict(path.read_text())
     except OSError as e:
         raise BadRequest(f"{path} cannot be read: {e.strerror}", hint="give the path of a JSON file") from e
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BadRequest(f"{path} is not JSON: {e}", hint="it must hold one JSON object") from e
     if not isinstance(plain, dict):
         raise BadRequest(f"{path} is JSON, but not an object", hint="it must look like {...}")

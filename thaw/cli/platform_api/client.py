@@ -12,7 +12,7 @@ import requests
 
 from thaw.cli.platform_api.property_file import Target
 from thaw.cli.platform_api.unreachable import no_api, unreachable
-from thaw.errors import ThawError, Unavailable
+from thaw.errors import BadRequest, ThawError, Unavailable
 
 CONNECT_TIMEOUT_S = 5.0
 CA_VARIABLE = "SSL_CERT_FILE"  # as with wsk and every other program that is written in Go
@@ -124,6 +124,9 @@ class Client:
             response = self._session.request(
                 method, url, params=query, json=body, stream=stream, timeout=(CONNECT_TIMEOUT_S, self._read_timeout_s)
             )
+        except (requests.exceptions.InvalidJSONError, UnicodeError) as e:  # the server has not been asked
+            problem = f"what was given cannot be sent: {e}"
+            raise BadRequest(problem, hint="numbers must be finite, names and keys must be text") from e
         except (requests.RequestException, OSError) as e:  # OSError: a certificate's file that is not there
             raise unreachable(self._target.apihost, e) from e
         if self._tell is not None:
@@ -140,8 +143,13 @@ def entity_path(kind: str, name: str) -> str:
     """The path of one of the actions, packages, triggers or rules; without a name the path of their list."""
     if name.startswith("/"):
         namespace, _, rest = name[1:].partition("/")
-        return f"/api/v1/namespaces/{quote(namespace, safe='')}/{kind}{'/' if rest else ''}{quote(rest)}"
-    return f"{kind}/{quote(name)}" if name else kind
+        return f"/api/v1/namespaces/{_quoted(namespace, '')}/{kind}{'/' if rest else ''}{_quoted(rest)}"
+    return f"{kind}/{_quoted(name)}" if name else kind
+
+
+def _quoted(name: str, safe: str = "/") -> str:
+    """A word of the command line may have bytes that are no UTF-8; the API says that there is no such name."""
+    return quote(name, safe, errors="surrogateescape")
 
 
 def _decode(response: requests.Response) -> Any:
