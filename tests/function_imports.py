@@ -7,7 +7,7 @@ from typing import Any
 
 PROBE = """
 import sys
-LOADED = sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__"})
+LOADED = sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names - {"__main__", "main__"})
 import importlib, importlib.util, os, pkgutil
 
 def is_there(name):

@@ -85,6 +85,7 @@ class Action:
     max_instances: int = 8
     min_instances: int = 0  # for a function; a model's are in its config
     embeds: bool | None = None  # whether the model computes embeddings, as its deploy found out; None: nobody knows
+    init_parameters: Mapping[str, object] = field(default_factory=dict)  # the environment of its code, and no argument
 
     def check_version(self, wanted: str) -> None:
         """``wanted``: the version that is expected; empty: any.  Raises Conflict for another one."""

@@ -103,6 +103,7 @@ def python_init(function: Action, code: str, api_host: str, layer: str = "") -> 
     """OpenWhisk's init value; ``concurrency`` and ``packages`` are ours and ignored by other runtimes.  ``api_host``:
     the API's URL, ``layer``: the name of the folder with its packages; both may be empty."""
     env = {
+        **{k: v if isinstance(v, str) else wire.encode(v).decode() for k, v in function.init_parameters.items()},
         "__OW_ACTION_NAME": f"/{function.name}",
         "__OW_NAMESPACE": function.namespace,
         "__OW_ACTION_VERSION": function.version,

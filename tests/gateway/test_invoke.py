@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.gateway.conftest import HERE, GatewayProcess, Start, notes, pairs
+import pytest
+
+from tests.gateway.conftest import CODE, HERE, GatewayProcess, Start, notes, pairs
 from thaw.activation import ActivationStatus
 from thaw.errors import InitFailed, ModelNotFound
 
@@ -216,3 +218,30 @@ def test_bound_final_parameters_cannot_be_replaced(gateway: GatewayProcess) -> N
     reply = gateway.invoke(a=2)
     assert reply.status_code == 400
     assert reply.json()["error"].startswith("Request defines parameters that are not allowed")
+
+
+def test_a_parameter_with_init_is_kept_for_the_init_and_is_no_argument(shared_gateway: GatewayProcess) -> None:
+    ready = shared_gateway
+    given = [{"key": "DB_URL", "value": "x", "init": True}, {"key": "a", "value": 1, "init": False}]
+    made = ready.put("actions/at-init?overwrite=true", exec=CODE, parameters=given)
+    assert made["parameters"] == [{"key": "a", "value": 1}, {"key": "DB_URL", "value": "x", "init": True}]
+    assert ready.call("GET", f"{HERE}/actions/at-init").json()["parameters"] == made["parameters"]
+    ready.put("actions/at-init?overwrite=true", parameters=[{"key": "a", "value": 2}])
+    assert ready.call("GET", f"{HERE}/actions/at-init").json()["parameters"] == [{"key": "a", "value": 2}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("actions/x", {"exec": CODE, "parameters": [{"key": "a=b", "value": 1, "init": True}]}, "cannot be a variable"),
+        ("actions/x", {"exec": CODE, "parameters": [{"key": "__OW_X", "init": True}]}, "cannot be a variable"),
+        ("actions/x", {"exec": CODE, "parameters": [{"key": "a", "init": "yes"}]}, "must be true or false"),
+        ("packages/p", {"parameters": [{"key": "a", "value": 1, "init": True}]}, "are for actions"),
+        ("triggers/t", {"parameters": [{"key": "a", "value": 1, "init": True}]}, "are for actions"),
+    ],
+)
+def test_a_parameter_with_init_that_could_do_nothing_is_refused(
+    shared_gateway: GatewayProcess, path: str, body: dict[str, Any], said: str
+) -> None:
+    reply = shared_gateway.call("PUT", f"{HERE}/{path}", json=body)
+    assert (reply.status_code, said in reply.json()["error"]) == (400, True), reply.text

@@ -13,7 +13,7 @@ def test_code_that_does_not_load_says_what_happened_and_what_it_printed(host: Ho
     host.deploy(RAISES)
     error = host.failed(host.launch())
     assert (error.code, error.message, error.printed_out) == ("InitFailed", NOT_LOADED, "one\ntwo\n")
-    assert '  File "__main__.py", line 4, in helper' in error.printed
+    assert '/main__.py", line 4, in helper' in error.printed
     assert error.printed.rstrip().endswith("ValueError: no such luck")
     assert error.hint.endswith("ValueError: no such luck")
     assert "thaw_runtime" not in error.printed, "the platform's own frames are of no use to anybody"

@@ -65,6 +65,20 @@ def test_a_zip_with_a_module_beside_main_runs(host: Host) -> None:
     assert host.run(record.instance_id, {"name": "zip"}) == (200, {"hi": "zip"})
 
 
+def test_a_parameter_with_init_is_a_variable_when_the_code_is_loaded(host: Host) -> None:
+    code = """
+import os
+AT_INIT = {name: os.environ[name] for name in ('DB_URL', 'SIZES', '__OW_NAMESPACE')}
+def main(args): return {**AT_INIT, **args}
+"""
+    old = host.deploy(code)
+    given = {"DB_URL": "x", "SIZES": [1, 2.5]}
+    host.records.put_action(replace(old, init_parameters=given), last=old.version, old=old)
+    record = host.ready()
+    found = {"DB_URL": "x", "SIZES": "[1,2.5]", "__OW_NAMESPACE": "guest", "a": 1}
+    assert host.run(record.instance_id, {"a": 1}) == (200, found)
+
+
 def deploy_in_pieces(host: Host, *pieces: bytes) -> StoredCode:
     upload = host.records.code.begin()
     for piece in pieces:

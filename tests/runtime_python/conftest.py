@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,17 @@ def zipped(files: dict[str, str]) -> str:
     with zipfile.ZipFile(data, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def packed(files: Sequence[tuple[str, int, bytes]]) -> str:
+    """As :func:`zipped`, with the mode of each file as a Unix system packs it."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, mode, content in files:
+            member = zipfile.ZipInfo(name)
+            member.external_attr = mode << 16
+            archive.writestr(member, content)
     return base64.b64encode(data.getvalue()).decode()
 
 

@@ -17,7 +17,7 @@ from unittest.mock import ANY
 import pytest
 
 from relay.clients.http_unix import UnixConnection
-from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, running, zipped
+from tests.runtime_python.conftest import ROOT, WAIT_S, Proxy, packed, running, zipped
 from thaw_runtime.action import child
 
 SENTINEL = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX\n"
@@ -53,7 +53,7 @@ def test_an_init_without_code_or_whose_body_is_no_object_is_refused_and_may_be_r
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def main(args:", """  File "__main__.py", line 1\n    def main(args:"""),
+        ("def main(args:", """/main__.py", line 1\n    def main(args:"""),
         ("raise RuntimeError('at load')", "RuntimeError: at load"),
         ("def niam(args): pass", "Invalid action: it has no function 'main'"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -289,6 +289,47 @@ def test_a_zip_brings_its_modules_and_files(proxy: Proxy) -> None:
     code = zipped({"__main__.py": main, "m.py": "X = 1\n", "data.txt": "text"})
     assert proxy.init(code, binary=True) == (200, {"ok": True})
     assert proxy.run() == (200, {"m": 1, "f": "text"})
+
+
+def test_an_action_is_imported_as_openwhisk_imports_it(proxy: Proxy) -> None:
+    """What a file does as a program it does not do, its file is there, and a traceback shows its lines."""
+    code = """\ufeff
+import os, pickle
+class Kept: pass
+def main(args):
+    kept = type(pickle.loads(pickle.dumps(Kept()))) is Kept
+    if args: raise ValueError('in a line')
+    return {'name': __name__, 'file': os.path.basename(__file__), 'source': 'Kept' in open(__file__).read(), 'kept': kept}
+if __name__ == '__main__':
+    raise SystemExit('run as a program')
+"""
+    assert proxy.init(code) == (200, {"ok": True})
+    assert proxy.run() == (200, {"name": "main__", "file": "main__.py", "source": True, "kept": True})
+    assert proxy.run({"a": 1}) == (200, {"error": "in a line"})
+    assert "if args: raise ValueError('in a line')" in proxy.err
+
+
+def test_a_zip_keeps_modes_links_and_the_encoding_of_its_source(proxy: Proxy) -> None:
+    main = b"""# -*- coding: latin-1 -*-
+import subprocess
+def main(args):
+    said = subprocess.run(['bin/tool'], capture_output=True, text=True, check=True).stdout
+    return {'said': said, 'link': open('link').read(), 'letter': '\xe9'}
+"""
+    files = [
+        ("__main__.py", 0o100644, main),
+        ("bin/tool", 0o100755, b"#!/bin/sh\nprintf ran\n"),
+        ("data/text", 0o100600, b"linked"),
+        ("link", 0o120777, b"data/text"),
+    ]
+    assert proxy.init(packed(files), binary=True) == (200, {"ok": True})
+    assert proxy.run() == (200, {"said": "ran", "link": "linked", "letter": "é"})
+
+
+def test_a_zip_whose_link_leads_out_of_it_is_refused(proxy: Proxy) -> None:
+    files = [("__main__.py", 0o100644, ECHO.encode()), ("out", 0o120777, b"../../etc")]
+    assert proxy.init(packed(files), binary=True)[0] == 502
+    assert "Invalid action: its zip has a link that leads out of it: out to ../../etc" in proxy.err
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ LLM_LIMITS: Final = {
     "logs": (0, 10),
     "concurrency": (1, 10_000),
 }
+_VARIABLE: Final = re.compile(r"\A(?!__OW_)[^=\x00]{1,256}\Z")
 _VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
 _UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
 
@@ -65,7 +66,7 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
         action = replace(_with_code(action, body, settings), embeds=None)  # the deploy looks at the model again
     action = _with_limits(action, body.get("limits"))
     if "parameters" in body:
-        action = replace(action, parameters=key_values("parameters", body["parameters"], settings.parameters_bytes))
+        action = _with_parameters(action, body["parameters"], settings.parameters_bytes)
     given = key_values("annotations", body.get("annotations", []), settings.parameters_bytes)
     annotations = {**old.annotations, **given}
     for key in _names(body.get("delAnnotations")):
@@ -101,11 +102,26 @@ def _check_annotations(annotations: Json, action: Action) -> None:
 def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
     if not isinstance(plain, list) or not all(isinstance(p, dict) and isinstance(p.get("key"), str) for p in plain):
         raise malformed(f"{what} must be a list of {{key, value}}")
+    if any(p.get("init") not in (None, True, False) for p in plain):
+        raise malformed(f"init of {what} must be true or false")
     values = {p["key"]: p.get("value") for p in plain}
     n_bytes = len(json.dumps(values))
     if n_bytes > max_bytes:
         raise TooLarge(f"Request larger than allowed: {n_bytes} > {max_bytes} bytes.")
     return values
+
+
+def _with_parameters(action: Action, plain: Any, max_bytes: int) -> Action:
+    """OpenWhisk's parameters with ``init`` are variables of the environment in which the code is loaded, and the others
+    are arguments of each run."""
+    key_values("parameters", plain, max_bytes)  # all of them together
+    at_init = {p["key"]: p.get("value") for p in plain if p.get("init") is True}
+    if at_init and not (action.exec.code or action.exec.image):
+        raise malformed("parameters with init are for actions with code or an image")
+    if strange := [name for name in at_init if not _VARIABLE.match(name)]:
+        raise malformed(f"{strange[0]!r:.60} cannot be a variable of the environment, as a parameter with init is")
+    parameters = {p["key"]: p.get("value") for p in plain if p["key"] not in at_init}
+    return replace(action, parameters=parameters, init_parameters=at_init)
 
 
 def _names(plain: Any) -> list[str]:

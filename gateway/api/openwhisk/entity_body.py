@@ -38,6 +38,8 @@ def changed(entity: T, body: Json, *, is_new: bool) -> T:
     most = gateway().settings.parameters_bytes
     if "parameters" in body:
         entity = replace(entity, parameters=key_values("parameters", body["parameters"], most))
+        if any(p.get("init") for p in body["parameters"]):
+            raise malformed("parameters with init are for actions: give them to each action of the package")
     version = entity.version if is_new else next_version(entity.version, body.get("version"))
     return replace(
         entity,

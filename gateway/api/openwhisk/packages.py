@@ -139,5 +139,5 @@ def _in_package(action: Action) -> dict[str, Any]:
         "name": simple_name(action.name),
         "version": action.version,
         "annotations": render.pairs(action.annotations),
-        "parameters": render.pairs(action.parameters),
+        "parameters": render.parameters(action),
     }

@@ -20,6 +20,11 @@ def pairs(values: Mapping[str, object]) -> list[Json]:
     return [{"key": k, "value": v} for k, v in values.items()]
 
 
+def parameters(entity: Action) -> list[Json]:
+    """With OpenWhisk's mark of those that are for the init alone."""
+    return [*pairs(entity.parameters), *({**p, "init": True} for p in pairs(entity.init_parameters))]
+
+
 def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | None = None) -> Json:
     """The whole entity; ``config`` and, where it is known, what serves it are Thaw's additions for LLM kinds."""
     exec_: Json = {"kind": entity.exec.kind, "binary": entity.exec.binary}
@@ -33,7 +38,7 @@ def action(entity: Action, *, code: bool = True, serving: Sequence[Serving] | No
         exec_["packages"] = [without_hashes(line) for line in entity.exec.packages]
     if entity.exec.main:
         exec_["main"] = entity.exec.main
-    rendered = {**_common(entity), "exec": exec_, "parameters": pairs(entity.parameters)}
+    rendered = {**_common(entity), "exec": exec_, "parameters": parameters(entity)}
     if entity.config is not None:
         rendered["config"] = wire.to_plain(entity.config)
         if serving is not None:

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -25,6 +26,8 @@ from typing import Any
 
 from thaw_runtime.action.wire import INIT, MAX_MESSAGE_BYTES, Message, PeerGone, receive, send
 
+_MODULE = "main__"
+"""The name under which OpenWhisk's runtime imports an action."""
 NO_BINARY = "The action failed to generate or locate a binary. See logs for details."
 NOT_A_DICT = "The action did not return a dictionary or array."
 
@@ -78,14 +81,19 @@ def load(value: Mapping[str, Any], layers: str = "") -> Main:
     for name, setting in (value.get("env") or {}).items():
         os.environ[name] = setting if isinstance(setting, str) else str(setting)
     name = value.get("main") or "main"
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module  # pickle and inspect look up a function's module here
+    module = types.ModuleType(_MODULE)  # not __main__: what a file does as a program it does not do as an action
+    sys.modules[_MODULE] = module  # pickle and inspect look up a function's module here
+    sys.modules["__main__"] = module  # which would be the platform's
     if value.get("binary"):
-        source, path = _unpacked(value["code"])
+        path = _unpacked(value["code"])
         _use_layer(layers, value.get("packages") or "")
     else:
-        source, path = value["code"], "__main__.py"
+        path = os.path.join(tempfile.mkdtemp(prefix="action-"), f"{_MODULE}.py")
+        with open(path, "w", encoding="utf-8", newline="") as file:  # a traceback shows its lines
+            file.write(value["code"].removeprefix("\ufeff"))
     module.__file__ = path
+    with open(path, "rb") as code:
+        source = code.read()  # in the encoding that it names itself
     exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102  running user code is this process's purpose
     main = getattr(module, name, None)
     if not callable(main):
@@ -93,12 +101,13 @@ def load(value: Mapping[str, Any], layers: str = "") -> Main:
     return main  # type: ignore[no-any-return]
 
 
-def _unpacked(code: str) -> tuple[str, str]:
-    """Source and path of ``__main__.py`` of a base64 zip, which becomes the working directory."""
+def _unpacked(code: str) -> str:
+    """The path of ``__main__.py`` of a base64 zip, which becomes the working directory."""
     directory = tempfile.mkdtemp(prefix="action-")
     try:
         with zipfile.ZipFile(io.BytesIO(base64.b64decode(code))) as archive:
-            archive.extractall(directory)  # zipfile removes .. and makes absolute paths relative
+            for member in archive.infolist():
+                _extract(archive, member, directory)
     except (zipfile.BadZipFile, ValueError) as e:
         raise InvalidAction(f"its code is not a zip file that can be read: {e}") from e
     os.chdir(directory)
@@ -107,8 +116,23 @@ def _unpacked(code: str) -> tuple[str, str]:
     path = os.path.join(directory, "__main__.py")
     if not os.path.isfile(path):
         raise InvalidAction(f"the zip has no __main__.py at its top, only {_top(directory)}")
-    with open(path, encoding="utf-8") as file:
-        return file.read(), path
+    return path
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: str) -> None:
+    """Write a file with the mode that it had when it was packed, and a link as a link.  Raises InvalidAction for a link
+    that leads out of the zip."""
+    path = archive.extract(member, directory)  # which removes .. and makes absolute paths relative
+    mode = member.external_attr >> 16
+    if stat.S_ISLNK(mode):
+        target = archive.read(member).decode()
+        os.unlink(path)
+        os.symlink(target, path)
+        top = os.path.realpath(directory)
+        if os.path.commonpath([top, os.path.realpath(path)]) != top:
+            raise InvalidAction(f"its zip has a link that leads out of it: {member.filename} to {target}")
+    elif stat.S_ISREG(mode) or (mode & 0o777 and not member.is_dir()):
+        os.chmod(path, mode & 0o777 | 0o600)
 
 
 def _top(directory: str) -> str:
