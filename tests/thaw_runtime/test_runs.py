@@ -97,6 +97,18 @@ def test_the_engine_is_told_to_stop_when_a_stop_string_has_come(
     assert "".join(m.text for batch in batches for m in batch if isinstance(m, RunToken)) == "one "
 
 
+@pytest.mark.parametrize(("stops", "said"), [([ord("!")], "no"), ([ord("x")], "no!")])
+def test_a_token_that_ends_the_answer_is_no_part_of_its_text(
+    ends: tuple[EngineLink, Engine], text: ModelText, stops: list[int], said: str
+) -> None:
+    link, engine = ends
+    engine.will_say("no!", ends=True)
+    told = [message for batch in run(link, text, stop_token_ids=stops).messages(None) for message in batch]
+    tokens = [message for message in told if isinstance(message, RunToken)]
+    assert [message.token_id for message in tokens] == list(b"no!")
+    assert "".join(message.text for message in tokens) == said
+
+
 def test_the_logprobs_of_a_prompt_are_computed_again_for_an_answer_that_is_over(
     text: ModelText, ends: tuple[EngineLink, Engine]
 ) -> None:

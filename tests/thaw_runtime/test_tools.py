@@ -37,6 +37,20 @@ TEXTS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("tojson", '{"b": "é<", "a": [1, 2]}'),
+        ("tojson(ensure_ascii=True)", '{"b": "\\u00e9<", "a": [1, 2]}'),
+        ("tojson(ensure_ascii=False, sort_keys=True)", '{"a": [1, 2], "b": "é<"}'),
+        ("tojson(separators=(',', ':'))", '{"b":"é<","a":[1,2]}'),
+        ("tojson(indent=1)", '{\n "b": "é<",\n "a": [\n  1,\n  2\n ]\n}'),
+    ],
+)
+def test_a_template_writes_json_with_the_options_that_transformers_has(how: str, said: str) -> None:
+    assert ChatTemplate(f"{{{{ value | {how} }}}}", {}).render([], {"value": {"b": "é<", "a": [1, 2]}}) == said
+
+
 def read(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, Any]], list[CallDelta]]:
     """The text of an answer that comes in these pieces, its calls, and the parts in which they came."""
     stream, shown, parts = CallStream(form), "", list[CallDelta]()

@@ -23,6 +23,7 @@ from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Event, Failed, Finished, Logprobs, Token
 from thaw_runtime.llm.model_text import ModelText
 from thaw_runtime.llm.openai_request import ParsedRun, parse_run
+from thaw_runtime.llm.text_stream import Shown
 from thaw_runtime.llm.tools import CallStream, Piece
 from thaw_runtime.process.start_trace import StartTrace
 
@@ -139,9 +140,10 @@ class RunStream:
         if not self._emits:
             return False
         self._completed = event.index + 1
-        shown = self._stream.push(event.token_id)
-        piece = self._shown(shown.text)
         request = self.parsed.engine
+        ends = event.token_id in request.sampling.stop_token_ids  # then it is no part of the text, as with vLLM
+        shown = Shown("") if ends else self._stream.push(event.token_id)
+        piece = self._shown(shown.text)
         adapter = request.adapter if event.index == request.first_index else ""
         logprob = self._logprob(event)
         messages.append(RunToken(event.index, event.token_id, piece.text, logprob, piece.calls, adapter))
