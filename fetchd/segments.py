@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fetchd.slabs import SlabPool, create_sealable, seal_and_reopen
 from relay.protocol.messages import PlacedRange, SegmentStatus
@@ -59,6 +59,12 @@ class SegmentKey(NamedTuple):
         return (self.ranges, self.later) == (other.ranges, other.later) and self.has_same_files(other)
 
 
+MOST_SPARE_BYTES: Final = 136 << 20
+MOST_SPARE: Final = 4
+"""The size and the number of segments that have memory of their own beside the pool."""
+_SPARE_SLAB_BYTES: Final = 4 << 20
+
+
 class Arrived(NamedTuple):
     """``[begin, end)`` of one chunk of a file, verified, lies at ``segment_offset``."""
 
@@ -84,7 +90,7 @@ class Segment:
     lock: threading.Lock = field(default_factory=threading.Lock)
     holders: dict[str, None] = field(default_factory=dict)  # in order of arrival
     pins: int = 0  # copies out of it that are running
-    spare: bool = False  # it goes with its last holder
+    spare: bool = False  # its memory is its own, and it goes with its last holder
     tensors: tuple[TensorInfo, ...] = ()
     indexed: threading.Event = field(default_factory=threading.Event)
     """Set once ``tensors`` is final (or the fetch failed before): only then may a container be offered it."""
@@ -156,7 +162,7 @@ class Segment:
             tuple(self.holders),
             self.key.version,
             self.content,
-            len(self.slabs),
+            0 if self.spare else len(self.slabs),  # of the pool
             self.complete,
         )
 
@@ -214,22 +220,22 @@ class SegmentStore:
         return None
 
     def create(self, key: SegmentKey, holder: str, *, spare: bool = False) -> Segment:
-        """Return a new segment held by ``holder``; evict segments without a holder to make room.  With ``spare`` it
-        evicts none, and is not kept itself.
+        """Return a new segment held by ``holder``; evict segments without a holder to make room.  With ``spare`` it is
+        small, has memory of its own, and is not kept: a full pool is a cache's normal state, and what it holds may be
+        the next start's.
 
         Raises MemoryTooSmall when it can never fit, and PoolFull when it does not fit now, before any byte is fetched.
         """
         layout = lay_out((*key.ranges, *key.later))
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
-        count = n_slabs((*key.ranges, *key.later), self._pool.slab_bytes)
         with self._lock:
+            pool = self._own_pool(n_bytes) if spare else self._pool
+            count = n_slabs((*key.ranges, *key.later), pool.slab_bytes)
             if not spare:
                 self._make_room(count, n_bytes)
-            elif self._pool.free_slabs < count:
-                raise PoolFull(f"no {n_bytes} bytes of the pool are free without taking what is kept for a start")
-            slabs = self._pool.take(count)
+            slabs = pool.take(count)
             page, control_fd = _control_page(n_bytes)
-            segment = Segment(random_hex_id(), key, layout, n_bytes, first_bytes, slabs, page, control_fd, self._pool)
+            segment = Segment(random_hex_id(), key, layout, n_bytes, first_bytes, slabs, page, control_fd, pool)
             segment.holders[holder], segment.spare = None, spare
             self._by_id[segment.segment_id] = segment
         return segment
@@ -289,6 +295,14 @@ class SegmentStore:
             segments = tuple(self._by_id.values())
             return tuple(s.status() for s in segments)
 
+    def _own_pool(self, n_bytes: int) -> SlabPool:
+        """Raises MemoryTooSmall, PoolFull, PlatformError."""
+        if n_bytes > MOST_SPARE_BYTES:
+            raise MemoryTooSmall(f"{n_bytes} bytes are too many for a segment beside the pool")
+        if sum(s.spare for s in self._by_id.values()) >= MOST_SPARE:
+            raise PoolFull(f"{MOST_SPARE} models are being looked at", hint="nothing to do: the next look finds room")
+        return SlabPool(-(-n_bytes // _SPARE_SLAB_BYTES), _SPARE_SLAB_BYTES)
+
     def _make_room(self, count: int, n_bytes: int) -> None:
         while self._pool.free_slabs < count:
             idle = [s for s in self._by_id.values() if not s.holders]
@@ -318,7 +332,10 @@ class SegmentStore:
         self._changed.wait_for(lambda: segment.pins == 0)  # a chunk is copied in milliseconds
         os.close(segment.control_fd)
         segment.page.close()
-        self._pool.give_back(segment.slabs)
+        if segment.spare:
+            segment.pool.close()
+        else:
+            self._pool.give_back(segment.slabs)
 
 
 def _control_page(n_bytes: int) -> tuple[ControlPage, int]:

@@ -45,7 +45,7 @@ def seal_and_reopen(fd: int) -> int:
 class SlabPool:
     """Slabs by number.  Thread-safe."""
 
-    def __init__(self, n_slabs: int, slab_bytes: int, log: Log) -> None:
+    def __init__(self, n_slabs: int, slab_bytes: int, log: Log | None = None) -> None:
         self.slab_bytes, self.n_slabs = slab_bytes, n_slabs
         self.on_returned: Callable[[], None] = lambda: None
         """Called after slabs came back, so that they are scrubbed in the background."""
@@ -58,7 +58,8 @@ class SlabPool:
         self._clean = list(range(n_slabs))
         self._dirty: list[int] = []
         seconds = round(time.monotonic() - began, 3)
-        log.event("pool_ready", n_bytes=n_slabs * slab_bytes, pages="huge" if self.huge else "4k", seconds=seconds)
+        if log is not None:
+            log.event("pool_ready", n_bytes=n_slabs * slab_bytes, pages="huge" if self.huge else "4k", seconds=seconds)
 
     @property
     def free_slabs(self) -> int:

@@ -55,7 +55,7 @@ class FetchStart:
     weight: float = 1.0  # relative to fetches of the same rank
     namespace: str = ""  # the action's; the number of fetches at once is limited for each
     spare: bool = False
-    """Take free slabs only, and give them back at once, so that no segment is evicted that the next start may use."""
+    """A few small files: the segment has memory of its own, so it needs no room in the pool, and evicts nothing."""
 
 
 @dataclass(frozen=True, slots=True)

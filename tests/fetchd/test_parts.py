@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from fetchd.chunks import Check, Chunk, plan_chunks
 from fetchd.fetch import Fetch, Machinery, Member, Wishes
 from fetchd.pacing import QUANTUM_BYTES, NetworkLink, Pacer
 from fetchd.read_once import Board, Gap
-from fetchd.segments import Arrived, SegmentKey, SegmentStore
+from fetchd.segments import MOST_SPARE, MOST_SPARE_BYTES, Arrived, SegmentKey, SegmentStore
 from fetchd.slabs import SlabPool
 from fetchd.sources.file import FileSource
 from fetchd.transfer import Transfer
@@ -98,20 +99,35 @@ def test_room_is_made_by_what_was_released_first(pool: SlabPool) -> None:
     assert left == ["a", "b"], "two segments of two slabs made room for three slabs: c and d, released first"
 
 
-def test_who_takes_what_is_spare_evicts_nothing_and_leaves_nothing(pool: SlabPool) -> None:
+@pytest.mark.parametrize("held", [True, False])
+def test_a_look_at_a_model_needs_no_room_in_a_full_pool_and_leaves_nothing(pool: SlabPool, held: bool) -> None:
     store = SegmentStore(pool, retain=True)
-    for _ in range(2):
-        segment = store.create(key("looked-at"), "look", spare=True)
-        segment.finish()
-        store.drop(segment, "look")
-        assert (pool.free_slabs, store.find(key("looked-at"), "look")) == (N_SLABS, None)
     while pool.free_slabs:
         segment = store.create(key(f"kept {pool.free_slabs}"), "h")
         segment.finish()
-        store.drop(segment, "h")
-    with pytest.raises(PoolFull, match="without taking what is kept"):
+        if not held:
+            store.drop(segment, "h")
+    for _ in range(MOST_SPARE + 1):
+        segment = store.create(key("looked-at"), "look", spare=True)
+        segment.views(0, 5)[0][:] = b"small"
+        assert segment.pool.view(0)[:5] == b"small"
+        assert len(os.pread(segment.read_only_fds()[1], 5, 0)) == 5
+        segment.finish()
+        store.drop(segment, "look")
+        assert store.find(key("looked-at"), "look") is None
+    assert (len(store.statuses()), pool.free_slabs) == (N_SLABS, 0)
+
+
+def test_so_many_looks_at_once_have_memory_and_none_of_them_much(pool: SlabPool) -> None:
+    store = SegmentStore(pool, retain=True)
+    made = [store.create(key("looked-at"), "look", spare=True) for _ in range(MOST_SPARE)]
+    with pytest.raises(PoolFull, match="4 models are being looked at"):
         store.create(key("looked-at"), "look", spare=True)
-    assert len(store.statuses()) == N_SLABS
+    store.drop(made[0], "look")
+    store.create(key("looked-at"), "look", spare=True)
+    with pytest.raises(MemoryTooSmall):
+        store.create(SegmentKey("u", "v", (FileRange("w", 0, MOST_SPARE_BYTES + 1),)), "look", spare=True)
+    store.close()
 
 
 def test_the_first_reason_why_a_segment_failed_is_the_one_that_is_told(pool: SlabPool) -> None:

@@ -19,6 +19,7 @@ from tests.fetchd.harness import (
     Fetchd,
     Request,
     Store,
+    file_bytes,
     flip,
     holding,
     safetensors_bytes,
@@ -394,3 +395,19 @@ def test_who_waits_for_a_slow_fetchs_bytes_lends_it_haste(own_fetchd: Fetchd, st
     own_fetchd.fetch(facts, "urgent", stage(facts, 1, N_LAYERS), deadline_ms=5_000)
     own_fetchd.fetch(facts, "slow", every)
     assert store.sent_bytes - before == partition.size(every)
+
+
+def test_a_full_pool_stops_no_look_at_the_small_files_of_another_model(tmp_path: Path) -> None:
+    large = write_model(tmp_path / "large", n_layers=3, layer_bytes=4_000_000)
+    other = write_model(tmp_path / "other", seed=2, layer_bytes=1000)
+    with Fetchd(tmp_path, THAW_FETCHD_POOL_MB=16) as fetchd:
+        kept = fetchd.client.inspect(large.as_uri())
+        fetchd.fetch(kept, "g")
+        facts = fetchd.client.inspect(other.as_uri())
+        small = (FileRange("config.json", 0, facts.files["config.json"]),)
+        started = fetchd.start(facts, "look", small, spare=True)
+        fetchd.wait("look")
+        with fetchd.reading(started.segment_id, group="look") as reader:
+            assert file_bytes(reader, facts, "config.json") == (other / "config.json").read_bytes()
+        fetchd.cancel("look")
+        assert kept.uri in {status.uri for status in fetchd.client.status().segments}
