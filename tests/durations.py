@@ -1,12 +1,14 @@
 """How long each module of tests took in the last recorded run (durations.json): the long ones begin first, and
 ``make quick`` leaves them out.
 
-``make test RECORD=1`` writes the file anew.  A module that is not in it counts as short.
+``make test RECORD=1`` writes the file anew.  A module that is not in it counts as short.  ``python -m tests.durations
+2`` prints the least time that two processes need for all of them, and the folders that need most.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -51,3 +53,21 @@ class Recorder:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: Any) -> None:
         rounded = {module: round(seconds, 1) for module, seconds in sorted(self._seconds.items())}
         _FILE.write_text(json.dumps(rounded, indent=1) + "\n")
+
+
+def least_s(seconds: dict[str, float], n_processes: int) -> float:
+    """The least duration of a run whose processes never wait for one another."""
+    return sum(seconds.values()) / n_processes
+
+
+def main(n_processes: int = 2) -> None:
+    by_folder = Counter[str]()
+    for module, seconds in recorded().items():
+        by_folder[module.rpartition("/")[0]] += seconds  # type: ignore[assignment]
+    print(f"{n_processes} processes need at least {least_s(recorded(), n_processes):.0f} s")
+    for folder, seconds in by_folder.most_common():
+        print(f"{seconds:6.0f} s  {folder}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
