@@ -126,3 +126,11 @@ def test_a_function_is_found_by_every_spelling_of_the_uri_that_it_names() -> Non
     uses = Uses(frozenset((f"f{n}", uri) for n, uri in enumerate(sorted(named))), frozenset())
     assert uses.of_name("s3://models/a b") == ["f0", "f1", "f2"]
     assert len(uses.of_version("s3://models/%61%20b/", DIGITS, newest=False)) == 2
+
+
+def test_a_directory_with_two_names_is_used_by_those_who_name_the_other(tmp_path: Path) -> None:
+    (tmp_path / "models" / "victim").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    uses = Uses(frozenset({("f", (tmp_path / "link" / "victim").as_uri()), ("g", "s3://models/victim")}), frozenset())
+    assert uses.of_name((tmp_path / "models" / "victim").as_uri()) == ["f"]
+    assert uses.of_name((tmp_path / "models" / "other").as_uri()) == []

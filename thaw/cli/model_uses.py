@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,10 @@ def _names(named: str, uri: str, *, with_pins: bool) -> bool:
     """Whether a function's ``named`` may mean the model with the plain name ``uri``."""
     if not _is_readable(named):
         return True
-    return (with_pins or not versions.pinned(named)) and versions.plain_name(named) == versions.plain_name(uri)
+    if versions.pinned(named) and not with_pins:
+        return False
+    one, other = (ModelUri.parse(versions.plain_name(text)) for text in (named, uri))
+    return one == other or bool(one.directory and os.path.realpath(one.directory) == os.path.realpath(other.directory))
 
 
 def _pins(named: str, digits: str) -> bool:
