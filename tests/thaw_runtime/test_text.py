@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from relay.protocol.token_names import token_bytes
-from tests.thaw_runtime.models import write_tiny_model
-from thaw_runtime.llm.model_text import ModelText
+from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
+from tests.thaw_runtime.models import read_segment, write_tiny_model
+from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.text_stream import Detokenizer, StopStrings, TextStream
 
 
@@ -100,3 +105,23 @@ def test_a_token_keeps_the_space_that_a_decoder_takes_from_the_first_one() -> No
     )
     text = ModelText(made, None, (), 5, {})
     assert [text.token_text(n) for n in range(1, 5)] == [" the", "the", r"bytes:\xe2", "a"]
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>", "special": True}])
+def test_tokens_that_only_the_tokenizers_config_names_are_the_models(tmp_path: Path, eos: object) -> None:
+    """Many chat models keep their turns' marks there, and the one that ends an answer."""
+    model = write_tiny_model(tmp_path / "model")
+    marks = {str(257 + n): {"content": text, "special": True} for n, text in enumerate(("<|im_start|>", "<|im_end|>"))}
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": {"256": {"content": "<end>", "special": True}} | marks, "eos_token": eos})
+    )
+    (model / "config.json").write_text(json.dumps({"vocab_size": 259, "eos_token_id": 256}))
+    with closing(FakeDescriptorSocket(model, tmp_path / "socket")) as descriptor_socket:
+        client, segment = read_segment(descriptor_socket)
+        text = load_model_text(segment)
+        segment.close()
+        client.close()
+    assert text.encode("<|im_start|>a<|im_end|>") == (257, 97, 258)
+    assert set(text.eos_token_ids) == {256, 258}
+    stream = text.stream((), ())
+    assert "".join(stream.push(token).text for token in (257, 97, 258)) == "a"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from relay.protocol.token_names import token_name
 from thaw.checkpoints import fitness, pooling
@@ -150,13 +150,15 @@ def _load(segment: Segment, tool_parser: str) -> ModelText:
         raise ModelCorrupt(f"tokenizer.json cannot be read: {e}") from e
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    own = read_json(segment, "tokenizer_config.json") or {}
+    _add_tokens(tokenizer, own.get("added_tokens_decoder") or {})
     config = model_config(segment)
     generation = read_json(segment, "generation_config.json") or {}
     vocab_size = int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size()))
     return ModelText(
         tokenizer=tokenizer,
-        template=_template(segment),
-        eos_token_ids=_eos(config, generation, vocab_size),
+        template=_template(segment, own),
+        eos_token_ids=_eos(config, generation, tokenizer.token_to_id(_content(own.get("eos_token") or "")), vocab_size),
         vocab_size=vocab_size,
         default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
         tool_parser=tool_parser,
@@ -181,19 +183,31 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The end-of-sequence tokens, without ids outside the vocabulary: an engine that is asked to suppress such a token
-    (``min_tokens``) would end.
+def _add_tokens(tokenizer: Tokenizer, named: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the tokens that tokenizer_config.json names beside those of tokenizer.json, as transformers does."""
+    for number, token in sorted(named.items(), key=lambda item: int(item[0])):
+        known = tokenizer.get_added_tokens_decoder().get(int(number))
+        if known is None or known.content != token["content"]:
+            flags = {
+                name: bool(token.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
+            }
+            (tokenizer.add_special_tokens if flags["special"] else tokenizer.add_tokens)(
+                [AddedToken(token["content"], **flags)]
+            )
+
+
+def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], own: int | None, vocab_size: int) -> tuple[int, ...]:
+    """The end-of-sequence tokens; ``own`` is the tokenizer's.  Ids outside the vocabulary are left out: an engine that
+    is asked to suppress such a token (``min_tokens``) would end.
     """
-    found: list[int] = []
+    found: list[int] = [] if own is None else [own]
     for source in (config, generation):
         ids = source.get("eos_token_id")
         found.extend([ids] if isinstance(ids, int) else ids or [])
     return tuple(t for t in dict.fromkeys(found) if type(t) is int and 0 <= t < vocab_size)
 
 
-def _template(segment: Segment) -> ChatTemplate | None:
-    config = read_json(segment, "tokenizer_config.json") or {}
+def _template(segment: Segment, config: Mapping[str, Any]) -> ChatTemplate | None:
     source = _template_source(segment, config)
     if source is None:
         return None
