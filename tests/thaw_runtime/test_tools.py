@@ -51,6 +51,24 @@ def test_a_template_writes_json_with_the_options_that_transformers_has(how: str,
     assert ChatTemplate(f"{{{{ value | {how} }}}}", {}).render([], {"value": {"b": "é<", "a": [1, 2]}}) == said
 
 
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "message['content'] | selectattr('type', 'equalto', 'text')",
+        "message.content",
+        "message['content'] | rejectattr('type', 'equalto', 'image')",
+    ],
+)
+def test_a_template_that_goes_over_the_parts_of_a_message_gets_its_text_as_one(loop: str) -> None:
+    source = (
+        f"{{% for message in messages %}}<{{% for part in {loop} %}}{{{{ part['text'] }}}}{{% endfor %}}>{{% endfor %}}"
+    )
+    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": None}, {"role": "user", "content": ""}]
+    said.append({"role": "user", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "three"}]})
+    assert ChatTemplate(source, {}).render(said, {}) == "<one><><><two\nthree>"
+    assert ChatTemplate(source, {}).render_open(said[:1], {}) == "<one"
+
+
 def read(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, Any]], list[CallDelta]]:
     """The text of an answer that comes in these pieces, its calls, and the parts in which they came."""
     stream, shown, parts = CallStream(form), "", list[CallDelta]()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -62,7 +62,9 @@ class ChatTemplate:
             reason = shown(str(e) or type(e).__name__)
             raise ModelUnsupported(f"the chat template does not compile: {reason}") from e
         self._special_tokens = dict(special_tokens)
-        self._knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        parsed = environment.parse(source)
+        self._knows_tools = "tools" in meta.find_undeclared_variables(parsed)
+        self._wants_parts = any(_is_content(loop.iter) for loop in parsed.find_all(nodes.For))
         self._knows_developers = "developer" in source
         self.tool_format = _tool_format(source) if self._knows_tools else HERMES
 
@@ -75,6 +77,8 @@ class ChatTemplate:
             offered = {"tools": list(tools)} if tools else {}
             if not self._knows_tools:
                 said, offered = told_in_words(said, tools), {}
+            if self._wants_parts:
+                said = [{**m, "content": _parts(m["content"])} for m in said]
             return self._template.render(
                 {"add_generation_prompt": True, **self._special_tokens, **variables, **offered, "messages": said}
             )
@@ -108,6 +112,22 @@ class ChatTemplate:
         if made.get("role") == "developer" and not self._knows_developers:
             made["role"] = "system"  # OpenAI's newer name of it
         return made
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    """Whether a loop goes over the content of a message, maybe filtered: then the template wants a list of parts, and
+    shows nothing of a text.  vLLM decides alike (its ``chat_template_content_format: auto``)."""
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content" and isinstance(node.node, nodes.Name)
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+        return node.arg.value == "content" and isinstance(node.node, nodes.Name)
+    return False
+
+
+def _parts(content: object) -> list[dict[str, object]]:
+    return [{"type": "text", "text": content}] if content else []
 
 
 def _tool_format(source: str) -> ToolFormat | None:
