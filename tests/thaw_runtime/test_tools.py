@@ -69,6 +69,34 @@ def test_a_template_that_goes_over_the_parts_of_a_message_gets_its_text_as_one(l
     assert ChatTemplate(source, {}).render_open(said[:1], {}) == "<one"
 
 
+GEMMA = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+)
+
+
+def test_a_template_without_a_system_role_is_told_of_tools_by_the_user_and_takes_two_results() -> None:
+    template = ChatTemplate(GEMMA, {})
+    asked = {"role": "user", "content": "Add."}
+    told = template.render([asked], {}, [ADD])
+    assert told.startswith("<user>")
+    assert told.endswith("\n\nAdd.")
+    assert '"name": "add"' in told
+    calls = [{"id": n, "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}} for n in "ab"]
+    results = [{"role": "tool", "tool_call_id": n, "content": n} for n in "ab"]
+    said = [
+        asked,
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *results,
+        {"role": "user", "content": "So?"},
+    ]
+    assert template.render(said, {}, [ADD]).count("<user>") == 2
+    assert template.render(said, {}, [ADD]).endswith("<tool_response>\nb\n</tool_response>\nSo?")
+    with pytest.raises(BadRequest, match="System role not supported"):
+        template.render([{"role": "system", "content": "x"}, asked], {})
+
+
 def read(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, Any]], list[CallDelta]]:
     """The text of an answer that comes in these pieces, its calls, and the parts in which they came."""
     stream, shown, parts = CallStream(form), "", list[CallDelta]()

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, meta, nodes
@@ -68,6 +69,15 @@ class ChatTemplate:
         self._knows_developers = "developer" in source
         self.tool_format = _tool_format(source) if self._knows_tools else HERMES
 
+    @cached_property
+    def refuses_system(self) -> str:
+        """Why the template refuses a system message; empty if it takes one."""
+        try:
+            self.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}], {})
+        except BadRequest as e:
+            return e.message
+        return ""
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> str:
@@ -76,7 +86,8 @@ class ChatTemplate:
             said: list[Mapping[str, Any]] = [self._message(m) for m in messages]
             offered = {"tools": list(tools)} if tools else {}
             if not self._knows_tools:
-                said, offered = told_in_words(said, tools), {}
+                takes_system = not tools or not self.refuses_system
+                said, offered = told_in_words(said, tools, takes_system=takes_system), {}
             if self._wants_parts:
                 said = [{**m, "content": _parts(m["content"])} for m in said]
             return self._template.render(

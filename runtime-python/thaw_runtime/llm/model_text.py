@@ -176,6 +176,10 @@ def notes_on(text: ModelText) -> tuple[str, ...]:
         if isinstance(e.__cause__, MemoryError):
             raise PlatformError("the chat template takes more memory than a check may") from e
         return (f"the chat template refuses a plain question ({shown(e.message)}), so chat requests will fail",)
+    if text.template.refuses_system:
+        return (
+            f"the chat template takes no system message ({shown(text.template.refuses_system)}): they will be a 400",
+        )
     return ()
 
 

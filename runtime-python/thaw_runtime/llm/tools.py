@@ -119,16 +119,33 @@ def _or_text(form: ToolFormat, tags: Sequence[Any], text: Grammar | None, *, is_
 # ── the prompt of a model whose template knows no tools ──────────────────────────────────────────────────────────
 
 
-def told_in_words(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the messages with the tools in the system message, calls as text, and results as user messages."""
-    told = [_in_words(m) for m in messages]
-    if tools:
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        introduction = _INTRODUCTION.format(tools=listed)
+def told_in_words(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, takes_system: bool = True
+) -> list[Mapping[str, Any]]:
+    """Return the messages with the tools in the system message, or before the first words of the user if the template
+    takes none; with calls as text, and with results in one message of the user with what follows them.
+    """
+    told: list[Mapping[str, Any]] = []
+    follows_result = False
+    for message in messages:
+        one, is_result = _in_words(message), message.get("role") == "tool"
+        if told and one.get("role") == told[-1].get("role") == "user" and (is_result or follows_result):
+            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{one.get('content')}"}
+        else:
+            told.append(one)
+        follows_result = is_result
+    if not tools:
+        return told
+    introduction = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if takes_system:
         has_system = bool(told) and told[0].get("role") == "system"
         first = f"{told[0]['content']}\n\n{introduction}" if has_system else introduction
-        told[: 1 if has_system else 0] = [{"role": "system", "content": first}]
-    return told
+        return [{"role": "system", "content": first}, *told[1 if has_system else 0 :]]
+    at = next((n for n, message in enumerate(told) if message.get("role") == "user"), None)
+    if at is None:
+        return [{"role": "user", "content": introduction}, *told]
+    asked = {**told[at], "content": f"{introduction}\n\n{told[at].get('content')}"}
+    return [*told[:at], asked, *told[at + 1 :]]
 
 
 def _in_words(message: Mapping[str, Any]) -> Mapping[str, Any]:
