@@ -125,3 +125,20 @@ def test_tokens_that_only_the_tokenizers_config_names_are_the_models(tmp_path: P
     assert set(text.eos_token_ids) == {256, 258}
     stream = text.stream((), ())
     assert "".join(stream.push(token).text for token in (257, 97, 258)) == "a"
+
+
+def test_the_marks_of_a_call_are_text_also_where_they_are_special_tokens(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    plain = json.loads((model / "tokenizer.json").read_text())
+    for n, mark in enumerate(("<tool_call>", "</tool_call>")):
+        plain["added_tokens"].append({**plain["added_tokens"][0], "id": 257 + n, "content": mark})
+        plain["model"]["vocab"][mark] = 257 + n
+    (model / "tokenizer.json").write_text(json.dumps(plain, indent=1))
+    with closing(FakeDescriptorSocket(model, tmp_path / "socket")) as descriptor_socket:
+        client, segment = read_segment(descriptor_socket)
+        text = load_model_text(segment)
+        segment.close()
+        client.close()
+    assert text.encode("<tool_call>a</tool_call>") == (257, 97, 258)
+    stream = text.stream((), ())
+    assert "".join(stream.push(token).text for token in (257, 97, 258, 256)) == "<tool_call>a</tool_call>"

@@ -19,7 +19,7 @@ from thaw_runtime.llm.text_stream import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.shown import shown
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
+from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar, read_tokenizer
 
 DEFAULT_SAMPLING_KEYS = (
     "temperature",
@@ -141,7 +141,7 @@ def load_model_text(segment: Segment, tool_parser: str = "") -> ModelText:
 
 
 def _load(segment: Segment, tool_parser: str) -> ModelText:
-    data = read_sidecar(segment, "tokenizer.json")
+    data = read_tokenizer(segment)
     if data is None:
         raise fitness.no_tokenizer("the checkpoint")
     try:

@@ -8,18 +8,20 @@ however the container ends.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from relay.protocol.messages import PlacedRange
 from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
 WEIGHT_SUFFIXES = (".safetensors",)
+_CALL_MARK: Final = re.compile(rb'("content"\s*:\s*"</?tool_call>"[^{}]{0,400}?"special"\s*:\s*)true')
 MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have about 30 MB; a larger file is no sidecar
 
 
@@ -39,6 +41,16 @@ def read_sidecar(segment: Segment, name: str) -> bytes | None:
             segment.wait(placed.segment_offset + placed.n_bytes, ARRIVAL_DEADLINE_S)
             return bytes(segment.view(placed.segment_offset, placed.n_bytes))
     return None
+
+
+def read_tokenizer(segment: Segment) -> bytes | None:
+    """tokenizer.json, in which the marks of a call are text, also where the checkpoint has them as special tokens: a
+    special token is no part of an answer, and no grammar could ask for it."""
+    data = read_sidecar(segment, "tokenizer.json")
+    if data is None:
+        return None
+    end = data.find(b'"model"')  # behind the added tokens; the vocabulary that follows has megabytes
+    return _CALL_MARK.sub(rb"\1false", data[:end]) + data[end:] if end > 0 else data
 
 
 def read_json(segment: Segment, name: str) -> dict[str, Any] | None:

@@ -356,7 +356,6 @@ NAMES: Final = (
         "accept_tokens validate_tokens rollback fill_bitmask is_terminated reset",
         _FORM,
     ),
-    _names(f"{_STRUCTURED}.backend_xgrammar", "has_xgrammar_unsupported_json_features", _FORM),
     _names(f"{_STRUCTURED}.utils", "choice_as_grammar grammar_is_likely_lark", _FORM),
     _names(f"{_STRUCTURED}:StructuredOutputManager", "_grammar_bitmask", _FORM, Kind.FIELD),
     _names(f"{_STRUCTURED}.request:StructuredOutputRequest", "grammar", _FORM),
