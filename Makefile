@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 VENV := .venv/bin
 # RECORD=1 writes down how long each module took.  SEED=123 repeats the order of a run that printed "Using --randomly-seed=123".  JOBS=0 runs the tests one after another.
-JOBS ?= 2
+# JOBS processes run the tests: one more than there are cores, because each often waits for what it has started; at most five, for their memory.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 4 ? n + 1 : 5)))
 PYTEST := $(VENV)/python -m pytest -n $(JOBS) $(if $(SEED),--randomly-seed=$(SEED)) $(if $(RECORD),--record-durations)
 
 .DEFAULT_GOAL := help
@@ -35,7 +36,7 @@ system-packages:
 quick: setup-dev ## Check lint, types and layers, and run the tests that need no engine, platform or container
 	@$(PYTEST) -m quick
 
-test: system-packages setup-dev ## Run all but the long tests, in random order (SEED=123 repeats it), by two processes (JOBS=2); TESTS=PATH runs some
+test: system-packages setup-dev ## Run all but the long tests, in random order (SEED=123 repeats it), by one process more than there are cores (JOBS=2: by two); TESTS=PATH runs some
 	@$(PYTEST) -m "not full" $(TESTS)
 
 test-full: system-packages setup-dev ## Run every test

@@ -1,4 +1,4 @@
-"""The order in which tests run, and which of them may run side by side (``pytest -n 2``).
+"""The order in which tests run, and which of them may run side by side (``pytest -n``).
 
 pytest-randomly shuffles the modules and the tests within each.  This module then corrects two things.  A test that needs
 a shared fixture untouched comes before the others that share it, and a test that ends the fixture comes after them.
