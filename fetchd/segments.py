@@ -208,6 +208,7 @@ class SegmentStore:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._version = 0
+        self._n_begun = 0  # segments with memory of their own that are not in the store yet
         self._by_id: dict[str, Segment] = {}  # least recently released first among those without holders
 
     def find(self, key: SegmentKey, holder: str) -> Segment | None:
@@ -228,14 +229,15 @@ class SegmentStore:
         """
         layout = lay_out((*key.ranges, *key.later))
         n_bytes, first_bytes = segment_bytes(layout), segment_bytes(layout[: len(key.ranges)])
+        pool = self._own_pool(n_bytes) if spare else self._pool  # without the lock: its memory is faulted in
+        count = n_slabs((*key.ranges, *key.later), pool.slab_bytes)
         with self._lock:
-            pool = self._own_pool(n_bytes) if spare else self._pool
-            count = n_slabs((*key.ranges, *key.later), pool.slab_bytes)
             if not spare:
                 self._make_room(count, n_bytes)
             slabs = pool.take(count)
             page, control_fd = _control_page(n_bytes)
             segment = Segment(random_hex_id(), key, layout, n_bytes, first_bytes, slabs, page, control_fd, pool)
+            self._n_begun -= spare
             segment.holders[holder], segment.spare = None, spare
             self._by_id[segment.segment_id] = segment
         return segment
@@ -299,9 +301,17 @@ class SegmentStore:
         """Raises MemoryTooSmall, PoolFull, PlatformError."""
         if n_bytes > MOST_SPARE_BYTES:
             raise MemoryTooSmall(f"{n_bytes} bytes are too many for a segment beside the pool")
-        if sum(s.spare for s in self._by_id.values()) >= MOST_SPARE:
-            raise PoolFull(f"{MOST_SPARE} models are being looked at", hint="nothing to do: the next look finds room")
-        return SlabPool(-(-n_bytes // _SPARE_SLAB_BYTES), _SPARE_SLAB_BYTES)
+        with self._lock:
+            if sum(s.spare for s in self._by_id.values()) + self._n_begun >= MOST_SPARE:
+                hint = "nothing to do: the next look finds room"
+                raise PoolFull(f"{MOST_SPARE} models are being looked at", hint=hint)
+            self._n_begun += 1
+        try:
+            return SlabPool(-(-n_bytes // _SPARE_SLAB_BYTES), _SPARE_SLAB_BYTES)
+        except BaseException:
+            with self._lock:
+                self._n_begun -= 1
+            raise
 
     def _make_room(self, count: int, n_bytes: int) -> None:
         while self._pool.free_slabs < count:

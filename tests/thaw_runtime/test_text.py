@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from relay.protocol.token_names import token_bytes
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, write_tiny_model
+from thaw_runtime.llm import model_text
 from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.text_stream import Detokenizer, StopStrings, TextStream
 
@@ -107,6 +109,40 @@ def test_a_token_keeps_the_space_that_a_decoder_takes_from_the_first_one() -> No
     assert [text.token_text(n) for n in range(1, 5)] == [" the", "the", r"bytes:\xe2", "a"]
 
 
+def loaded(model: Path) -> ModelText:
+    with closing(FakeDescriptorSocket(model, model.parent / "socket")) as descriptor_socket:
+        client, segment = read_segment(descriptor_socket)
+        text = load_model_text(segment)
+        segment.close()
+        client.close()
+    return text
+
+
+def test_thousands_of_tokens_are_looked_up_and_added_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these calls goes over all of the tokens."""
+    calls = Counter[str]()
+
+    class Counting:
+        def __init__(self, made: Tokenizer) -> None:
+            self._made = made
+
+        def __getattr__(self, name: str) -> object:
+            calls[name] += 1
+            return getattr(self._made, name)
+
+    class Opening:
+        @staticmethod
+        def from_buffer(data: bytes) -> Counting:
+            return Counting(Tokenizer.from_buffer(data))
+
+    monkeypatch.setattr(model_text, "Tokenizer", Opening)
+    model = write_tiny_model(tmp_path / "model")
+    named = {str(257 + n): {"content": f"<reserved {n}>", "special": True} for n in range(3000)}
+    (model / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))
+    assert loaded(model).encode("<reserved 2999>") == (3256,)
+    assert (calls["get_added_tokens_decoder"], calls["add_tokens"]) == (1, 1)
+
+
 @pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>", "special": True}])
 def test_tokens_that_only_the_tokenizers_config_names_are_the_models(tmp_path: Path, eos: object) -> None:
     """Many chat models keep their turns' marks there, and the one that ends an answer."""
@@ -116,11 +152,7 @@ def test_tokens_that_only_the_tokenizers_config_names_are_the_models(tmp_path: P
         json.dumps({"added_tokens_decoder": {"256": {"content": "<end>", "special": True}} | marks, "eos_token": eos})
     )
     (model / "config.json").write_text(json.dumps({"vocab_size": 259, "eos_token_id": 256}))
-    with closing(FakeDescriptorSocket(model, tmp_path / "socket")) as descriptor_socket:
-        client, segment = read_segment(descriptor_socket)
-        text = load_model_text(segment)
-        segment.close()
-        client.close()
+    text = loaded(model)
     assert text.encode("<|im_start|>a<|im_end|>") == (257, 97, 258)
     assert set(text.eos_token_ids) == {256, 258}
     stream = text.stream((), ())
@@ -134,11 +166,7 @@ def test_the_marks_of_a_call_are_text_also_where_they_are_special_tokens(tmp_pat
         plain["added_tokens"].append({**plain["added_tokens"][0], "id": 257 + n, "content": mark})
         plain["model"]["vocab"][mark] = 257 + n
     (model / "tokenizer.json").write_text(json.dumps(plain, indent=1))
-    with closing(FakeDescriptorSocket(model, tmp_path / "socket")) as descriptor_socket:
-        client, segment = read_segment(descriptor_socket)
-        text = load_model_text(segment)
-        segment.close()
-        client.close()
+    text = loaded(model)
     assert text.encode("<tool_call>a</tool_call>") == (257, 97, 258)
     stream = text.stream((), ())
     assert "".join(stream.push(token).text for token in (257, 97, 258, 256)) == "<tool_call>a</tool_call>"

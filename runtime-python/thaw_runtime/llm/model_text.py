@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
@@ -46,6 +47,7 @@ _FILL_IN: Final = (
 has all three was trained for this."""
 
 
+_TOKEN_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 _PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
@@ -188,16 +190,18 @@ def _is_number(value: object) -> bool:
 
 
 def _add_tokens(tokenizer: Tokenizer, named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the tokens that tokenizer_config.json names beside those of tokenizer.json, as transformers does."""
-    for number, token in sorted(named.items(), key=lambda item: int(item[0])):
-        known = tokenizer.get_added_tokens_decoder().get(int(number))
-        if known is None or known.content != token["content"]:
-            flags = {
-                name: bool(token.get(name)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            }
-            (tokenizer.add_special_tokens if flags["special"] else tokenizer.add_tokens)(
-                [AddedToken(token["content"], **flags)]
-            )
+    """Add the tokens that tokenizer_config.json names beside those of tokenizer.json, as transformers does.
+
+    All at once: some models name thousands, and the tokenizer builds its tables anew for each call.
+    """
+    known = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()} if named else {}
+    added = [
+        AddedToken(token["content"], **{name: bool(token.get(name)) for name in _TOKEN_FLAGS})
+        for number, token in sorted(((int(number), token) for number, token in named.items()), key=itemgetter(0))
+        if known.get(number) != token["content"]
+    ]
+    if added:
+        tokenizer.add_tokens(added)
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], own: int | None, vocab_size: int) -> tuple[int, ...]:

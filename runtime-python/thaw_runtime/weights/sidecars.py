@@ -50,7 +50,9 @@ def read_tokenizer(segment: Segment) -> bytes | None:
     if data is None:
         return None
     end = data.find(b'"model"')  # behind the added tokens; the vocabulary that follows has megabytes
-    return _CALL_MARK.sub(rb"\1false", data[:end]) + data[end:] if end > 0 else data
+    if data.find(b"tool_call>", 0, end) < 0:
+        return data
+    return _CALL_MARK.sub(rb"\1false", data[:end]) + data[end:]
 
 
 def read_json(segment: Segment, name: str) -> dict[str, Any] | None:
