@@ -162,9 +162,14 @@ class FakeDescriptorSocket:
 
 def model_parts(model: Path) -> ModelParts:
     """The places of the parts of a checkpoint that is one file."""
-    weights = (model / WEIGHTS).read_bytes()
-    tensors = _tensors(weights, 8 + int.from_bytes(weights[:8], "little"))
+    tensors = tensors_of(model)
     return parts_of(tensors, 1 + max(layer_of(t.name) or 0 for t in tensors))
+
+
+def tensors_of(model: Path) -> tuple[TensorInfo, ...]:
+    """The tensors of a checkpoint that is one file, in load order."""
+    weights = (model / WEIGHTS).read_bytes()
+    return _tensors(weights, 8 + int.from_bytes(weights[:8], "little"))
 
 
 def _tensors(weights: bytes, data: int) -> tuple[TensorInfo, ...]:

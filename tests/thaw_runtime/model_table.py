@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tests.conftest import ValkeyServer
 from tests.thaw_runtime.conftest import ROOT
-from tests.thaw_runtime.pipeline_probe import FAMILIES
+from tests.thaw_runtime.families import FAMILIES
 from tests.thaw_runtime.pipelines import Pipelines
 
 PAGE: Final = ROOT / "docs" / "models.md"

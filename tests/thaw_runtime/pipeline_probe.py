@@ -23,6 +23,7 @@ from typing import Any
 
 from relay.protocol.messages import GroupCredential, GroupLink, LlmInit, StageShape
 from tests.thaw_runtime.fake_descriptor_socket import WEIGHTS, FakeDescriptorSocket, model_parts
+from tests.thaw_runtime.families import FAMILIES, VOCAB
 from tests.thaw_runtime.kv_probe import in_child, make_checkpoint
 from tests.thaw_runtime.models import read_segment
 from tests.thaw_runtime.pipeline_stand_ins import (
@@ -46,136 +47,10 @@ from thaw_runtime.engine.registry import find_engine
 from thaw_runtime.engine.vllm import env as engine_env
 from thaw_runtime.engine.vllm.warm import warm_up
 
-VOCAB = 512
 MAX_MODEL_LEN = 384
 RESERVE = 512 << 20
 MOST_BESIDE = 2
 """So many pipelines may wait for a silent stage while another one computes."""
-
-_TINY = {
-    "vocab_size": VOCAB,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
-    "qwen2": {"model_type": "qwen2", **_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3", **_TINY, "num_key_value_heads": 2, "head_dim": 64},
-    "mistral": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
-    "sliding": {"model_type": "mistral", **_TINY, "num_key_value_heads": 2, "sliding_window": 32},
-    "gemma2": {
-        "model_type": "gemma2",
-        **_TINY,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "sliding_window": 32,
-        "query_pre_attn_scalar": 32,
-    },
-    "gemma": {"model_type": "gemma", **_TINY, "num_key_value_heads": 1, "head_dim": 32},
-    "opt": {"model_type": "opt", **_TINY, "ffn_dim": 256, "word_embed_proj_dim": 128, "initializer_range": 0.4},
-    "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": VOCAB,
-        "n_embd": 128,
-        "n_head": 4,
-        "n_layer": 8,
-        "n_positions": 512,
-        "initializer_range": 0.4,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-    "mixtral": {
-        "model_type": "mixtral",
-        **_TINY,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "sliding_window": None,
-    },
-    "qwen3_moe": {
-        "model_type": "qwen3_moe",
-        **_TINY,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "initializer_range": 0.4,
-    },
-    "gemma3": {
-        "model_type": "gemma3_text",
-        **_TINY,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "sliding_window": 32,
-        "query_pre_attn_scalar": 32,
-    },
-    "phi3": {"model_type": "phi3", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
-    "granite": {"model_type": "granite", **_TINY, "num_key_value_heads": 2},
-    "cohere": {"model_type": "cohere", **_TINY, "num_key_value_heads": 2},
-    "falcon": {
-        "model_type": "falcon",
-        "vocab_size": VOCAB,
-        "hidden_size": 128,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 4,
-        "initializer_range": 0.15,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-    "bloom": {
-        "model_type": "bloom",
-        "vocab_size": VOCAB,
-        "hidden_size": 128,
-        "n_layer": 8,
-        "n_head": 4,
-        "initializer_range": 0.15,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-    "stablelm": {"model_type": "stablelm", **_TINY, "num_key_value_heads": 2},
-    "phi": {"model_type": "phi", **_TINY},
-    "olmo2": {"model_type": "olmo2", **_TINY, "num_key_value_heads": 2},
-    "starcoder2": {"model_type": "starcoder2", **_TINY, "num_key_value_heads": 2, "sliding_window": None},
-    "smollm3": {"model_type": "smollm3", **_TINY, "num_key_value_heads": 2},
-    "olmo": {"model_type": "olmo", **_TINY, "num_key_value_heads": 2},
-    "olmoe": {"model_type": "olmoe", **_TINY, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
-    "glm": {"model_type": "glm", **_TINY, "num_key_value_heads": 2, "head_dim": 32},
-    "nemotron": {"model_type": "nemotron", **_TINY, "num_key_value_heads": 2},
-    "arcee": {"model_type": "arcee", **_TINY, "num_key_value_heads": 2},
-    "gptj": {
-        "model_type": "gptj",
-        "vocab_size": VOCAB,
-        "n_embd": 128,
-        "n_head": 4,
-        "n_layer": 8,
-        "n_positions": 512,
-        "rotary_dim": 16,
-        "initializer_range": 0.15,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-    "gpt_neox": {"model_type": "gpt_neox", **_TINY},
-    "gpt_bigcode": {
-        "model_type": "gpt_bigcode",
-        "vocab_size": VOCAB,
-        "n_embd": 128,
-        "n_head": 4,
-        "n_layer": 8,
-        "n_positions": 512,
-        "initializer_range": 0.4,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-}
 
 N_TOKENS = 64
 

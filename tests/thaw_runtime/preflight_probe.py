@@ -1,5 +1,7 @@
-"""Runs vLLM's check on checkpoints without weights: cases come as JSON on stdin, and each answer is a line on stdout.
+"""Runs vLLM's check on checkpoints: cases come as JSON on stdin, and each answer is a line on stdout.
 
+A case has a ``config`` and no tensors, or names the ``family`` of a whole tiny checkpoint (families.py), from which it
+may take tensors away (``without``), rename them (``renamed``: a prefix and what stands for it) or change the config.
 Each case is checked in a fork, as a host does it."""
 
 from __future__ import annotations
@@ -9,13 +11,20 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from relay.protocol.messages import LlmInit, PlacedRange, StageShape
 from tests.thaw_runtime.conftest import llm_init
+from tests.thaw_runtime.fake_descriptor_socket import tensors_of
+from tests.thaw_runtime.families import EVERY
+from tests.thaw_runtime.kv_probe import make_checkpoint
 from thaw.errors import ThawError
+from thaw.model import TensorInfo
+from thaw_runtime.engine.kv_memory import layer_count
 from thaw_runtime.engine.vllm import env
 from thaw_runtime.process.memory_bound import bound_memory
 
@@ -38,7 +47,7 @@ AT_ONCE = 4
 @dataclass(frozen=True, slots=True)
 class Offer:
     layout: tuple[PlacedRange, ...]
-    tensors: tuple[()] = ()
+    tensors: tuple[TensorInfo, ...] = ()
 
 
 class Sidecars:
@@ -60,15 +69,32 @@ class Sidecars:
 
 
 def init_of(case: Mapping[str, Any]) -> LlmInit:
-    plain = llm_init(args=case.get("args", {}), dtype=case.get("dtype", "auto"), max_model_len=256)
+    plain = llm_init(args=case.get("args", {}), dtype=case.get("dtype", "auto"), max_model_len=case.get("length", 256))
     engine = replace(plain.config.engine, max_lora_rank=case.get("max_lora_rank", 0))
     scaling = replace(plain.config.scaling, stages=case.get("stages"))
     plain = replace(plain, config=replace(plain.config, engine=engine, scaling=scaling))
     return replace(plain, stages=(StageShape((0, 2), plain.reserve_bytes, case.get("weight_bytes", 1 << 20)),))
 
 
-def _segment(config: Mapping[str, Any], case: Mapping[str, Any]) -> Any:
+def _of_config(case: Mapping[str, Any]) -> Any:
+    config = {k: v for k, v in {**TINY, **case["config"]}.items() if v is not None}
     return Sidecars({"config.json": config, **case.get("files", {})})
+
+
+def _of_family(case: Mapping[str, Any]) -> tuple[Any, int]:
+    """The segment of a checkpoint as a check sees it, with all of its tensors and the bytes of its small files."""
+    with tempfile.TemporaryDirectory() as directory:
+        with redirect_stderr(StringIO()):  # the library's progress
+            make_checkpoint(EVERY[case["family"]], Path(directory))
+        config = json.loads((Path(directory) / "config.json").read_text())
+        tensors = tensors_of(Path(directory))
+    plain = {k: v for k, v in {**config, **case.get("config", {})}.items() if v is not None}
+    segment = Sidecars({"config.json": plain})
+    tensors = tuple(t for t in tensors if t.name not in case.get("without", ()))
+    before, after = case.get("renamed", ("", ""))
+    tensors = tuple(replace(t, name=after + t.name.removeprefix(before)) if before else t for t in tensors)
+    segment.offer = replace(segment.offer, tensors=tensors)
+    return segment, layer_count(config)
 
 
 def answer(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,12 +103,22 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
 
     if "bound" in case:
         bound_memory(CHECK_BYTES)
-    config = {k: v for k, v in {**TINY, **case["config"]}.items() if v is not None}
+    segment, n_layers = _of_family(case) if "family" in case else (_of_config(case), 2)
+    if case.get("only_names"):
+        return {"names": [t.name for t in segment.offer.tensors]}
+    init = init_of(case)
+    init = replace(init, layers=(0, n_layers), stages=(replace(init.stages[0], layers=(0, n_layers)),))
     try:
-        checked = VllmEngine(lambda _: None).check(init_of(case), _segment(config, case))
+        checked = VllmEngine(lambda _: None).check(init, segment)
     except ThawError as e:
         return {"code": e.code, "message": e.message, "hint": e.hint}
-    return {"code": "", "notes": list(checked.notes), "max_model_len": checked.max_model_len, "engine": checked.engine}
+    return {
+        "code": "",
+        "notes": list(checked.notes),
+        "max_model_len": checked.max_model_len,
+        "engine": checked.engine,
+        "most_stages": checked.most_stages,
+    }
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.thaw_runtime import model_table
+from tests.thaw_runtime.families import FAMILIES
 from tests.thaw_runtime.model_table import Row
-from tests.thaw_runtime.pipeline_probe import FAMILIES
 from tests.thaw_runtime.pipelines import Pipelines
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -140,14 +140,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a state-space model": (
         {"config": {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}},
         "ModelUnsupported",
-        "MambaForCausalLM has layers that keep a state instead of keys and values (a state-space model), for which Thaw "
-        "plans no memory",
+        "the engine cannot compute this model: it has no kernel selective_scan_fwd for it on a CPU",
     ),
     "a model with some state-space layers": (
         {"config": {"architectures": ["JambaForCausalLM"], "model_type": "jamba"}},
         "ModelUnsupported",
-        "JambaForCausalLM has layers that keep a state instead of keys and values (a state-space model), for which Thaw "
-        "plans no memory",
+        "the engine cannot compute this model: it has no kernel selective_scan_fwd for it on a CPU",
     ),
     "FP8 for which a CPU has no kernel": (
         {"config": {"quantization_config": FP8}},

@@ -198,7 +198,17 @@ def test_the_table_was_written_for_the_version_in_the_locks(lock: str, package: 
 VLLM_OBJECTS = {"runner", "_core", "input_batch", "driver_worker", "scheduler_output", "cached"}
 """The names that the folder gives to objects of vLLM.  Their attributes must be listed, whether or not they are
 private."""
-NOT_VLLMS = {"cache_clear", "errors", "malloc_trim", "max_position_embeddings", "weight"}
+NOT_VLLMS = {
+    "_can_set_attn_implementation",  # Transformers'
+    "_cdata",  # torch's
+    "_exit",
+    "cache_clear",
+    "errors",
+    "malloc_trim",
+    "max_position_embeddings",
+    "output_size",  # of any linear layer
+    "weight",
+}
 """Names that are looked up by a string and belong to functools, pydantic, the C library, Transformers and torch."""
 
 
@@ -262,7 +272,11 @@ def used(node: ast.AST, ours: set[str]) -> Iterator[str]:
         owner = ast.unparse(node.value)
         if owner in ("self", "cls"):
             yield from [node.attr] if is_private(node.attr) and node.attr not in ours else []
-        elif is_private(node.attr) or owner.rpartition(".")[2] in VLLM_OBJECTS or owner in FROM_VLLM:
+        elif (
+            (is_private(node.attr) and node.attr not in NOT_VLLMS)
+            or owner.rpartition(".")[2] in VLLM_OBJECTS
+            or owner in FROM_VLLM
+        ):
             yield node.attr
     elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "replaced"):
         name = node.args[1]

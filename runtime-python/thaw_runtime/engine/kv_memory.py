@@ -52,6 +52,17 @@ and joins its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """What the layers of a state-space model keep of a sequence, instead of a key and a value of each token."""
+
+    width: int
+    """The elements of a token in the convolution, the widest point of such a layer but for its projection."""
+    n_elements: int
+    """The elements of one sequence's state in one layer.  A step holds those of all its sequences three times, in
+    float32: as the kernel reads them, as it writes them, and as they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
     """The numbers of a model's config that decide its memory.  ``layers`` counts those of this stage."""
 
@@ -64,13 +75,22 @@ class Geometry:
     vocab: int
     last_stage: bool = True  # computes logits
     keeps_kv: bool = True  # later tokens read the keys and values of earlier ones; an encoder has none to keep
+    state: State | None = None  # some or all layers keep a state
 
 
-def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True, keeps_kv: bool = True) -> Geometry:
+def geometry(
+    config: Mapping[str, Any],
+    layers: int,
+    *,
+    last_stage: bool = True,
+    keeps_kv: bool = True,
+    state: State | None = None,
+) -> Geometry:
     """Read a checkpoint's config.json.  Model families give the fields different names.  Raises ModelUnsupported."""
     text = config.get("text_config", config)
     hidden = _first(text, "hidden_size", "n_embd", "d_model")
-    heads = _first(text, "num_attention_heads", "n_head", "num_heads")
+    without_attention = 1 if state is not None else None
+    heads = _first(text, "num_attention_heads", "n_head", "num_heads", default=without_attention)
     return Geometry(
         layers=layers,
         hidden=hidden,
@@ -81,12 +101,14 @@ def geometry(config: Mapping[str, Any], layers: int, *, last_stage: bool = True,
         vocab=_first(text, "vocab_size"),
         last_stage=last_stage,
         keeps_kv=keeps_kv,
+        state=state,
     )
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
     text = config.get("text_config", config)
-    return _first(text, "num_hidden_layers", "n_layer", "num_layers")
+    kinds = next((text[k] for k in ("layers_block_type", "layer_types") if isinstance(text.get(k), list)), None)
+    return _first(text, "num_hidden_layers", "n_layer", "num_layers", default=None if kinds is None else len(kinds))
 
 
 def _first(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
@@ -124,7 +146,10 @@ def peak_intermediate_bytes(
     attention = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim + shape.heads * shape.head_dim
     # gate and up fused, and their product; or the input, the activated one, the activation's own
     mlp = 3 * shape.intermediate
-    layer = max_num_batched_tokens * (stream + max(attention, mlp)) * DTYPE_BYTES[dtype]
+    # the projection, which is twice as wide as the convolution, and the convolution's output, copied in parts
+    mixer = 6 * shape.state.width if shape.state is not None else 0
+    layer = max_num_batched_tokens * (stream + max(attention, mlp, mixer)) * DTYPE_BYTES[dtype]
+    layer += 3 * max_num_seqs * shape.state.n_elements * DTYPE_BYTES["float32"] if shape.state is not None else 0
     logits = max_num_seqs * shape.vocab * device.per_logit if shape.last_stage else 0
     return int(layer * device.heap) + logits + device.fixed + device.kernels
 
@@ -183,7 +208,10 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The parts of a reserve, in bytes.  ``kv`` is a whole number of blocks; an encoder has none."""
+    """The parts of a reserve, in bytes.  ``kv`` is a whole number of blocks; an encoder has none.
+
+    If layers keep a state, ``kv`` is all that is left, and the engine divides it, because only the built model knows
+    its groups of layers and their blocks (vllm/state_layers.py).  ``kv_tokens`` and ``kv_blocks`` are 0 until then."""
 
     reserve: int
     weights: int
@@ -205,16 +233,24 @@ def plan_stage(stage: int, stages: Sequence[StageMemory], limits: BatchLimits) -
     scarcest = min(range(len(slices)), key=lambda k: slices[k][2])
     if slices[scarcest][2] < needed:
         which = f"stage {scarcest} of " if len(stages) > 1 else ""
-        raise _too_small(which, stages[scarcest], limits, slices[scarcest], needed)
+        weights, intermediates, _ = slices[scarcest]
+        kv = needed * _block_bytes(stages[scarcest].shape, limits)
+        raise too_small(which, stages[scarcest].reserve, weights, intermediates, kv, limits.max_model_len)
     blocks, memory = slices[scarcest][2], stages[stage]
     weights, intermediates, _ = slices[stage]
+    if memory.shape.state is not None:
+        return MemoryPlan(memory.reserve, weights, intermediates, memory.reserve - weights - intermediates, 0, 0)
     kv = blocks * _block_bytes(memory.shape, limits)
     return MemoryPlan(memory.reserve, weights, intermediates, kv, max(0, blocks - 1) * limits.block_size, blocks)
 
 
 def _needed_blocks(shape: Geometry, limits: BatchLimits) -> int:
     """Return the blocks of one request.  One more is vLLM's null block: it is never handed to a request."""
-    return -(-limits.max_model_len // limits.block_size) + 1 if shape.keeps_kv else 0
+    return -(-limits.max_model_len // limits.block_size) + 1 if _counts_blocks(shape) else 0
+
+
+def _counts_blocks(shape: Geometry) -> bool:
+    return shape.keeps_kv and shape.state is None
 
 
 def _slices(memory: StageMemory, limits: BatchLimits, n_stages: int) -> tuple[int, int, int]:
@@ -224,23 +260,22 @@ def _slices(memory: StageMemory, limits: BatchLimits, n_stages: int) -> tuple[in
     intermediates = peak_intermediate_bytes(shape, limits.dtype, tokens, limits.max_num_seqs, limits.device)
     intermediates += relayed_bytes(shape, limits.dtype, tokens, n_stages)
     left = memory.reserve - weights - intermediates
-    return weights, intermediates, left // _block_bytes(shape, limits) if shape.keeps_kv else min(0, left)
+    return weights, intermediates, left // _block_bytes(shape, limits) if _counts_blocks(shape) else min(0, left)
 
 
 def _block_bytes(shape: Geometry, limits: BatchLimits) -> int:
     return limits.block_size * kv_bytes_per_token(shape, limits.dtype)
 
 
-def _too_small(
-    which: str, memory: StageMemory, limits: BatchLimits, slices: tuple[int, int, int], blocks: int
+def too_small(
+    which: str, reserve: int, weights: int, intermediates: int, kv: int, max_model_len: int
 ) -> MemoryTooSmall:
-    weights, intermediates, _ = slices
-    kv = blocks * _block_bytes(memory.shape, limits)
+    """``kv`` are the bytes that one request of ``max_model_len`` tokens needs, 0 if they are not known."""
     needed = weights + intermediates + kv
-    request = f", {_mib(kv)} for one request of {limits.max_model_len} tokens" if kv else ""
+    request = f", {_mib(kv)} for one request of {max_model_len} tokens" if kv else ""
     return MemoryTooSmall(
         f"{which}the model needs {_mib(needed)} MiB ({_mib(weights)} weights, {_mib(intermediates)} intermediates"
-        f"{request}) and the worker has {_mib(memory.reserve)} MiB",
+        f"{request}) and the worker has {_mib(reserve)} MiB",
         hint=f"set resources.gpu_memory_mb to at least {_mib(needed)}, or lower engine.max_model_len",
     )
 

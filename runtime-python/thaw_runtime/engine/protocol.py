@@ -191,12 +191,14 @@ class EngineStarted:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The engine can run the model on this device.  ``engine`` is its name and version, and each of ``notes`` is a
-    sentence about a setting that will differ from the function's request."""
+    sentence about a setting that will differ from the function's request.  ``most_stages`` limits a pipeline; 0: by its
+    number of layers alone, or nobody has tried."""
 
     engine: str = ""
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
     embeds: bool = False
+    most_stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

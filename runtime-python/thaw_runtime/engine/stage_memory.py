@@ -12,6 +12,7 @@ from thaw_runtime.engine.kv_memory import (
     DTYPE_BYTES,
     Geometry,
     StageMemory,
+    State,
     adapter_bytes,
     geometry,
     held_bytes,
@@ -32,12 +33,14 @@ def stage_memories(
     on_cpu: bool,
     samples: bool = True,
     keeps_kv: bool = True,
+    state: State | None = None,
 ) -> list[StageMemory]:
     """The memory of every stage; each stage computes the same list, because all get the same numbers.  ``samples`` is
-    False for an embedding model, which has no logits, and ``keeps_kv`` for an encoder."""
+    False for an embedding model, which has no logits, and ``keeps_kv`` for an encoder.  A model whose layers keep a
+    ``state`` has one stage."""
     plain = model_config(segment)
     if init.n_stages == 1:
-        shape = geometry(plain, layer_count(plain), last_stage=samples, keeps_kv=keeps_kv)
+        shape = geometry(plain, layer_count(plain), last_stage=samples, keeps_kv=keeps_kv, state=state)
         weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
         return [StageMemory(init.reserve_bytes, weights, shape)]
     return [

@@ -77,7 +77,7 @@ class StagePart:
         layer, (a, b) = layer_of(path + "."), self.window
         if layer is not None:
             return a <= layer < b
-        return _is_among(path, own) if self.first else self.needs_module(path, own)
+        return self.needs_module(path, own)
 
     def needs_module(self, path: str, own: Sequence[TensorInfo]) -> bool:
         """Return whether this stage computes with a module that is outside the layers and has weights of its own.

@@ -16,7 +16,7 @@ from thaw.model import TensorInfo
 from thaw_runtime.weights.parameter_manager import NativeSegment
 from thaw_runtime.weights.readable_segment import Segment
 
-_DTYPES: Mapping[str, torch.dtype] = {
+DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -50,9 +50,9 @@ def arriving(segment: Segment, tensors: Sequence[TensorInfo]) -> Arriving:
 
 
 def _check(info: TensorInfo) -> None:
-    if info.dtype not in _DTYPES:
+    if info.dtype not in DTYPES:
         raise ModelUnsupported(f"tensor {info.name} has dtype {info.dtype}, which the engine does not have")
-    if math.prod(info.shape) * _DTYPES[info.dtype].itemsize != info.n_bytes:
+    if math.prod(info.shape) * DTYPES[info.dtype].itemsize != info.n_bytes:
         raise ModelCorrupt(f"tensor {info.name}: shape {list(info.shape)} of {info.dtype} is not {info.n_bytes} bytes")
 
 
@@ -61,7 +61,7 @@ class _Native:
         self._load = segment.load(tensors)
         self._cuda = segment.manager.cuda
         # DLPack has no dtype for eight-bit floats here, so they come as bytes and are viewed as floats.
-        self._viewed = {i: _DTYPES[t.dtype] for i, t in enumerate(tensors) if t.dtype in ("F8_E4M3", "F8_E5M2")}
+        self._viewed = {i: DTYPES[t.dtype] for i, t in enumerate(tensors) if t.dtype in ("F8_E4M3", "F8_E5M2")}
 
     def wait(self, i: int, deadline_s: float) -> None:
         self._load.wait(i, deadline_s, torch.cuda.current_stream().cuda_stream if self._cuda else None)
@@ -83,7 +83,7 @@ class _Views:
         self._segment.wait(self._offsets[i] + self._tensors[i].n_bytes, deadline_s)
 
     def take(self, i: int) -> torch.Tensor:
-        info, dtype = self._tensors[i], _DTYPES[self._tensors[i].dtype]
+        info, dtype = self._tensors[i], DTYPES[self._tensors[i].dtype]
         if info.n_bytes == 0:
             return torch.empty(info.shape, dtype=dtype)
         view = self._segment.view(self._offsets[i], info.n_bytes)

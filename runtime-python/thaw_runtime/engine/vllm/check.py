@@ -1,9 +1,11 @@
-"""Checks without weights whether a start would succeed: it makes the configuration and builds the model, empty.
+"""Checks without weights whether a start would succeed: makes the configuration, builds the model, and tries it.
 
-On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  Then the
-smallest quantised layer of each kind is filled with zeros, prepared and computed, because only this shows whether this
-device's kernels can compute it.  On a GPU an empty model takes the memory of a full one, which others need, so there
-the configuration alone is judged: vLLM compares the quantisation with the device's capability in it.
+On a CPU, memory that nobody writes to costs nothing, so a large model is built as quickly as a small one.  The empty
+model is compared with the checkpoint's tensors (fitting.py).  The smallest quantised layer of each kind is filled with
+zeros, prepared and computed, because only this shows whether this device's kernels can compute it.  Then the engine is
+started around the empty model, as one worker and as the stages of a pipeline (trial.py).  On a GPU an empty model takes
+the memory of a full one, which others need, so there the configuration alone is judged: vLLM compares the quantisation
+with the device's capability in it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from thaw.errors import DeveloperError, ModelUnsupported, PlatformError, ThawErr
 from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count, plan_stage
 from thaw_runtime.engine.protocol import Checked
 from thaw_runtime.engine.stage_memory import slots_bytes
+from thaw_runtime.engine.vllm import trial
 from thaw_runtime.engine.vllm.adapters import adapted_modules
 from thaw_runtime.engine.vllm.configuration import (
     batch_limits,
@@ -38,6 +41,8 @@ from thaw_runtime.engine.vllm.configuration import (
 )
 from thaw_runtime.engine.vllm.embeddings import check_tasks
 from thaw_runtime.engine.vllm.errors import translated
+from thaw_runtime.engine.vllm.fitting import check_tensors
+from thaw_runtime.engine.vllm.state_layers import keeps_state, state_of
 from thaw_runtime.engine.vllm.world_of_one import world_of_one
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.shown import shown
@@ -46,11 +51,10 @@ from thaw_runtime.weights.sidecars import materialised, model_config
 
 _MOST_TRIED: Final = 128 << 20
 """The largest layer, in bytes, that is computed: it fits into the memory bound of a check."""
-_LONGEST_BUILT: Final = 128 * 1024
-"""The longest context, in tokens, for which the model is built: its tables of positions are the only memory that is
-written to."""
 _KERNEL: Final = re.compile(r"_C(?:::|' object has no attribute ')(\w+)")
 """Matches torch's name of a kernel that vLLM's library for this processor does not have."""
+_CANNOT: Final = "the engine cannot compute this model"
+_OTHER_DEVICE: Final = "set another engine.dtype, or run the model on another device or with a newer engine"
 _NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
 
 
@@ -63,8 +67,11 @@ def check(init: LlmInit, segment: Segment) -> Checked:
         try:
             config = engine_config(init, segment, StagePart.of(init), str(directory))
             _check_memory(init, segment, config, None)
+            most_stages = 0
+            notes: list[str] = []
             if began_to_build := current_platform.is_cpu():
-                _check_memory(init, segment, config, _build(config, meeting))
+                _check_memory(init, segment, config, _build(config, segment, meeting))
+                most_stages, notes = _try_stages(init, segment, config, str(directory))
         except ThawError:
             raise
         except Exception as e:  # the edge to vLLM
@@ -76,8 +83,9 @@ def check(init: LlmInit, segment: Segment) -> Checked:
             said.hint = said.hint or _NEXT_STEP
             raise said from e
     length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
-    notes = () if length >= asked else (_shorter(length, asked),)
-    return Checked(f"vLLM {vllm.__version__}", length, notes, is_embedding(config))
+    if length < asked:
+        notes.insert(0, _shorter(length, asked))
+    return Checked(f"vLLM {vllm.__version__}", length, tuple(notes), is_embedding(config), most_stages)
 
 
 def _quantisation(init: LlmInit, segment: Segment) -> str:
@@ -106,35 +114,71 @@ def _check_memory(init: LlmInit, segment: Segment, config: Any, built_bytes: int
         weights = stored_bytes * DTYPE_BYTES[limits.dtype] // 4
     else:
         weights = min(built_bytes, held_bytes(stored_bytes, plain, limits.dtype))
-    shape = geometry(plain, layer_count(plain), last_stage=not is_embedding(config), keeps_kv=keeps_kv(config))
+    shape = geometry(
+        plain,
+        layer_count(plain),
+        last_stage=not is_embedding(config),
+        keeps_kv=keeps_kv(config),
+        state=state_of(config),
+    )
     weights += slots_bytes(init, shape, limits.dtype, on_cpu=current_platform.is_cpu())
     plan_stage(0, [StageMemory(init.reserve_bytes, weights, shape)], limits)
 
 
-def _build(config: Any, meeting: str) -> int:
+def _build(config: Any, segment: Segment, meeting: str) -> int:
     """Build the model without weights; return the bytes that they take.  ``meeting`` is an empty directory."""
     method, wanted = f"file://{Path(meeting) / 'world'}", config.model_config
     with world_of_one(), set_current_vllm_config(config):
         parallel_state.init_distributed_environment(1, 0, method, 0, "gloo")
         parallel_state.ensure_model_parallel_initialized(1, 1, 1, 1)
         with set_default_torch_dtype(wanted.dtype), torch.device("cpu"):
-            _shorten(wanted.hf_config, wanted.hf_text_config)
+            trial.shorten(wanted.hf_config, wanted.hf_text_config)
             model = initialize_model(vllm_config=config)
             if config.lora_config is not None:
                 adapted_modules(model)
             if is_embedding(config):
                 check_tasks(model.pooler.get_supported_tasks())
             n_bytes = _n_bytes(model)
+            if segment.offer.tensors:
+                check_tensors(model, segment.offer.tensors, quantised=wanted.quantization is not None)
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):
                     _try(layer)
     return n_bytes
 
 
-def _shorten(*configs: Any) -> None:
-    for config in configs:
-        if (getattr(config, "max_position_embeddings", None) or 0) > _LONGEST_BUILT:
-            config.update({"max_position_embeddings": _LONGEST_BUILT})
+def _try_stages(init: LlmInit, segment: Segment, config: Any, directory: str) -> tuple[int, list[str]]:
+    """Try the model as one worker and in stages.  Return the most stages that it can have, 0 if their number has no
+    limit here, and a note about the limit.  Raises ModelUnsupported for a model that cannot compute at all, or not in
+    the number of stages that the function asks for."""
+    for one in trial.trials(init, segment, 1):
+        try:
+            trial.run(one, segment, directory)
+        except ModelUnsupported as e:
+            missing = _KERNEL.search(e.message)
+            reason = (
+                f": it has no kernel {missing[1]:.60} for it on {_device()}" if missing else e.message[len(_CANNOT) :]
+            )
+            raise ModelUnsupported(_CANNOT + reason, hint=_OTHER_DEVICE) from e
+    scaling = init.config.scaling
+    most = scaling.stages or scaling.max_stages
+    if most == 1 or is_embedding(config) or init.config.adapter_slots or not segment.offer.tensors:
+        return 0, []
+    try:
+        if keeps_state(config):
+            raise ModelUnsupported("its layers keep a state, and a pipeline passes on keys and values alone")
+        for one in trial.trials(
+            init, segment, min(trial.STAGES, most, config.model_config.get_total_num_hidden_layers())
+        ):
+            trial.run(one, segment, directory)
+    except DeveloperError as e:
+        if scaling.stages is not None:
+            raise ModelUnsupported(
+                f"the model cannot run in {scaling.stages} stages: {e.message}",
+                hint="remove scaling.stages from the function's config",
+            ) from e
+        return 1, [f"the model runs in one stage: {e.message}"]
+    return 0, []
 
 
 def _smallest_of_each_kind(model: torch.nn.Module) -> Iterator[LinearBase]:
@@ -161,10 +205,13 @@ def _try(layer: LinearBase) -> None:
 
 
 def _unsupported_quantisation(method: str, error: Exception) -> ModelUnsupported:
-    device = "a CPU" if current_platform.is_cpu() else current_platform.device_name
     missing = _KERNEL.search(str(error))
     reason = f"it has no kernel {missing[1]:.60} for it" if missing else translated(error).message.rstrip(". ")
     return ModelUnsupported(
-        f"the engine cannot compute {shown(method, 40)} weights on {device}: {reason}",
+        f"the engine cannot compute {shown(method, 40)} weights on {_device()}: {reason}",
         hint="push the model without quantisation, or quantised by another method (docs/models.md)",
     )
+
+
+def _device() -> str:
+    return "a CPU" if current_platform.is_cpu() else str(current_platform.device_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,20 +15,22 @@ from vllm.utils import cpu_resource_utils, mem_utils, numa_utils, platform_utils
 from vllm.v1.sample import logits_processor
 
 from relay.protocol.messages import LlmInit
-from thaw.errors import InitFailed
+from thaw.checkpoints.pooling import pooling_of
+from thaw.errors import InitFailed, ModelUnsupported
 from thaw_runtime.engine.kv_memory import CPU, GPU, BatchLimits, MemoryPlan, plan_stage
 from thaw_runtime.engine.stage_memory import stage_memories
 from thaw_runtime.engine.vllm import embeddings
 from thaw_runtime.engine.vllm.adapters import lora_args
-from thaw_runtime.engine.vllm.architectures import register_architecture
+from thaw_runtime.engine.vllm.architectures import inspect_here, register_architecture
 from thaw_runtime.engine.vllm.executors import StageExecutor
 from thaw_runtime.engine.vllm.loader import LOAD_FORMAT
 from thaw_runtime.engine.vllm.scheduler import StageScheduler
+from thaw_runtime.engine.vllm.state_layers import keeps_state, state_of
 from thaw_runtime.engine.vllm.window import PARTITION
 from thaw_runtime.engine.vllm.worker import WORKER
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import model_config
+from thaw_runtime.weights.sidecars import model_config, read_sidecar
 
 MAX_BATCHED_TOKENS = 2048  # vLLM's own default for a server on a CPU
 PIPELINED_BATCHED_TOKENS = 512
@@ -50,6 +53,7 @@ ALLOWED_ARGS = frozenset(
 
 def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: str) -> Any:
     """A VllmConfig of the model whose sidecars are in ``directory``.  Raises InitFailed, ModelUnsupported."""
+    inspect_here()
     name = register_architecture(model_config(segment))
     pools = embeddings.found(init, segment, name)
     engine = init.config.engine
@@ -75,6 +79,13 @@ def engine_config(init: LlmInit, segment: Segment, part: StagePart, directory: s
     config = _of_length(configured, directory, args, engine.max_model_len)
     if pools is not None:
         pools.check(config.model_config)
+    elif is_embedding(config):  # vLLM takes a decoder without a head, like Qwen3Model, for an embedding model
+        pooling_of(partial(read_sidecar, segment))
+    if keeps_state(config) and not part.whole:
+        raise ModelUnsupported(
+            f"{config.model_config.architecture} has layers that keep a state, and runs in one stage",
+            hint="remove scaling.stages from the function's config, or set scaling.max_stages to 1",
+        )
     return config
 
 
@@ -144,6 +155,7 @@ def plan_memory(init: LlmInit, segment: Segment, config: Any) -> MemoryPlan:
         on_cpu=on_cpu,
         samples=not is_embedding(config),
         keeps_kv=keeps_kv(config),
+        state=state_of(config),
     )
     plan = plan_stage(init.stage, stages, limits)
     set_memory(config, plan, whole=init.n_stages == 1)
@@ -193,6 +205,7 @@ def preload(architectures: Sequence[str], no_model: str) -> None:
     ``no_model`` is a directory with a config.json that belongs to no real model.
     """
     torch.set_num_threads(1)
+    inspect_here()
     for name in architectures:
         register_architecture({"architectures": [name]})
     current_platform.register_triton_kernel_overrides()

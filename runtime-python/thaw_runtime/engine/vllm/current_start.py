@@ -15,6 +15,7 @@ import torch
 from relay.thread_account import BlockedTime
 from thaw.model import TensorInfo
 from thaw.tracing.trace import Phase
+from thaw_runtime.engine.kv_memory import MemoryPlan
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.engine.vllm.weights import arriving_tensors
@@ -32,6 +33,7 @@ class CurrentStart:
     link: StageLink | None
     tensors: tuple[TensorInfo, ...]
     background: BackgroundLoad | None = None  # set by the loader of a full worker in a pipeline
+    memory: MemoryPlan | None = None  # how the reserve is divided; set before the engine is built
     load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that postpones the weights
     phases: ExitStack = field(default_factory=ExitStack)  # holds the open phase, if there is one
 

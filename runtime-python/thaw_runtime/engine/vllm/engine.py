@@ -63,6 +63,7 @@ from thaw_runtime.engine.vllm.open_request import OpenRequest
 from thaw_runtime.engine.vllm.own_core import OwnCore, verify
 from thaw_runtime.engine.vllm.packing import give_back_freed
 from thaw_runtime.engine.vllm.scheduler import FollowerCore
+from thaw_runtime.engine.vllm.state_layers import counted, keeps_state
 from thaw_runtime.engine.vllm.translation import vllm_request
 from thaw_runtime.engine.vllm.work import Work
 from thaw_runtime.pipeline.consolidation import Consolidation
@@ -428,9 +429,11 @@ class VllmEngine:
             with ExitStack() as stack:
                 directory = stack.enter_context(materialised(segment))  # the built engine does not read it any more
                 config = engine_config(init, segment, part, str(directory))
-                self._memory = plan_memory(init, segment, config)
+                self._memory = begun.memory = plan_memory(init, segment, config)
                 core = EngineCore if part.first else FollowerCore
                 self._core = core(config, executor_for(part), log_stats=False)
+                if keeps_state(config):
+                    self._memory = counted(self._memory, config, self._core.scheduler.kv_cache_config)
             self._embeddings = Embeddings.of(self._core)
             worker = self._core.model_executor.driver_worker.worker
             self._adapters = Adapters(worker, init.config, segment.offer.tensors)

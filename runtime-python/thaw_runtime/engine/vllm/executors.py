@@ -45,6 +45,7 @@ from thaw_runtime.engine.vllm.stage import (
     step_of,
     wanted_by,
 )
+from thaw_runtime.engine.vllm.state_layers import check_room, keeps_state
 from thaw_runtime.engine.vllm.translation import grammar_output, model_runner_output, scheduler_output_of
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.pipeline.wire import Batch, KvWanted, Sampled, Step
@@ -59,6 +60,12 @@ class SegmentExecutor(UniProcExecutor):
         self.continuations = Continuations()
         super()._init_executor()
         current_start().turn_to(Phase.KV_BEGIN).n_bytes = self.cache_config.kv_cache_memory_bytes
+
+    def determine_available_memory(self) -> Any:
+        memory = current_start().memory
+        if memory is not None and keeps_state(self.vllm_config):
+            check_room(self.vllm_config, self.driver_worker.worker.get_kv_cache_spec(), memory)
+        return super().determine_available_memory()
 
     @classmethod
     def adopting(cls, stage: StageExecutor) -> SegmentExecutor:

@@ -56,8 +56,11 @@ class StageGroup:
     def irecv_tensor_dict(self, all_gather_group: Any = None) -> tuple[Tensors, list[Any], list[Any]]:
         return self.received, [], []
 
-    def isend_tensor_dict(self, tensors: Tensors, all_gather_group: Any = None) -> list[Any]:
-        self.computed = tensors
+    def isend_tensor_dict(self, tensors: Mapping[str, torch.Tensor | None], all_gather_group: Any = None) -> list[Any]:
+        """A model that adds its residuals in each layer (MiniCPM) has none to send, and sends zeros: every stage must
+        get the tensors that it expects."""
+        some = next(t for t in tensors.values() if t is not None)
+        self.computed = {name: torch.zeros_like(some) if t is None else t for name, t in tensors.items()}
         return []
 
     def destroy(self) -> None:

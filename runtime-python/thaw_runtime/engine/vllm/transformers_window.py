@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +22,7 @@ import torch
 
 from thaw.errors import ModelUnsupported
 
+_CHANGES_NOTHING: Final = (torch.nn.Dropout, torch.nn.Identity)
 _BACKEND: Final = "vllm.model_executor.models.transformers.base"
 
 
@@ -55,6 +58,32 @@ def enter_later(model: torch.nn.Module, removed: type[torch.nn.Module]) -> None:
                 break
             if isinstance(child, removed):
                 _let_compute(child, False, _enter)
+
+
+@contextmanager
+def weightless_steps(model: torch.nn.Module | None) -> Iterator[set[str]]:
+    """While the block runs, note the classes of the modules that a decoder calls beside its layers, that compute a
+    tensor, and that the backend gives to no stage, because they have no weights and no plan of the library names them.
+    Every stage would compute them, like NanoChat's norm."""
+    found: set[str] = set()
+    hooks = []
+    for base in _of_backend(model) if model is not None else ():
+        decoder = _decoder_of(base)
+        divided = {id(module) for module in (*decoder.before, *decoder.after)}
+        for child in _owner_of(base).children():
+            is_layers = isinstance(child, torch.nn.ModuleList)
+            if id(child) not in divided and not is_layers and not isinstance(child, _CHANGES_NOTHING):
+                hooks.append(child.register_forward_hook(partial(_note_step, found)))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _note_step(found: set[str], module: torch.nn.Module, _: Any, made: Any) -> None:
+    if isinstance(made, torch.Tensor):  # a rotary embedding gives a pair
+        found.add(type(module).__name__)
 
 
 def _of_backend(model: torch.nn.Module) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from thaw_runtime.engine.vllm.name_entry import Kind
 from thaw_runtime.engine.vllm.name_entry import names as _names
+from thaw_runtime.engine.vllm.vllm_names_of_checks import CHECKED_WITH
 
 WRITTEN_FOR: Final = "0.32.0"
 
@@ -41,32 +42,7 @@ _EMBED: Final = "compute embeddings"
 _CONTINUE: Final = "continue a request that began elsewhere"
 
 NAMES: Final = (
-    # ── architectures.py, check.py ──
-    _names(f"{_MODELS}.registry:_LazyRegisteredModel", "inspect_model_cls", "refuse models that Thaw cannot serve"),
-    _names(
-        f"{_MODELS}.registry:_ModelInfo",
-        "is_text_generation_model is_pooling_model supports_multimodal is_attention_free is_hybrid",
-        "refuse models that Thaw cannot serve",
-        Kind.FIELD,
-    ),
-    _names("vllm.engine.arg_utils:EngineArgs", "create_model_config", "find out how long a model's context is"),
-    _names("vllm.config", "set_current_vllm_config", "build a model without weights"),
-    _names(_LOADER_UTILS, "initialize_model", "build a model without weights"),
-    _names(_LINEAR, "LinearBase", "try a quantised layer on this device"),
-    _names("vllm.lora.request", "LoRARequest", "name the adapter of a request"),
-    _names("vllm.lora.request:LoRARequest", "lora_int_id", "remove an adapter", Kind.FIELD),
-    _names("vllm.model_executor.layers.fused_moe", "MoERunner", "refuse adapters of a model with experts"),
-    _names(_MODELS, "supports_lora", "refuse adapters of a model that takes none"),
-    _names(_WORKER, "add_lora remove_lora", "load an adapter"),
-    _names("vllm.config.vllm:VllmConfig", "lora_config", "load an adapter", Kind.FIELD),
-    _names("vllm.config.lora:LoRAConfig", "target_modules", "say which layers adapters may change", Kind.FIELD),
-    _names("vllm.platforms:current_platform", "get_punica_wrapper", "compute adapters on a CPU"),
-    _names("vllm.lora.punica_wrapper.punica_cpu", "PunicaWrapperCPU", "compute adapters on a CPU"),
-    _names(_PUNICA, "update_metadata token_lora_indices add_lora_linear", "compute adapters on a CPU"),
-    _names("vllm.v1.request:Request", "lora_request", "name the adapter of a request", Kind.FIELD),
-    _names(f"{_LINEAR}:LinearBase", "input_size", "try a quantised layer on this device", Kind.FIELD),
-    _names(f"{_LINEAR}:UnquantizedLinearMethod", "apply", "try a quantised layer on this device"),
-    _names("vllm.platforms:current_platform", "device_name device_type get_device_total_memory", "know the device"),
+    *CHECKED_WITH,
     # ── env.py, configuration.py ──
     _names(
         "vllm.envs",

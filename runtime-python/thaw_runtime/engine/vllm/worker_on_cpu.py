@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.utils.cpu_resource_utils import get_visible_memory_node
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from thaw_runtime.engine.vllm import kept_kernels, linear_on_cpu
+from thaw_runtime.engine.vllm import kept_kernels, linear_on_cpu, rotary_on_cpu
 from thaw_runtime.engine.vllm.kv_allocation import ZeroOnDemand
 from thaw_runtime.engine.vllm.replaced import replaced
 from thaw_runtime.engine.vllm.stage_worker import StageWorker
@@ -22,11 +23,13 @@ from thaw_runtime.engine.vllm.stage_worker import StageWorker
 
 class LazyKvCpuWorker(StageWorker, CPUWorker):
     """vLLM's CPU worker.  It allocates its KV cache without touching it, binds no memory to a lone NUMA node, keeps
-    a bounded number of kernels, and computes prompts fast also where the processor has no instructions for bfloat16."""
+    a bounded number of kernels, rotates queries by head, and computes prompts fast also where the processor has no
+    instructions for bfloat16."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         linear_on_cpu.install(utils)
         kept_kernels.install(utils)
+        rotary_on_cpu.install(RotaryEmbedding)
         # To bind memory, the kernel examines all pages and waits for the other cores, which takes 4 ms to 200 ms.
         unbound = replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None)
         with unbound if len(get_visible_memory_node()) == 1 else nullcontext():
