@@ -9,7 +9,7 @@ from gateway.serving.actions.action_cache import simple_name
 from gateway.serving.deploying.preflight import Verdict
 from gateway.serving.routing.routes import Serving
 from thaw import wire
-from thaw.action import KIND_SEQUENCE, Action
+from thaw.action import KIND_SEQUENCE, REFUSED, UNCHECKED, Action
 from thaw.activation import Activation
 from thaw.requirements import without_hashes
 
@@ -80,10 +80,16 @@ def _common(entity: Action) -> Json:
         "name": simple_name(entity.name),
         "version": entity.version,
         "publish": entity.publish,
-        "annotations": pairs(entity.annotations),
+        "annotations": pairs({**entity.annotations, **_check(entity)}),
         "limits": wire.to_plain(entity.limits),
         "updated": entity.updated_ms,
     }
+
+
+def _check(entity: Action) -> Json:
+    """What a client cannot write: the check of a model that was deployed before its engine could look, or by force."""
+    found = {UNCHECKED: entity.unchecked, REFUSED: entity.refusal and f"would not start: {entity.refusal}"}
+    return {name: said for name, said in found.items() if said}
 
 
 def activation_summary(record: Activation) -> Json:
