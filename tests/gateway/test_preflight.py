@@ -100,7 +100,11 @@ def test_a_host_that_does_not_answer_delays_a_deploy_by_the_time_that_the_operat
 
     invoker.preflight = hang
     try:
-        assert put(gateway).json()["preflight"] == {"checked": False, "reason": "the check took too long"}
+        assert put(gateway).json()["preflight"] == {
+            "checked": False,
+            "reason": "the check took too long",
+            "later": True,
+        }
     finally:
         never.set()
 
@@ -108,7 +112,11 @@ def test_a_host_that_does_not_answer_delays_a_deploy_by_the_time_that_the_operat
 def test_without_a_host_or_where_the_operator_wants_none_a_deploy_is_not_checked(
     gateway: GatewayProcess, start_gateway: Start
 ) -> None:
-    assert put(gateway).json()["preflight"] == {"checked": False, "reason": "the platform has no host"}
+    assert put(gateway).json()["preflight"] == {
+        "checked": False,
+        "reason": "the platform has no host",
+        "later": True,
+    }
     gateway.kill()
     gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address))
     off = start_gateway(THAW_PREFLIGHT_S="0")

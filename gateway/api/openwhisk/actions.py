@@ -136,7 +136,8 @@ def put_action(ns: str, name: str) -> Response:
     with ExitStack() as memory:
         taken = _take_memory(memory, full_name)
         action, verdict = _put(ns, full_name)
-        more = {} if verdict is None else {"preflight": render.preflight(verdict)}
+        later = gateway().preflight.is_on
+        more = {} if verdict is None else {"preflight": render.preflight(verdict, later=later)}
         return _changed(action, memory, taken, more)
 
 

@@ -54,13 +54,14 @@ def _instance(serving: Serving) -> Json:
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 
 
-def preflight(verdict: Verdict) -> Json:
+def preflight(verdict: Verdict, *, later: bool = False) -> Json:
     """Thaw's addition.  ``checked``: the engine has looked.  There is a refusal if the deploy was forced, or if nothing
-    is deployed."""
+    is deployed.  ``later``: what is unchecked will be checked."""
     refusal, found = verdict.refusal, verdict.found
     rendered: Json = {"checked": not verdict.unchecked}
     if verdict.unchecked:
         rendered["reason"] = verdict.unchecked
+        rendered |= {"later": True} if later else {}
     if refusal is not None:
         rendered["refusal"] = {"code": refusal.code, "message": refusal.message, "hint": refusal.hint}
     if found is not None:

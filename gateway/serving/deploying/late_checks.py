@@ -36,7 +36,7 @@ LOOK_S: Final = 30.0
 CLAIM_S: Final = 2 * LOOK_S
 """A gateway that claimed an action this long ago, and has not said what it found, has died."""
 GIVE_UP_S: Final = 24 * 3600.0
-_SHORTEST_S, _LONGEST_S, _OF_AGE = 2.0, 60.0, 0.25
+_SHORTEST_S, _LONGEST_S, _OF_AGE = 2.0, 600.0, 0.25
 """The pause after a look is this part of the time since the deploy, within these bounds."""
 _STATE_AWAY_S: Final = 5.0
 _MOST_CHARS: Final = 500
@@ -110,7 +110,8 @@ class LateChecks:
             return self._unchecked.done(claim)
         age_s = (wall_ms() - action.updated_ms) / 1000
         if verdict.unchecked and age_s < GIVE_UP_S:
-            return self._unchecked.again(claim, min(_LONGEST_S, max(_SHORTEST_S, _OF_AGE * age_s)))
+            pause_s = 0.0 if verdict.busy else min(_LONGEST_S, _OF_AGE * age_s)  # a look at a busy host has waited
+            return self._unchecked.again(claim, max(_SHORTEST_S, pause_s))
         self._say(action, verdict)
         return self._unchecked.done(claim)
 
