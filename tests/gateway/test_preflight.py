@@ -30,7 +30,8 @@ def error(e: ThawError, status: int = 502) -> tuple[int, dict[str, Any]]:
 @pytest.fixture
 def asked(gateway: GatewayProcess) -> FakeInvoker:
     """A host that a deploy asks."""
-    gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address, stem_kinds=(KIND_LLM,)))
+    host = replace(report("h0"), address=gateway.invoker.address, stem_kinds=(KIND_LLM,))
+    gateway.invoker.registry.report_host(host, lease_s=600)  # it reports once
     gateway.invoker.preflight = lambda: (200, FOUND)
     return gateway.invoker
 
@@ -47,7 +48,8 @@ def test_a_model_that_would_start_is_deployed_with_what_the_engine_said(
     told = {"checked": True, "model": PIN, "modelVersion": VERSION, "engine": "toy 1.0", "maxModelLen": 512}
     assert (reply.status_code, reply.json()["preflight"]) == (200, {**told, "notes": ["a note"]})
     assert asked.preflights[0]["config"]["model"]["uri"] == "s3://models/tiny"
-    assert 0 < asked.preflights[0]["deadline_ms"] <= 20_000
+    longest_s = gateway.read("limits")["preflightSeconds"]
+    assert 0 < asked.preflights[0]["deadline_ms"] <= 1000 * longest_s == 20_000
     assert not any(p["waits"] for p in asked.preflights)
 
 

@@ -55,6 +55,13 @@ class Verdict:
         return self.refusal is None and not self.unchecked
 
     @property
+    def holds_everywhere(self) -> bool:
+        """Whether no other host's answer matters: one kind of device that can run the model is enough, and a refusal
+        because of the files is the same on every kind."""
+        of_files = self.refusal is not None and self.refusal.code in (ModelNotFound.__name__, ModelCorrupt.__name__)
+        return self.can_run or of_files
+
+    @property
     def busy(self) -> bool:
         """Whether the host can look soon."""
         return self.found is not None and self.found.busy
@@ -132,8 +139,8 @@ class Preflight:
 
     def _when_not_busy(self, answers: Sequence[_Answer], question: _Question) -> Iterator[Verdict]:
         """The answers, in place of those of busy hosts the ones that they give when something is spare.  The busy hosts
-        share the time that is left; none is waited for where another one has said that the model runs."""
-        n_busy = 0 if any(a.verdict.can_run for a in answers) else sum(a.verdict.busy for a in answers)
+        share the time that is left; none is waited for where another one's answer holds everywhere."""
+        n_busy = 0 if any(a.verdict.holds_everywhere for a in answers) else sum(a.verdict.busy for a in answers)
         for answer in answers:
             if not (n_busy and answer.verdict.busy):
                 yield answer.verdict
@@ -141,7 +148,7 @@ class Preflight:
             now_s = time.monotonic()
             verdict = self._asked(answer.address, question.waiting(now_s + (question.ends_s - now_s) / n_busy))
             yield verdict
-            n_busy = 0 if verdict.can_run else n_busy - 1
+            n_busy = 0 if verdict.holds_everywhere else n_busy - 1
 
     def _asked(self, address: str, question: _Question) -> Verdict:
         ends_s = question.ends_s
@@ -181,7 +188,7 @@ def merged(found: Iterable[Verdict]) -> Verdict:
         if verdict.can_run:
             return verdict
     for verdict in verdicts:
-        if verdict.refusal is not None and verdict.refusal.code in (ModelNotFound.__name__, ModelCorrupt.__name__):
+        if verdict.holds_everywhere:
             return verdict
     unchecked = next((v for v in verdicts if v.refusal is None), None)
     if unchecked is not None:
