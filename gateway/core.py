@@ -20,6 +20,7 @@ from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
 from gateway.serving.cold_starts import ColdStarts
+from gateway.serving.deploying.late_checks import LateChecks
 from gateway.serving.deploying.package_locks import PackageLocks
 from gateway.serving.deploying.pinned_images import PinnedImages
 from gateway.serving.deploying.preflight import Preflight
@@ -136,6 +137,7 @@ class Gateway:
         self.pool = InvokerPool(token, settings.result_bytes)
         self.auth = Authenticator(self.keys, run_keys=self.pool.run_keys)
         self.preflight = Preflight(self.registry, self.pool, settings.preflight_s)
+        self.late_checks = LateChecks(self.client, self.records, self.preflight, self.log)
         allowed = [prefix for text in settings.images.split(",") if (prefix := text.strip())]
         self.pinned_images = PinnedImages(self.registry, self.pool, allowed, settings.image_deploy_s)
         self.package_locks = PackageLocks(self.registry, self.pool, settings.packages_s)
@@ -242,6 +244,7 @@ class Gateway:
         self.cold_starts.start()
         self.cold_progress.start()
         self.streams.start()
+        self.late_checks.start()
         self.runner.start()
         self._heartbeat.start()
         self.log.event("gateway_started", bind=self.settings.bind)
@@ -258,6 +261,7 @@ class Gateway:
         self.cold_progress.stop()
         self.choices.shutdown(wait=False, cancel_futures=True)
         self.cold_starts.stop(timeout_s=0.5)
+        self.late_checks.stop(timeout_s=0.5)
         self.recorder.stop(timeout_s=3.0)
         self._events.stop()
         self.hangups.stop()
@@ -306,6 +310,7 @@ class Gateway:
             self._on_quotas(message.namespace)
         elif isinstance(message, ActionChanged):
             self.actions.forget(message.action)
+            self.late_checks.ring()
             if message.deleted:
                 self._on_deleted(message.action)
             self.room.action_changed(message.action)
@@ -339,5 +344,6 @@ class Gateway:
         records = self.registry.instances()
         self.cold_progress.reload(records)
         self.standings.reload()
+        self.late_checks.ring()
         self.demand.restore(self.room.reload(records), self.runner.holds)
         self.work.bell.ring()

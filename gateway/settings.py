@@ -85,7 +85,7 @@ class GatewaySettings:
     )
     blocking_s: float = setting("THAW_BLOCKING_S", "a blocking invocation becomes a 202 after this", 60.0)
     preflight_s: float = setting(
-        "THAW_PREFLIGHT_S", "seconds that a deploy waits for a host to say whether its model would start; 0: none", 5.0
+        "THAW_PREFLIGHT_S", "seconds that a deploy waits for a host to say whether its model would start; 0: none", 20.0
     )
     packages_s: float = setting(
         "THAW_PACKAGES_S", "seconds that a deploy waits for a host to install what its requirements.txt asks for", 60.0

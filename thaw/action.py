@@ -16,6 +16,10 @@ KIND_BLACKBOX = "blackbox"
 """OpenWhisk's word for an image of the user's own."""
 HTTP_SERVER = "http-server"
 """The annotation of an image that listens on $PORT, as Knative's services do."""
+UNCHECKED = "thaw-unchecked"
+REFUSED = "thaw-refused"
+"""Annotations in which the API shows what a deployed model's check found out (Action.unchecked, Action.refusal); what a
+client writes into them is dropped."""
 KINDS = (KIND_PYTHON, KIND_LLM)
 POOL_MARK = "."
 """The name of a pool (thaw/pools.py) begins with it, and no user's action has such a name."""
@@ -85,6 +89,8 @@ class Action:
     max_instances: int = 8
     min_instances: int = 0  # for a function; a model's are in its config
     embeds: bool | None = None  # whether the model computes embeddings, as its deploy found out; None: nobody knows
+    unchecked: str = ""  # why no engine has said whether the model would start; empty: one has, or it is no model
+    refusal: str = ""  # why the engine would not start the model, which was deployed by force or before it was asked
     init_parameters: Mapping[str, object] = field(default_factory=dict)  # the environment of its code, and no argument
 
     def check_version(self, wanted: str) -> None:

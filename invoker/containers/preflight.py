@@ -5,8 +5,8 @@
     fetchd:  Inspect ── FetchStart (config, tokenizer) ── grant ──┐          cancel, close the descriptor socket
     here:                        a fork, or a stem cell ── POST /preflight ── ends, whatever it said
 
-It is a start that stops before the weights, on the same ways, so its answer holds for the start.  It takes only spare
-resources: without a stem cell or memory, it answers that it could not check, and no request waits for it.
+It is a start that stops before the weights, on the same ways, so its answer holds for the start.  It takes only what
+starts do not need, waits for that as long as it may (spare_cells.py), and else answers that it could not check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 
 from invoker.containers.call import ContainerCall
 from invoker.containers.fleet import Fleet
-from invoker.containers.pool import StemCell
+from invoker.containers.spare_cells import FORK_BYTES, LABEL, SHARE, Busy, SpareCells, Taken
 from invoker.containers.stem_cells import StemCells
 from invoker.drivers.base import Handle, Spec
 from relay.clients.fetch import FetchClient
@@ -36,18 +36,8 @@ from thaw.logs import Log
 from thaw.model import FileRange, ModelFacts
 from thaw.plan import PlanModel, StageRole
 
-AT_ONCE: Final = 2
-"""Preflights that run at the same time, at most one of a namespace.  Each takes a second of a core, which starts need,
-too."""
-WAIT_S: Final = 1.0
-"""How long a preflight waits for another one to end."""
-FORK_BYTES: Final = 1 << 30
-"""The memory that a container may take during a preflight: its two processes bound themselves to 896 MiB together,
-beside the model, which stays empty (thaw_runtime/engine/main.py, llm/container.py)."""
 MOST_FETCHED: Final = 128 << 20
 """Config, tokenizer and templates together have at most so many bytes.  The largest tokenizers have 40 MiB."""
-SHARE: Final = 0.25
-"""The part of the host's cores that checks may use.  A check computes on one thread."""
 KEPT: Final = 256
 KEPT_S: Final = 3600.0
 """An answer holds for a version, settings, an engine and a device.  The engine's image may be replaced under its name
@@ -55,7 +45,9 @@ while the invoker lives, so an answer is asked for again after this time."""
 SLOW_S: Final = 60.0
 """After a check took too long, its error is repeated for this long, so that nobody keeps a host busy with one model."""
 _NO_END: Final = "the engine looked at the model for too long"
-_LABEL: Final = "preflight"  # a restarted invoker ends containers whose role is not that of an instance
+_WAITED: Final = 0.75
+"""The part of its time that a check may wait for a stem cell.  The rest is for the check itself: what ends for want of
+time counts as a model that takes too long."""
 
 
 class Preflights:
@@ -65,9 +57,8 @@ class Preflights:
         """``fetch`` gives up at its deadline, also while fetchd is away."""
         self._fleet, self._cells, self._fetch, self._host_id = fleet, cells, fetch, host_id
         self._device, self._log = device, log
+        self._spare = SpareCells(fleet, cells)
         self._lock = threading.Lock()
-        self._one_ended = threading.Condition(self._lock)
-        self._inside: set[str] = set()  # the namespaces whose preflights run
         self._known: OrderedDict[str, tuple[float, PreflightFound | ErrorInfo]] = OrderedDict()  # until when it holds
 
     def check(self, wanted: PreflightWanted) -> PreflightFound:
@@ -82,24 +73,38 @@ class Preflights:
         key = _key(facts, wanted)
         answer = self._remembered(key)
         if answer is None:
-            answer = self._ask(facts, wanted, ends_s)
-            self._remember(key, answer)
+            answer = self._ask(key, facts, wanted, ends_s)
         if isinstance(answer, ErrorInfo):
             raise from_info(answer)
         return answer
 
-    def _ask(self, facts: ModelFacts, wanted: PreflightWanted, ends_s: float) -> PreflightFound | ErrorInfo:
+    def _ask(self, key: str, facts: ModelFacts, wanted: PreflightWanted, ends_s: float) -> PreflightFound | ErrorInfo:
         found = PreflightFound(facts.uri, facts.version)
-        if not self._enter(wanted.namespace, ends_s):
-            return replace(found, unchecked="the host is busy with other checks")
+        now_s = time.monotonic()
         try:
-            reply = self._in_a_cell(facts, wanted, ends_s)
+            taken = self._spare.take(wanted.namespace, now_s + (_WAITED * (ends_s - now_s) if wanted.waits else 0))
+        except Unavailable as e:
+            return replace(found, unchecked=e.message, busy=isinstance(e, Busy))
+        try:
+            answer = self._remembered(key)  # another check may have found it out meanwhile
+            if answer is None:
+                answer = self._look(found, taken, facts, wanted, ends_s)
+                self._remember(key, answer)
+            return answer
+        finally:
+            self._spare.give_back(taken)
+
+    # one preflight -------------------------------------------------------------------------------------------------
+
+    def _look(
+        self, found: PreflightFound, taken: Taken, facts: ModelFacts, wanted: PreflightWanted, ends_s: float
+    ) -> PreflightFound | ErrorInfo:
+        try:
+            reply = self._with_container(taken, facts, wanted, ends_s)
         except DeveloperError as e:
             return e.info()
         except Unavailable as e:
             return replace(found, unchecked=e.message)
-        finally:
-            self._leave(wanted.namespace)
         return replace(
             found,
             engine=reply.engine,
@@ -108,88 +113,27 @@ class Preflights:
             embeds=reply.embeds if reply.engine else None,  # an engine without a name has not looked
         )
 
-    def _enter(self, namespace: str, ends_s: float) -> bool:
-        def has_room() -> bool:
-            return len(self._inside) < AT_ONCE and namespace not in self._inside
-
-        with self._one_ended:
-            if not self._one_ended.wait_for(has_room, min(WAIT_S, _left_s(ends_s))):
-                return False
-            self._inside.add(namespace)
-            return True
-
-    def _leave(self, namespace: str) -> None:
-        with self._one_ended:
-            self._inside.remove(namespace)
-            self._one_ended.notify_all()
-
-    # one preflight -------------------------------------------------------------------------------------------------
-
-    def _in_a_cell(self, facts: ModelFacts, wanted: PreflightWanted, ends_s: float) -> PreflightReply:
-        cell = next((c for c in self._cells.view() if c.kind == KIND_LLM), None)
-        if cell is None:
-            raise Unavailable("the host has no stem cell of the engine now")
-        owner = f"cell-{_LABEL}-{random_hex_id()[:12]}"
-        taken = None
-        try:
-            taken = None if cell.shared else self._taken(cell)
-            n_bytes = FORK_BYTES if cell.shared else cell.n_bytes + FORK_BYTES
-            if not self._fleet.ledger.take(owner, n_bytes, spare=True):
-                raise Unavailable("the host has no memory to spare now")
-            if taken is not None:
-                self._bound(taken, n_bytes)
-            return self._with_container(owner, taken, facts, wanted, ends_s)
-        finally:
-            if taken is not None:
-                self._cells.end(taken)
-            self._fleet.ledger.give_back(owner)
-            if not cell.shared:
-                self._cells.refill()
-
-    def _taken(self, cell: StemCell) -> Handle:
-        """Return a stem cell that nobody else uses.  Raises Unavailable."""
-        if not self._fleet.driver.reachable():  # a claim would wait for its engine longer than a deploy can
-            raise Unavailable("the host's container engine is away")
-        taken = self._cells.take(cell)
-        if taken is None:
-            raise Unavailable("a start has just taken the host's stem cell")
-        try:
-            is_ours = self._fleet.driver.claim(taken)
-        except ThawError as e:
-            self._cells.end(taken)
-            raise Unavailable(e.message, hint=e.hint) from e
-        if not is_ours:
-            raise Unavailable("another invoker has just taken the host's stem cell")
-        return taken
-
-    def _bound(self, taken: Handle, n_bytes: int) -> None:
-        """Raises Unavailable."""
-        try:
-            self._fleet.driver.limit(taken, SHARE, n_bytes)
-        except ThawError as e:
-            raise Unavailable(e.message, hint=e.hint) from e
-
     def _with_container(
-        self, owner: str, taken: Handle | None, facts: ModelFacts, wanted: PreflightWanted, ends_s: float
+        self, taken: Taken, facts: ModelFacts, wanted: PreflightWanted, ends_s: float
     ) -> PreflightReply:
-        group_id, fetch = GroupId(f"{_LABEL}-{random_hex_id()}"), self._fetch
-        instance_id = InstanceId(taken.container_id if taken is not None else owner)
+        group_id, fetch = GroupId(f"{LABEL}-{random_hex_id()}"), self._fetch
+        instance_id = InstanceId(taken.cell.container_id if taken.cell is not None else taken.owner)
         forked: Handle | None = None
         try:
             descriptor_socket = (
-                "" if taken is not None else fetch.open_descriptor_socket(instance_id, deadline_s=_left_s(ends_s))
+                "" if taken.cell is not None else fetch.open_descriptor_socket(instance_id, deadline_s=_left_s(ends_s))
             )
             started = fetch.start(self._request(group_id, facts), deadline_s=_left_s(ends_s))
             fetch.grant_segment(instance_id, started.segment_id, group_id, 0, deadline_s=_left_s(ends_s))
-            forked = None if taken is not None else self._fork(instance_id, descriptor_socket)
-            handle = taken or forked
+            forked = None if taken.cell is not None else self._fork(instance_id, descriptor_socket)
+            handle = taken.cell or forked
             assert handle is not None  # noqa: S101  one of the two
             handle = self._fleet.driver.connect(handle, deadline_s=_left_s(ends_s))
             return _asked(handle.socket_path, self._init(group_id, facts, wanted), ends_s)
         finally:
             if forked is not None:
                 self._cells.end(forked)
-            elif taken is None:
+            elif taken.cell is None:
                 self._quietly(lambda: fetch.close_descriptor_socket(instance_id))
             self._quietly(lambda: fetch.cancel(group_id, self._fleet.epoch))
 
@@ -210,7 +154,7 @@ class Preflights:
             instance_id,
             KIND_LLM,
             identity,
-            {"role": _LABEL},
+            {"role": LABEL},
             SHARE,
             fork=True,
             memory_bytes=FORK_BYTES,
@@ -227,7 +171,7 @@ class Preflights:
     def _init(self, group_id: GroupId, facts: ModelFacts, wanted: PreflightWanted) -> LlmInit:
         layers, reserve_bytes = (0, facts.n_layers), wanted.config.reserve_bytes if wanted.memory else 0
         shape = StageShape(layers, reserve_bytes, facts.weight_bytes, StageRole.FULL)
-        action = ActionName(_LABEL)
+        action = ActionName(LABEL)
         return LlmInit(
             action, group_id, 0, 1, layers, wanted.config, reserve_bytes, 1.0, 1, self._host_id, stages=(shape,)
         )
@@ -259,9 +203,12 @@ class Preflights:
 
 
 def _key(facts: ModelFacts, wanted: PreflightWanted) -> str:
+    """Everything that the engine's answer depends on: the bytes, and what a start would tell the engine."""
     config = wanted.config
     memory_mb = config.resources.gpu_memory_mb if wanted.memory else 0
-    settings = (facts.uri, facts.version, wire.to_plain(config.engine), memory_mb, config.scaling.max_batch)
+    scaling = config.scaling
+    sizes = (memory_mb, scaling.max_batch, scaling.stages, scaling.max_stages, scaling.keep)
+    settings = (facts.uri, facts.version, config.kind, wire.to_plain(config.engine), config.model.adapter, sizes)
     return json.dumps(settings, sort_keys=True)
 
 

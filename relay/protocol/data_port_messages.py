@@ -62,12 +62,14 @@ class PreflightWanted:
     """``POST /preflight``: would a start of this config succeed on this host?  The answer is a PreflightFound, the
     error with which the start would fail, or Unavailable when the host cannot say so within ``deadline_ms``.
 
-    Without ``memory`` the host does not check whether resources.gpu_memory_mb is enough."""
+    Without ``memory`` the host does not check whether resources.gpu_memory_mb is enough.  With ``waits`` it waits until
+    a stem cell, memory and a turn are spare."""
 
     config: LlmConfig
     deadline_ms: int
     memory: bool = True
     namespace: str = ""  # a host checks one model of a namespace at a time
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class ImageFound:
 @dataclass(frozen=True, slots=True)
 class PreflightFound:
     """The start would succeed, with the version at ``uri``.  ``engine`` is empty where only the files were looked at,
-    and ``unchecked`` then says why."""
+    and ``unchecked`` then says why; ``busy``: the host can look as soon as something is spare."""
 
     uri: str
     model_version: str
@@ -115,3 +117,4 @@ class PreflightFound:
     notes: tuple[str, ...] = ()
     unchecked: str = ""
     embeds: bool | None = None  # whether it is an embedding model; None: the engine did not say so
+    busy: bool = False

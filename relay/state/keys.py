@@ -10,6 +10,7 @@ QUOTAS: Final = "thaw:quotas"  # hash: namespace → OwnQuotas
 HOST_TOKEN: Final = "thaw:token"  # bearer token between platform processes  # noqa: S105
 EVENTS: Final = "thaw:events"  # stream: every event
 DEMAND: Final = "thaw:demand"  # hash: activation id → DemandAdded
+UNCHECKED: Final = "thaw:unchecked"  # sorted set, by when they are due: actions that no engine has looked at
 PENDING: Final = "thaw:pending"  # stream: 202s not yet ended
 PENDING_GROUP: Final = "gateways"
 HOSTS: Final = "thaw:hosts"  # hash: host id → HostReport

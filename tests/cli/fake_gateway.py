@@ -29,7 +29,10 @@ class FakeGateway:
 
     answers: dict[str, tuple[int, Any] | list[tuple[int, Any]]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
+    held_until: dict[str, str] = field(default_factory=dict)
+    """A request that is answered when another one has come, both as "METHOD path"."""
     tls: ssl.SSLContext | None = None
+    _came: threading.Condition = field(default_factory=threading.Condition)
 
     def __enter__(self) -> FakeGateway:
         gateway = self
@@ -43,7 +46,7 @@ class FakeGateway:
                 body = json.loads(self.rfile.read(length)) if length else None
                 query = {k: v[0] for k, v in parse_qs(parts.query).items()}
                 authorization = self.headers.get("Authorization", "")
-                gateway.asked.append(Asked(self.command, parts.path, query, body, authorization))
+                gateway.note(Asked(self.command, parts.path, query, body, authorization))
                 missing = (404, {"error": "The requested resource does not exist.", "code": "c1"})
                 found = gateway.answers.get(f"{self.command} {parts.path}", missing)
                 status, answer = found.pop(0) if isinstance(found, list) else found
@@ -66,6 +69,14 @@ class FakeGateway:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
         return self
+
+    def note(self, asked: Asked) -> None:
+        until = self.held_until.get(f"{asked.method} {asked.path}")
+        with self._came:
+            self.asked.append(asked)
+            self._came.notify_all()
+            if until is not None:
+                assert self._came.wait_for(lambda: any(f"{a.method} {a.path}" == until for a in self.asked), 60)
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()

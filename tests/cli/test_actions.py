@@ -262,3 +262,31 @@ def test_notes_of_a_deploy_go_to_stderr_and_force_to_the_api(at: Run, gateway: F
     gateway.answers[path] = (200, {**made, "preflight": {"checked": False, "reason": "no host", "notes": []}})
     done = at("action", "update", "chat", "--config", str(config))
     assert done.stderr == "note: the engine was not asked whether it can run this model: no host\n"
+    gateway.answers[path] = (200, {**made, "preflight": {"checked": False, "reason": "no host", "later": True}})
+    done = at("action", "update", "chat", "--config", str(config))
+    assert done.stderr.endswith("no host; a host looks at it as soon as it can, and thaw action get shows the answer\n")
+
+
+def test_a_deploy_that_waits_for_an_engine_says_so(at: Run, gateway: FakeGateway, tmp_path: Path) -> None:
+    config = tmp_path / "c.json"
+    config.write_text(json.dumps(CONFIG))
+    gateway.answers[f"GET {HERE}/limits"] = (200, {"preflightSeconds": 20.0})
+    gateway.answers[f"PUT {HERE}/actions/chat"] = (200, {"name": "chat", "version": "0.0.1"})
+    gateway.held_until[f"PUT {HERE}/actions/chat"] = f"GET {HERE}/limits"
+    done = at("action", "create", "chat", "--config", str(config))
+    said = "checking: waiting for a free engine on a host to say whether the model would start, at most 20 s …\n"
+    assert (done.returncode, done.stderr) == (0, said)
+
+
+def test_a_list_shows_which_models_no_engine_has_looked_at(at: Run, gateway: FakeGateway) -> None:
+    def row(name: str, **notes: str) -> dict[str, object]:
+        annotations = [{"key": k.replace("_", "-"), "value": v} for k, v in notes.items()]
+        return {"namespace": "guest", "name": name, "version": "0.0.1", "annotations": annotations}
+
+    gateway.answers[f"GET {HERE}/actions"] = (200, [row("fine", exec="llm:vllm")])
+    assert "check" not in at("action", "list").stdout
+    found = [row("a", thaw_unchecked="no [cell]"), row("b", thaw_refused="would not start: no"), row("fine")]
+    gateway.answers[f"GET {HERE}/actions"] = (200, found)
+    listed = at("action", "list").stdout
+    assert "unchecked: no [cell]" in listed
+    assert "would not start: no" in listed

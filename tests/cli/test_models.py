@@ -394,6 +394,15 @@ def test_a_push_asks_the_platform_and_goes_on_unless_it_refuses(
     assert gateway.asked[0].body["config"]["model"]["uri"] == f"file://{place_of(tmp_path / 'm')}"
 
 
+def test_a_push_that_waits_for_an_engine_says_so(thaw: Run, gateway: FakeGateway, model: Path, tmp_path: Path) -> None:
+    asks = "POST /api/v1/namespaces/_/preflight"
+    gateway.answers[asks] = (200, {"checked": True})
+    gateway.held_until[asks] = "GET /api/v1/namespaces/_/limits"
+    done = thaw("model", "push", str(model), (tmp_path / "m").as_uri(), "--apihost", gateway.url, "--auth", KEY)
+    said = "checking: waiting for a free engine on a host to say whether the model would start …\n"
+    assert (done.returncode, said in done.stderr) == (0, True), "this gateway does not say how long"
+
+
 def test_a_push_that_is_refused_leaves_the_name_and_no_stamp(
     thaw: Run, gateway: FakeGateway, model: Path, tmp_path: Path
 ) -> None:

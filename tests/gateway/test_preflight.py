@@ -12,10 +12,10 @@ import requests
 
 from gateway.serving.deploying.preflight import Verdict, by_kind, merged
 from relay.protocol.data_port_messages import PreflightFound
-from tests.gateway.conftest import LLM_CONFIG, GatewayProcess, Start
+from tests.gateway.conftest import LLM_CONFIG, GatewayProcess, Start, notes
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.scheduler.world import report
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, UNCHECKED
 from thaw.errors import ErrorInfo, ModelNotFound, ModelUnsupported, StoreUnavailable, ThawError, Unavailable
 
 VERSION = "3f0c9a17be2d4451"
@@ -30,7 +30,8 @@ def error(e: ThawError, status: int = 502) -> tuple[int, dict[str, Any]]:
 @pytest.fixture
 def asked(gateway: GatewayProcess) -> FakeInvoker:
     """A host that a deploy asks."""
-    gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address, stem_kinds=(KIND_LLM,)))
+    host = replace(report("h0"), address=gateway.invoker.address, stem_kinds=(KIND_LLM,))
+    gateway.invoker.registry.report_host(host, lease_s=600)  # it reports once
     gateway.invoker.preflight = lambda: (200, FOUND)
     return gateway.invoker
 
@@ -47,7 +48,9 @@ def test_a_model_that_would_start_is_deployed_with_what_the_engine_said(
     told = {"checked": True, "model": PIN, "modelVersion": VERSION, "engine": "toy 1.0", "maxModelLen": 512}
     assert (reply.status_code, reply.json()["preflight"]) == (200, {**told, "notes": ["a note"]})
     assert asked.preflights[0]["config"]["model"]["uri"] == "s3://models/tiny"
-    assert 0 < asked.preflights[0]["deadline_ms"] <= 5000
+    longest_s = gateway.read("limits")["preflightSeconds"]
+    assert 0 < asked.preflights[0]["deadline_ms"] <= 1000 * longest_s == 20_000
+    assert not any(p["waits"] for p in asked.preflights)
 
 
 def test_a_model_that_was_removed_while_it_was_deployed_is_told(gateway: GatewayProcess, asked: FakeInvoker) -> None:
@@ -99,7 +102,11 @@ def test_a_host_that_does_not_answer_delays_a_deploy_by_the_time_that_the_operat
 
     invoker.preflight = hang
     try:
-        assert put(gateway).json()["preflight"] == {"checked": False, "reason": "the check took too long"}
+        assert put(gateway).json()["preflight"] == {
+            "checked": False,
+            "reason": "the check took too long",
+            "later": True,
+        }
     finally:
         never.set()
 
@@ -107,11 +114,39 @@ def test_a_host_that_does_not_answer_delays_a_deploy_by_the_time_that_the_operat
 def test_without_a_host_or_where_the_operator_wants_none_a_deploy_is_not_checked(
     gateway: GatewayProcess, start_gateway: Start
 ) -> None:
-    assert put(gateway).json()["preflight"] == {"checked": False, "reason": "the platform has no host"}
+    assert put(gateway).json()["preflight"] == {
+        "checked": False,
+        "reason": "the platform has no host",
+        "later": True,
+    }
+    gateway.kill()
     gateway.invoker.registry.report_host(replace(report("h0"), address=gateway.invoker.address))
     off = start_gateway(THAW_PREFLIGHT_S="0")
-    found = put(off, "?overwrite=true").json()["preflight"]
-    assert (found["checked"], "THAW_PREFLIGHT_S" in found["reason"], gateway.invoker.preflights) == (False, True, [])
+    made = put(off, "?overwrite=true").json()
+    found, reason = made["preflight"], notes(made)[UNCHECKED]
+    assert (found["checked"], found["reason"], "THAW_PREFLIGHT_S" in reason) == (False, reason, True)
+    assert gateway.invoker.preflights == [], "now and later"
+
+
+def test_a_deploy_waits_for_a_busy_host_when_no_other_host_can_say_more(
+    gateway: GatewayProcess, asked: FakeInvoker, elsewhere: FakeInvoker
+) -> None:
+    gpu = tuple(replace(d, kind="H200") for d in report("h1").devices)
+    asked.registry.report_host(replace(report("h1"), address=elsewhere.address, devices=gpu))
+    busy = {**FOUND, "engine": "", "notes": [], "unchecked": "no cell now", "busy": True}
+    elsewhere.preflight = lambda: error(ModelUnsupported("not on this device"))
+    asked.preflight = lambda: (200, FOUND if asked.preflights[-1]["waits"] else busy)
+    assert put(gateway).json()["preflight"]["engine"] == "toy 1.0"
+    assert [p["waits"] for p in asked.preflights[:2]] == [False, True]
+    asked.preflights.clear()
+    asked.preflight, elsewhere.preflight = lambda: (200, busy), lambda: (200, FOUND)
+    assert put(gateway, "?overwrite=true").json()["preflight"]["engine"] == "toy 1.0"
+    assert not any(p["waits"] for p in asked.preflights), "one kind of device that runs the model is enough"
+    elsewhere.preflight = lambda: (200, busy)
+    assert put(gateway, "?overwrite=true").json()["preflight"]["reason"] == "no cell now"
+    waited = [p["deadline_ms"] for p in (*asked.preflights, *elsewhere.preflights) if p["waits"]]
+    assert len(waited) >= 2
+    assert waited[0] <= 10_000, "they share the time that is left"
 
 
 def test_a_change_that_leaves_the_model_alone_asks_nobody(gateway: GatewayProcess, asked: FakeInvoker) -> None:

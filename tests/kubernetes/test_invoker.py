@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from invoker.containers.preflight import FORK_BYTES
+from invoker.containers.spare_cells import FORK_BYTES
 from invoker.drivers.kubernetes.driver import KubernetesDriver
 from invoker.drivers.kubernetes.spec import CLAIMANT, ROLE
 from invoker.drivers.programs import PROGRAMS
@@ -174,7 +174,8 @@ def test_a_preflight_asks_a_stem_cell_that_no_other_invoker_can_take_meanwhile(
 def test_a_preflight_whose_stem_cell_is_anothers_refuses_no_deploy(cluster: FakeCluster, engine: Host) -> None:
     name = f"thaw-{engine.agent.cells.view()[0].cell_id}"
     cluster.api.change(name, taken_by_another)
-    assert preflight(engine).unchecked == "another invoker has just taken the host's stem cell"
+    found = preflight(engine)
+    assert (found.unchecked, found.busy) == ("the host has no stem cell of the engine now", True)
     until(lambda: bool(engine.agent.cells.view()))
     cluster.api.refuse_next(DENIED, "PATCH")
     assert "ask Alice" in preflight(engine).unchecked

@@ -2,10 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from thaw.cli.context import err
 from thaw.errors import BadRequest, ModelNotFound, ThawError, Unauthorized, Unavailable, Unfit
+
+if TYPE_CHECKING:
+    from thaw.cli.platform_api.property_file import Target
+
+_SOON_S: Final = 1.0
+"""A check that takes longer waits, most likely for an engine that others use."""
+_ASKS_S: Final = 2.0
+
+
+@contextmanager
+def saying_that_it_waits() -> Iterator[None]:
+    """If the block, in which the platform checks a model, takes longer than a moment, say once on stderr what it waits
+    for, and how long at most."""
+    ended = threading.Event()
+    teller = threading.Thread(target=_say_that_it_waits, args=(ended,), daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+
+
+def _say_that_it_waits(ended: threading.Event) -> None:
+    if ended.wait(_SOON_S):
+        return
+    line = f"checking: waiting for a free engine on a host to say whether the model would start{_longest()} …"
+    err().print(line, soft_wrap=True, markup=False)
+
+
+def _longest() -> str:
+    """How long the platform lets a check take, if it says so."""
+    from thaw.cli.context import globals_
+    from thaw.cli.platform_api.client import Client
+
+    try:
+        asks = Client(_target(), insecure=globals_.insecure, read_timeout_s=_ASKS_S)
+        limits = asks.get("limits")
+    except ThawError:
+        return ""
+    longest_s = limits.get("preflightSeconds") if isinstance(limits, dict) else None
+    return f", at most {longest_s:g} s" if isinstance(longest_s, int | float) else ""
 
 
 def say_notes(found: object) -> None:
@@ -18,7 +63,9 @@ def say_notes(found: object) -> None:
     for note in found.get("notes", ()):
         _note(str(note))
     if not found.get("checked"):
-        _note(f"the engine was not asked whether it can run this model: {found.get('reason')}")
+        later = "; a host looks at it as soon as it can, and thaw action get shows the answer"
+        reason = f"{found.get('reason')}{later if found.get('later') else ''}"
+        _note(f"the engine was not asked whether it can run this model: {reason}")
 
 
 def check_pushed(uri: str) -> None:
@@ -44,17 +91,24 @@ def check_pushed(uri: str) -> None:
 
 
 def _asked(uri: str) -> dict[str, Any]:
-    from thaw.cli.context import globals_
     from thaw.cli.platform_api.client import Client
-    from thaw.cli.platform_api.property_file import effective_file, resolve
+    from thaw.cli.platform_api.property_file import effective_file
 
-    target = resolve(globals_.apihost, globals_.auth)
+    target = _target()
     if not target.auth:
         raise Unauthorized(f"no platform is set in {effective_file()}")
-    found = Client(target).post("preflight", {"config": {"kind": "llm:vllm", "model": {"uri": uri}}})
+    with saying_that_it_waits():
+        found = Client(target).post("preflight", {"config": {"kind": "llm:vllm", "model": {"uri": uri}}})
     if not isinstance(found, dict):
         raise Unavailable("the platform's answer cannot be read")
     return found
+
+
+def _target() -> Target:
+    from thaw.cli.context import globals_
+    from thaw.cli.platform_api.property_file import resolve
+
+    return resolve(globals_.apihost, globals_.auth, globals_.cert, globals_.key)
 
 
 def _note(text: str) -> None:

@@ -16,7 +16,19 @@ from gateway.serving.actions.packages import qualified
 from gateway.serving.routing.routes import version_key
 from gateway.settings import GatewaySettings
 from thaw import wire
-from thaw.action import DEFAULT_KINDS, HTTP_SERVER, KIND_BLACKBOX, KIND_LLM, KIND_SEQUENCE, KINDS, Action, Exec, Limits
+from thaw.action import (
+    DEFAULT_KINDS,
+    HTTP_SERVER,
+    KIND_BLACKBOX,
+    KIND_LLM,
+    KIND_SEQUENCE,
+    KINDS,
+    REFUSED,
+    UNCHECKED,
+    Action,
+    Exec,
+    Limits,
+)
 from thaw.clock import wall_ms
 from thaw.config import parse_llm_config
 from thaw.errors import BadRequest, PlatformError, TooLarge
@@ -63,12 +75,13 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     raised."""
     action = old
     if "exec" in body or "config" in body:
-        action = replace(_with_code(action, body, settings), embeds=None)  # the deploy looks at the model again
+        action = _with_code(action, body, settings)
+        action = replace(action, embeds=None, unchecked="", refusal="")  # the deploy looks at the model again
     action = _with_limits(action, body.get("limits"))
     if "parameters" in body:
         action = _with_parameters(action, body["parameters"], settings.parameters_bytes)
     given = key_values("annotations", body.get("annotations", []), settings.parameters_bytes)
-    annotations = {**old.annotations, **given}
+    annotations = {**old.annotations, **{k: v for k, v in given.items() if k not in (UNCHECKED, REFUSED)}}
     for key in _names(body.get("delAnnotations")):
         annotations.pop(key, None)
     annotations["exec"] = action.exec.kind  # must be a string, or ``wsk action list`` breaks

@@ -33,6 +33,7 @@ from gateway.core import Gateway
 from gateway.front.visit import VISIT, Visit
 from gateway.serving.actions.action_cache import namespace_of
 from gateway.serving.actions.packages import with_inherited
+from gateway.serving.deploying.late_checks import differ_in_more, noted
 from gateway.serving.deploying.preflight import Verdict, unfit
 from gateway.settings import COPIES
 from relay.state.code import Upload
@@ -135,7 +136,8 @@ def put_action(ns: str, name: str) -> Response:
     with ExitStack() as memory:
         taken = _take_memory(memory, full_name)
         action, verdict = _put(ns, full_name)
-        more = {} if verdict is None else {"preflight": render.preflight(verdict)}
+        later = gateway().preflight.is_on
+        more = {} if verdict is None else {"preflight": render.preflight(verdict, later=later)}
         return _changed(action, memory, taken, more)
 
 
@@ -169,9 +171,9 @@ def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
         if "exec" in body:
             action = core.pinned_images.pinned(core.package_locks.locked(action))
         verdict = _preflight(action, body, own)
-        if verdict is not None and verdict.found is not None:
-            action = replace(action, embeds=verdict.found.embeds)
-        core.actions.put(action, last=last, old=old, row=row)
+        if verdict is not None:
+            action = noted(action, verdict)
+        _write(action, last, old, row)
         core.kept.check_written(action, old, added)
         _keep_package(core, action)
     finally:
@@ -179,6 +181,32 @@ def _put(ns: str, full_name: ActionName) -> tuple[Action, Verdict | None]:
     if verdict is not None and action.config is not None:
         verdict = core.preflight.look_again(action.config, own, verdict)
     return action, verdict
+
+
+def _write(action: Action, last: str | None, old: Action | None, row: str) -> None:
+    """Raises what Actions.put() raises.  A late check of ``old`` may rewrite its record meanwhile, which is nobody
+    else's change."""
+    core = gateway()
+    core.late_checks.before_write(action)
+    try:
+        core.actions.put(action, last=last, old=old, row=row)
+    except Conflict as conflict:
+        if old is None or not old.unchecked:
+            raise
+        now, row = _row_after(conflict, old)
+        core.actions.put(action, last=last, old=now, row=row)
+    core.late_checks.after_write(action)
+
+
+def _row_after(conflict: Conflict, old: Action) -> tuple[Action, str]:
+    """The record of ``old`` as a late check has rewritten it.  Raises the conflict if anybody else has."""
+    try:
+        now, row = gateway().records.action_row(old.namespace, old.name)
+    except NotFound:
+        raise conflict from None
+    if differ_in_more(now, old):
+        raise conflict
+    return now, row
 
 
 def _body(upload: Upload) -> dict[str, Any]:

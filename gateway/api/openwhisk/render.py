@@ -9,7 +9,7 @@ from gateway.serving.actions.action_cache import simple_name
 from gateway.serving.deploying.preflight import Verdict
 from gateway.serving.routing.routes import Serving
 from thaw import wire
-from thaw.action import KIND_SEQUENCE, Action
+from thaw.action import KIND_SEQUENCE, REFUSED, UNCHECKED, Action
 from thaw.activation import Activation
 from thaw.requirements import without_hashes
 
@@ -54,13 +54,14 @@ def _instance(serving: Serving) -> Json:
     return {"stages": record.n_stages, **becoming, "slots": record.slots, **where}
 
 
-def preflight(verdict: Verdict) -> Json:
+def preflight(verdict: Verdict, *, later: bool = False) -> Json:
     """Thaw's addition.  ``checked``: the engine has looked.  There is a refusal if the deploy was forced, or if nothing
-    is deployed."""
+    is deployed.  ``later``: what is unchecked will be checked."""
     refusal, found = verdict.refusal, verdict.found
     rendered: Json = {"checked": not verdict.unchecked}
     if verdict.unchecked:
         rendered["reason"] = verdict.unchecked
+        rendered |= {"later": True} if later else {}
     if refusal is not None:
         rendered["refusal"] = {"code": refusal.code, "message": refusal.message, "hint": refusal.hint}
     if found is not None:
@@ -80,10 +81,16 @@ def _common(entity: Action) -> Json:
         "name": simple_name(entity.name),
         "version": entity.version,
         "publish": entity.publish,
-        "annotations": pairs(entity.annotations),
+        "annotations": pairs({**entity.annotations, **_check(entity)}),
         "limits": wire.to_plain(entity.limits),
         "updated": entity.updated_ms,
     }
+
+
+def _check(entity: Action) -> Json:
+    """What a client cannot write: the check of a model that was deployed before its engine could look, or by force."""
+    found = {UNCHECKED: entity.unchecked, REFUSED: entity.refusal and f"would not start: {entity.refusal}"}
+    return {name: said for name, said in found.items() if said}
 
 
 def activation_summary(record: Activation) -> Json:

@@ -80,6 +80,7 @@ def limits(ns: str) -> Response:
         "maxLlmPayloadSize": settings.llm_payload_bytes,
         "maxCodeSize": settings.code_bytes,
         "maxParameterSize": settings.parameters_bytes,
+        "preflightSeconds": settings.preflight_s,
     }
     names = {"memory": "Memory", "logs": "Logs", "timeout": "Timeout", "concurrency": "Concurrency"}
     for prefix, table in (("", PYTHON_LIMITS), ("Llm", LLM_LIMITS)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from thaw.action import REFUSED, UNCHECKED
 from thaw.cli.context import client, print_json, say_aside, say_ok
 from thaw.cli.lists import Limit, NameSort, Skip, by_name
 from thaw.cli.output.shown import Field, Summary, show_entity
@@ -188,9 +190,10 @@ def _copied(source: Path | None, changes: dict[str, Any]) -> dict[str, Any]:
 
 def _put(name: str, body: dict[str, Any], *, overwrite: bool, force: bool, done: str) -> None:
     from thaw.cli.platform_api.client import action_path
-    from thaw.cli.preflight import say_notes
+    from thaw.cli.preflight import say_notes, saying_that_it_waits
 
-    made = client().put(action_path(name), body, overwrite=overwrite, force=True if force else None)
+    with saying_that_it_waits() if "config" in body else nullcontext():
+        made = client().put(action_path(name), body, overwrite=overwrite, force=True if force else None)
     say_notes(made.get("preflight"))
     say_ok(f"{done} action {made.get('name', name)} {made.get('version', '')}".rstrip())
 
@@ -224,11 +227,24 @@ def _url(action: dict[str, Any]) -> str:
     from urllib.parse import quote
 
     namespace, _, package = (quote(part) for part in action["namespace"].partition("/"))
-    notes = {a["key"]: a["value"] for a in action.get("annotations", [])}
+    notes = _annotations(action)
     name = quote(action["name"])
     if notes.get("web-export") is True:
         return f"{client().apihost}/api/v1/web/{namespace}/{package or 'default'}/{name}"
     return f"{client().apihost}/api/v1/namespaces/{namespace}/actions/{package and package + '/'}{name}"
+
+
+def _annotations(action: dict[str, Any]) -> dict[str, Any]:
+    return {a["key"]: a["value"] for a in action.get("annotations", [])}
+
+
+def _check_of(action: dict[str, Any]) -> str:
+    """What is to be known of a model that no engine has looked at, or that the engine would not start."""
+    from rich.markup import escape
+
+    notes = _annotations(action)
+    said = notes.get(REFUSED) or (f"unchecked: {notes[UNCHECKED]}" if UNCHECKED in notes else "")
+    return escape(str(said))
 
 
 def _served_by(instances: list[dict[str, Any]]) -> str:
@@ -263,11 +279,13 @@ def list_(
     from thaw.cli.output.tables import moment, show, table
     from thaw.cli.platform_api.client import action_path
 
-    rows = table("action", "version", "kind", "timeout", "memory", "updated")
     path = "actions" if package is None else f"{action_path(package)}/"
     found = by_name(client().get(path, limit=limit, skip=skip), name_sort)
-    for action in found:
-        kind = next((a["value"] for a in action.get("annotations", []) if a["key"] == "exec"), "")
+    checks = [_check_of(action) for action in found]
+    column = ("check",) if any(checks) else ()
+    rows = table("action", "version", "kind", "timeout", "memory", "updated", *column)
+    for action, check in zip(found, checks, strict=True):
+        kind = _annotations(action).get("exec", "")
         limits = action.get("limits", {})
         rows.add_row(
             f"/{action['namespace']}/{action['name']}",
@@ -276,6 +294,7 @@ def list_(
             f"{limits.get('timeout', '')} ms",
             f"{limits.get('memory', '')} MB",
             moment(action.get("updated")),
+            *([check] if column else []),
         )
     show(rows, found)
 
