@@ -89,6 +89,7 @@ class Action:
     max_instances: int = 8
     min_instances: int = 0  # for a function; a model's are in its config
     embeds: bool | None = None  # whether the model computes embeddings, as its deploy found out; None: nobody knows
+    most_stages: int = 0  # of a pipeline of its model, as its deploy found out; 0: no limit was found
     unchecked: str = ""  # why no engine has said whether the model would start; empty: one has, or it is no model
     refusal: str = ""  # why the engine would not start the model, which was deployed by force or before it was asked
     init_parameters: Mapping[str, object] = field(default_factory=dict)  # the environment of its code, and no argument

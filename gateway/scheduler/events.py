@@ -93,7 +93,7 @@ def _plain_facts(action: Action) -> ActionFacts:
         scaling.keep_alive_s,
         scaling.min_instances,
         config.model.uri,
-        scaling.max_stages,
+        min(scaling.max_stages, action.most_stages or scaling.max_stages),
         scaling.stages,
         config.slo.ttft_ms / 1000,
         config.slo.tpot_ms / 1000,

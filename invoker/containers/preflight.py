@@ -111,6 +111,7 @@ class Preflights:
             max_model_len=reply.max_model_len,
             notes=reply.notes,
             embeds=reply.embeds if reply.engine else None,  # an engine without a name has not looked
+            most_stages=reply.most_stages,
         )
 
     def _with_container(

@@ -92,6 +92,7 @@ class PreflightReply:
     max_model_len: int
     notes: tuple[str, ...] = ()  # sentences that say what differs from the request
     embeds: bool = False  # an embedding model, which generates no text
+    most_stages: int = 0  # of a pipeline; 0: no limit was found
 
 
 @dataclass(frozen=True, slots=True)

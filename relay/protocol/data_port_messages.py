@@ -117,4 +117,5 @@ class PreflightFound:
     notes: tuple[str, ...] = ()
     unchecked: str = ""
     embeds: bool | None = None  # whether it is an embedding model; None: the engine did not say so
+    most_stages: int = 0  # of a pipeline, as the engine has tried; 0: no limit was found
     busy: bool = False

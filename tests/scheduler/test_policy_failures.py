@@ -8,7 +8,8 @@ import pytest
 
 from gateway.scheduler.decisions import FailDemand, Flag, InspectModelOn, StartGroup
 from relay.protocol.messages import InstanceChanged, ModelInspected
-from tests.scheduler.facts import CHAT, FACTS, GONE, LOST, MIB, chat, hello, report
+from tests.scheduler.facts import CHAT, FACTS, GONE, LOST, MIB, SMOLLM2, chat, forced, hello, report
+from tests.scheduler.groups import group_world
 from tests.scheduler.world import World, llm_world, of, starting, world
 from thaw.errors import ErrorInfo
 from thaw.ids import HostId
@@ -103,3 +104,38 @@ def test_without_any_host_a_request_waits_for_one() -> None:
     w.deploy(hello())
     assert of(w.ask(), StartGroup) == []
     assert len(of(w.see(report()), StartGroup)) == 1
+
+
+def pipeline() -> tuple[World, StartGroup]:
+    """A pipeline that nobody forced starts for one request."""
+    w, start = starting(group_world(facts=chat(max_stages=4, slo_ttft_s=8.0)))
+    assert len(start.plan.stages) > 1
+    return w, start
+
+
+@pytest.mark.parametrize("code", ["ModelUnsupported", "InitFailed"])
+def test_what_an_engine_cannot_run_in_stages_is_started_in_one_and_no_request_fails(code: str) -> None:
+    w, start = pipeline()
+    decided = w.gone(start, error=ErrorInfo(code, "PPMissingLayer has no attribute tie_weights"))
+    assert of(decided, FailDemand) == []
+    (again,) = of([*decided, *w.looked(SMOLLM2)], StartGroup)
+    assert (len(again.plan.stages), again.activation_ids) == (1, start.activation_ids)
+
+
+def test_a_killed_worker_says_nothing_about_stages() -> None:
+    w, start = pipeline()
+    (again,) = of([*w.gone(start, error=LOST), *w.later(60.0)], StartGroup)
+    assert len(again.plan.stages) > 1
+
+
+def test_a_model_that_one_worker_cannot_run_either_fails_its_requests() -> None:
+    w, start = pipeline()
+    error = ErrorInfo("ModelUnsupported", "no kernel")
+    (again,) = of([*w.gone(start, error=error), *w.looked(SMOLLM2)], StartGroup)
+    assert [f.error for f in of(w.gone(again, error=error), FailDemand)] == [error]
+
+
+def test_stages_that_the_function_asks_for_are_not_replaced_by_one_worker() -> None:
+    w, start = starting(group_world(facts=forced(2)))
+    error = ErrorInfo("ModelUnsupported", "no kernel")
+    assert [f.error for f in of(w.gone(start, error=error), FailDemand)] == [error]

@@ -76,7 +76,8 @@ def changed_action(old: Action, body: Json, settings: GatewaySettings, *, versio
     action = old
     if "exec" in body or "config" in body:
         action = _with_code(action, body, settings)
-        action = replace(action, embeds=None, unchecked="", refusal="")  # the deploy looks at the model again
+        # the deploy looks at the model again
+        action = replace(action, embeds=None, most_stages=0, unchecked="", refusal="")
     action = _with_limits(action, body.get("limits"))
     if "parameters" in body:
         action = _with_parameters(action, body["parameters"], settings.parameters_bytes)

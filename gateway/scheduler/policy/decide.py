@@ -21,7 +21,17 @@ from gateway.scheduler.events import (
     StartRefused,
     Timer,
 )
-from gateway.scheduler.policy import consolidation, draining, groups, instances, models, pools, scale_up, stem_cells
+from gateway.scheduler.policy import (
+    consolidation,
+    draining,
+    groups,
+    instances,
+    models,
+    pools,
+    scale_up,
+    start_failures,
+    stem_cells,
+)
 from gateway.scheduler.policy.looks import LOOKS_AT_ONCE, begins_a_look, ensure_model
 from gateway.scheduler.policy.starts import release, rescale
 from gateway.scheduler.view.cluster import ClusterView
@@ -180,7 +190,7 @@ def _refused(view: ClusterView, event: CommandRefused, now_s: float) -> list[Dec
     group = view.groups.get(event.group_id)
     if group is not None and event.command_id in group.command_ids:
         instances.never_began(view, event.host_id, event.command_id, now_s)
-        return instances.start_refused(view, group, event.error, now_s)
+        return start_failures.start_refused(view, group, event.error, now_s)
     if group is not None:
         not_consolidated = consolidation.refused(view, group, event.command_id, event.error, now_s)
         if not_consolidated is not None:
@@ -207,7 +217,7 @@ def _start_refused(view: ClusterView, event: StartRefused, now_s: float) -> list
         return []
     for stage, command_id in zip(group.plan.stages, group.command_ids, strict=True):
         instances.never_began(view, stage.host, command_id, now_s)
-    return instances.start_refused(view, group, event.error, now_s)
+    return start_failures.start_refused(view, group, event.error, now_s)
 
 
 def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Decision]:
@@ -322,7 +332,7 @@ def _timer(view: ClusterView, event: Timer, now_s: float) -> list[Decision]:
             action.wake_s = None
             return [*_drop_unheld(view, name, now_s), *rescale(view, name, now_s)]
         case TimerKind.START:
-            return instances.start_overdue(view, GroupId(event.key), now_s)
+            return start_failures.start_overdue(view, GroupId(event.key), now_s)
         case TimerKind.CONSOLIDATE:
             return consolidation.due(view, GroupId(event.key), now_s)
         case TimerKind.KEPT:

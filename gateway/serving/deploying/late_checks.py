@@ -150,6 +150,7 @@ def noted(action: Action, verdict: Verdict) -> Action:
         unchecked=verdict.unchecked[:_MOST_CHARS],
         refusal=verdict.refusal.message[:_MOST_CHARS] if verdict.refusal is not None else "",
         embeds=verdict.found.embeds if verdict.found is not None else action.embeds,
+        most_stages=verdict.found.most_stages if verdict.found is not None else action.most_stages,
     )
 
 
@@ -159,4 +160,4 @@ def differ_in_more(one: Action, other: Action) -> bool:
 
 
 def _unnoted(action: Action) -> Action:
-    return replace(action, unchecked="", refusal="", embeds=None)
+    return replace(action, unchecked="", refusal="", embeds=None, most_stages=0)

@@ -62,7 +62,8 @@ class LlmContainer:
             notes = notes_on(load_model_text(segment))
         checked = self._link.wait_checked()
         notes = ("it is an embedding model, which answers /v1/embeddings",) if checked.embeds else notes
-        return PreflightReply(checked.engine, checked.max_model_len, (*checked.notes, *notes), checked.embeds)
+        said = (*checked.notes, *notes)
+        return PreflightReply(checked.engine, checked.max_model_len, said, checked.embeds, checked.most_stages)
 
     def _begin(self, state: str) -> None:
         with self._lock:

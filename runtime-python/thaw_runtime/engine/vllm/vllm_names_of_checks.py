@@ -63,6 +63,13 @@ CHECKED_WITH: Final = (
         "MoERunnerInterface",
         "try a model with experts",
     ),
+    _names("vllm.v1.kv_cache_interface", "MambaSpec", "keep states in the prefix cache on a CPU"),
+    _names(
+        "vllm.v1.kv_cache_interface:MambaSpec",
+        "num_prefill_checkpoint_blocks prefill_checkpoint_alignment",
+        "keep states in the prefix cache on a CPU",
+        Kind.FIELD,
+    ),
     _names("vllm.model_executor.layers.rotary_embedding.base", "RotaryEmbedding", "rotate queries by head"),
     _names("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding", "forward_cpu", "rotate queries by head"),
 )
