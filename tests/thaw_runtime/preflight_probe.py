@@ -9,12 +9,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relay.protocol.messages import LlmInit, PlacedRange, StageShape
+from relay.protocol.messages import LlmInit, StageShape
 from tests.thaw_runtime.conftest import llm_init
+from tests.thaw_runtime.sidecar_segment import SidecarSegment
 from thaw.errors import ThawError
 from thaw_runtime.engine.vllm import env
 from thaw_runtime.process.memory_bound import bound_memory
@@ -35,30 +36,6 @@ TINY = {
 AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    layout: tuple[PlacedRange, ...]
-    tensors: tuple[()] = ()
-
-
-class Sidecars:
-    """A segment that holds config.json, and the other files of a case."""
-
-    def __init__(self, files: Mapping[str, Any]) -> None:
-        self._data, layout = b"", []
-        for name, plain in files.items():
-            data = json.dumps(plain).encode()
-            layout.append(PlacedRange(name, 0, len(data), len(self._data)))
-            self._data += data
-        self.offer = Offer(tuple(layout))
-
-    def wait(self, end: int, deadline_s: float) -> None:
-        """Every byte is there."""
-
-    def view(self, offset: int, n_bytes: int) -> bytes:
-        return self._data[offset : offset + n_bytes]
-
-
 def init_of(case: Mapping[str, Any]) -> LlmInit:
     plain = llm_init(args=case.get("args", {}), dtype=case.get("dtype", "auto"), max_model_len=256)
     engine = replace(plain.config.engine, max_lora_rank=case.get("max_lora_rank", 0))
@@ -68,7 +45,7 @@ def init_of(case: Mapping[str, Any]) -> LlmInit:
 
 
 def _segment(config: Mapping[str, Any], case: Mapping[str, Any]) -> Any:
-    return Sidecars({"config.json": config, **case.get("files", {})})
+    return SidecarSegment({"config.json": config, **case.get("files", {})})
 
 
 def answer(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,8 @@ from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import materialised, read_tokenizer
+from thaw_runtime.weights.sidecars import materialised
+from thaw_runtime.weights.tokenizer_files import read_tokenizer_files
 
 _log = Log("engine")
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
@@ -439,7 +440,7 @@ class VllmEngine:
             self._background = begun.background
             self._staying = Staying(self._changed, begun.background)
             self._spending = Work(getattr(self._core.model_executor, "stages_awaited", None))
-        vocabulary = read_tokenizer(segment), config.model_config.get_vocab_size()
+        vocabulary = read_tokenizer_files(segment), config.model_config.get_vocab_size()
         self._grammars = Grammars(*vocabulary, init.n_threads)
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:
