@@ -59,7 +59,8 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
         checked = VllmEngine(lambda _: None).check(init_of(case), _segment(config, case))
     except ThawError as e:
         return {"code": e.code, "message": e.message, "hint": e.hint}
-    return {"code": "", "notes": list(checked.notes), "max_model_len": checked.max_model_len, "engine": checked.engine}
+    limits = {"max_model_len": checked.max_model_len, "prompt": checked.reading and checked.reading.prompt}
+    return {"code": "", "notes": list(checked.notes), "engine": checked.engine, **limits}
 
 
 def main() -> None:

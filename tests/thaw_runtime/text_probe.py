@@ -16,6 +16,7 @@ from typing import Any
 from tests.thaw_runtime.conftest import run_probe
 from tests.thaw_runtime.sidecar_segment import as_bytes
 from tests.thaw_runtime.tokenizer_cases import N_MODEL, TEXTS
+from thaw import wire
 
 
 def answers(cases: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,10 +89,18 @@ def tokenizer(directory: Path, case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def reading(directory: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the check of a model reads."""
+    from thaw_runtime.engine.vllm import text_side
+
+    read = text_side.reading(directory, SimpleNamespace(model_config=model_config(directory)))
+    return None if read is None else wire.to_plain(read)
+
+
 def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     kinds: dict[str, Callable[[Path, Mapping[str, Any]], Any]]
-    kinds = {"chat": chat, "tokenizer": tokenizer}
+    kinds = {"chat": chat, "tokenizer": tokenizer, "reading": reading}
     for name, case in json.loads(sys.stdin.read()).items():
         with tempfile.TemporaryDirectory() as directory:
             for file, content in case["files"].items():

@@ -21,6 +21,7 @@ from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo
 from thaw.tracing.hops import HopPath
 from thaw.tracing.trace import TraceEvent
+from thaw_runtime.engine.text_reading import TextReading
 from thaw_runtime.weights.readable_segment import Segment
 
 
@@ -191,12 +192,14 @@ class EngineStarted:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The engine can run the model on this device.  ``engine`` is its name and version, and each of ``notes`` is a
-    sentence about a setting that will differ from the function's request."""
+    sentence about a setting that will differ from the function's request.  ``reading`` is its own of the text side, if
+    it has one."""
 
     engine: str = ""
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
     embeds: bool = False
+    reading: TextReading | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from thaw.errors import DeveloperError, ModelUnsupported, PlatformError, ThawErr
 from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count, plan_stage
 from thaw_runtime.engine.protocol import Checked
 from thaw_runtime.engine.stage_memory import slots_bytes
+from thaw_runtime.engine.vllm import text_side
 from thaw_runtime.engine.vllm.adapters import adapted_modules
 from thaw_runtime.engine.vllm.configuration import (
     batch_limits,
@@ -63,6 +64,7 @@ def check(init: LlmInit, segment: Segment) -> Checked:
         try:
             config = engine_config(init, segment, StagePart.of(init), str(directory))
             _check_memory(init, segment, config, None)
+            read = text_side.reading(directory, config)  # before the model takes its part of the check's memory
             if began_to_build := current_platform.is_cpu():
                 _check_memory(init, segment, config, _build(config, meeting))
         except ThawError:
@@ -77,7 +79,7 @@ def check(init: LlmInit, segment: Segment) -> Checked:
             raise said from e
     length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
     notes = () if length >= asked else (_shorter(length, asked),)
-    return Checked(f"vLLM {vllm.__version__}", length, notes, is_embedding(config))
+    return Checked(f"vLLM {vllm.__version__}", length, notes, is_embedding(config), read)
 
 
 def _quantisation(init: LlmInit, segment: Segment) -> str:
