@@ -5,11 +5,13 @@ Each case is a checkpoint's small files.  text_probe.py reads them with vLLM and
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import xgrammar
 
+from tests.thaw_runtime.drawn_layouts import layout
 from tests.thaw_runtime.sidecar_segment import SidecarSegment
 from tests.thaw_runtime.text_cases import CHATS
 from tests.thaw_runtime.text_probe import answers
@@ -17,6 +19,7 @@ from tests.thaw_runtime.tokenizer_cases import ENDS, LAYOUTS, N_BYTES, N_MODEL, 
 from thaw.errors import ThawError
 from thaw_runtime.engine.grammar_process import Rules, compiled, compiler_of
 from thaw_runtime.llm.model_text import ModelText, load_model_text
+from thaw_runtime.weights import tokenizer_files
 from thaw_runtime.weights.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 pytestmark = pytest.mark.vllm
@@ -30,6 +33,10 @@ NAMES = {
 MARKS = [token(content) for content in ("<s>", "<|im_start|>", "<|im_end|>", "<unk>")]
 
 
+_DRAW = random.Random(61)
+DRAWN = {f"draw {n}": layout(_DRAW) for n in range(150)}
+
+
 def checkpoint(case: dict[str, Any]) -> dict[str, Any]:
     """The small files of a model with a case's templates."""
     template = case.get("template", case.get("config"))
@@ -41,7 +48,7 @@ def checkpoint(case: dict[str, Any]) -> dict[str, Any]:
 def reference() -> dict[str, Any]:
     """What vLLM reads in all cases, from one process that imports it once."""
     cases = {f"chat: {name}": {**case, "kind": "chat", "files": checkpoint(case)} for name, case in CHATS.items()}
-    cases |= {name: {"kind": "tokenizer", "files": made} for name, made in {**LAYOUTS, **ENDS}.items()}
+    cases |= {name: {"kind": "tokenizer", "files": made} for name, made in {**LAYOUTS, **ENDS, **DRAWN}.items()}
     return answers(cases)
 
 
@@ -69,15 +76,33 @@ def read(made: dict[str, Any]) -> ModelText:
     return load_model_text(SidecarSegment(made))  # type: ignore[arg-type]
 
 
+def found_in(made: dict[str, Any]) -> dict[str, Any]:
+    text = read(made)
+    plain = [list(text.encode(one, add_special_tokens=False)) for one in TEXTS]
+    return {
+        "plain": plain,
+        "whole": [list(text.encode(one)) for one in TEXTS],
+        "shown": [text.tokenizer.decode(ids) for ids in plain],
+        "texts": [text.decode([i]) for i in range(text.tokenizer.get_vocab_size())],
+        "special": special_tokens(made),
+        "ends": sorted(text.eos_token_ids),
+    }
+
+
+def special_tokens(made: dict[str, Any]) -> dict[str, str]:
+    found = read_tokenizer_files(SidecarSegment(made))  # type: ignore[arg-type]
+    assert found is not None
+    return dict(tokenizer_files.made(found).special)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_tokenizer_reads_as_in_vllm(name: str, reference: dict[str, Any]) -> None:
-    expected, text = reference[name], read(LAYOUTS[name])
-    plain = [list(text.encode(one, add_special_tokens=False)) for one in TEXTS]
-    assert plain == expected["plain"]
-    assert [list(text.encode(one)) for one in TEXTS] == expected["whole"]
-    assert [text.tokenizer.decode(ids) for ids in plain] == expected["shown"]
-    assert [text.decode([i]) for i in range(text.tokenizer.get_vocab_size())] == expected["texts"]
-    assert sorted(text.eos_token_ids) == expected["ends"]
+    assert found_in(LAYOUTS[name]) == reference[name]
+
+
+def test_tokenizers_that_were_drawn_read_as_in_vllm(reference: dict[str, Any]) -> None:
+    misread = {name: made for name, made in DRAWN.items() if found_in(made) != reference[name]}
+    assert misread == {}
 
 
 @pytest.mark.parametrize("name", ENDS)

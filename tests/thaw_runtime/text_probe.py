@@ -80,12 +80,14 @@ def tokenizer(directory: Path, case: Mapping[str, Any]) -> dict[str, Any]:
     made = get_tokenizer(str(directory))
     ids = [made.encode(text, add_special_tokens=False) for text in TEXTS]
     ends = model_config(directory).try_get_generation_config().get("eos_token_id")
+    found = {made.eos_token_id, *([ends] if isinstance(ends, int) else ends or [])}
     return {
         "plain": ids,
         "whole": [made.encode(text) for text in TEXTS],
         "shown": [made.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False) for some in ids],
         "texts": [made.decode([i], clean_up_tokenization_spaces=False) for i in range(len(made))],
-        "ends": sorted({*([ends] if isinstance(ends, int) else ends or []), *filter(None, [made.eos_token_id])}),
+        "special": made.special_tokens_map,
+        "ends": sorted(found - {None}),
     }
 
 

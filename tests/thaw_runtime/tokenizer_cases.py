@@ -17,15 +17,13 @@ N_MODEL: Final = 4096
 TEXTS: Final = (
     "",
     "hello world",
-    " two  spaces ",
-    "a\nb\n\nc",
+    " two  spaces \na\nb\n\nc ",
     "naïve 世界 🙂",
     "He said: it 's n't , ok ?",
     "<s>hello</s> world<|im_end|>\n",
     "<|im_start|>user\nhello<|im_end|>",
     "x<think> y </think>z<extra>",
-    "[CLS] hello [SEP][PAD][MASK]",
-    "<img><pad><unk><s>",
+    "[CLS] hello [SEP][PAD][MASK] <img><pad><unk><s>",
     "hellohello 12345 HELLO",
     "\n<s> \nhello",
 )
@@ -210,6 +208,10 @@ _FAST: Final = {"tokenizer_class": "PreTrainedTokenizerFast"}
 _DECODER: Final = {str(N_BYTES + i): token(c) for i, c in enumerate(("<|im_start|>", "<|im_end|>", "<s>"))}
 _LLAMA: Final = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
+_GPT: Final = [f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
+_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_DIGITS: Final = {"type": "Digits", "individual_digits": True}
+
 LAYOUTS: Final[dict[str, Files]] = {
     "tokenizer.json alone": files(byte_level(*_MARKS)),
     "an end that the config names": files(byte_level(*_MARKS), {**_FAST, "eos_token": "<|im_end|>", "pad_token": None}),
@@ -351,9 +353,25 @@ LAYOUTS: Final[dict[str, Files]] = {
             "bos_token": "<bos>",
             "eos_token": "<eos>",
             "pad_token": "<pad>",
+            "mask_token": "<mask>",
             "unk_token": "<unk>",
         },
         model_type="gemma2",
+    ),
+    "GPT-2's class": files(
+        byte_level(*_MARKS, normalizer=None, pre_tokenizer=_LEVEL),
+        {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(_GPT, "<|im_end|>")},
+        model_type="gpt2",
+    ),
+    "GPT-NeoX's class": files(
+        byte_level(*_MARKS, pre_tokenizer=_LEVEL),
+        {"tokenizer_class": "GPTNeoXTokenizerFast", **dict.fromkeys(_GPT, "<|im_end|>")},
+        model_type="gpt_neox",
+    ),
+    "Cohere's class": files(
+        byte_level(*_MARKS, pre_tokenizer={"type": "Sequence", "pretokenizers": [_DIGITS, _LEVEL]}),
+        {"tokenizer_class": "CohereTokenizerFast", **dict.fromkeys(_GPT, "<|im_end|>")},
+        model_type="cohere",
     ),
     "SentencePiece as it is": files(sentencepiece(), {**_FAST, "bos_token": "<s>", "eos_token": "</s>"}),
     "SentencePiece without a config": files(sentencepiece()),
@@ -363,7 +381,6 @@ LAYOUTS: Final[dict[str, Files]] = {
         {**_LLAMA, "tokenizer_class": "LlamaTokenizerFast"},
     ),
     "Llama's class as it was": files(sentencepiece(), {**_LLAMA, "legacy": True}),
-    "Llama's class as it is": files(sentencepiece(), {**_LLAMA, "legacy": False, "add_prefix_space": True}),
     "Llama's class without a prefix space": files(sentencepiece(), {**_LLAMA, "add_prefix_space": False}),
     "Llama's class with names left out": files(sentencepiece(), {"tokenizer_class": "LlamaTokenizer"}),
     "Llama's class and Metaspace": files(metaspace(token("<extra>")), _LLAMA),
@@ -371,7 +388,15 @@ LAYOUTS: Final[dict[str, Files]] = {
     "Llama's class for Phi": files(sentencepiece(), _LLAMA, model_type="phi3"),
     "WordPiece": files(
         word_piece(),
-        {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]", "do_lower_case": True},
+        {
+            "tokenizer_class": "BertTokenizer",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "unk_token": "[UNK]",
+            "pad_token": "[PAD]",
+            "mask_token": "[MASK]",
+            "do_lower_case": True,
+        },
         model_type="bert",
     ),
     "Unigram": files(
