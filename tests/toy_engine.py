@@ -39,6 +39,7 @@ from thaw_runtime.engine.protocol import (
     Token,
     Usage,
 )
+from thaw_runtime.engine.text_reading import SAMPLES, TextReading
 from thaw_runtime.pipeline.link import PATIENCE, StageLink, open_transport
 from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Batch, NewSequence, Parted, Sampled, Step
@@ -116,7 +117,9 @@ class ToyEngine:
             bytearray(int(str(stage_plan.config.engine.args["grow"])))
         if refusal := stage_plan.config.engine.args.get("refuse"):
             raise ModelUnsupported(str(refusal), hint="take another model")
-        return Checked("toy 1.0", stage_plan.config.engine.max_model_len)
+        reads = "reads" in stage_plan.config.engine.args
+        reading = TextReading(tuple((1,) for _ in SAMPLES), ends=(5,)) if reads else None
+        return Checked("toy 1.0", stage_plan.config.engine.max_model_len, reading=reading)
 
     def submit(self, request: EngineRequest) -> None:
         with self._changed:

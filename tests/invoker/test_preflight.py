@@ -24,7 +24,7 @@ from thaw.ids import InstanceId
 
 __all__ = ["fake_engine"]
 
-FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"], "embeds": True}
+FOUND = {"engine": "toy 1.0", "max_model_len": 512, "notes": ["a note"], "embeds": True, "most_stages": 2}
 UNPRINTED = {"printed": "", "printed_out": ""}
 
 

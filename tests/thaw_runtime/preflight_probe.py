@@ -12,18 +12,18 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from relay.protocol.messages import LlmInit, PlacedRange, StageShape
+from relay.protocol.messages import LlmInit, StageShape
 from tests.thaw_runtime.conftest import llm_init
 from tests.thaw_runtime.fake_descriptor_socket import tensors_of
 from tests.thaw_runtime.families import EVERY
 from tests.thaw_runtime.kv_probe import make_checkpoint
+from tests.thaw_runtime.sidecar_segment import SidecarSegment
 from thaw.errors import ThawError
-from thaw.model import TensorInfo
 from thaw_runtime.engine.kv_memory import layer_count
 from thaw_runtime.engine.vllm import env
 from thaw_runtime.process.memory_bound import bound_memory
@@ -44,30 +44,6 @@ TINY = {
 AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    layout: tuple[PlacedRange, ...]
-    tensors: tuple[TensorInfo, ...] = ()
-
-
-class Sidecars:
-    """A segment that holds config.json, and the other files of a case."""
-
-    def __init__(self, files: Mapping[str, Any]) -> None:
-        self._data, layout = b"", []
-        for name, plain in files.items():
-            data = json.dumps(plain).encode()
-            layout.append(PlacedRange(name, 0, len(data), len(self._data)))
-            self._data += data
-        self.offer = Offer(tuple(layout))
-
-    def wait(self, end: int, deadline_s: float) -> None:
-        """Every byte is there."""
-
-    def view(self, offset: int, n_bytes: int) -> bytes:
-        return self._data[offset : offset + n_bytes]
-
-
 def init_of(case: Mapping[str, Any]) -> LlmInit:
     plain = llm_init(args=case.get("args", {}), dtype=case.get("dtype", "auto"), max_model_len=case.get("length", 256))
     engine = replace(plain.config.engine, max_lora_rank=case.get("max_lora_rank", 0))
@@ -78,7 +54,7 @@ def init_of(case: Mapping[str, Any]) -> LlmInit:
 
 def _of_config(case: Mapping[str, Any]) -> Any:
     config = {k: v for k, v in {**TINY, **case["config"]}.items() if v is not None}
-    return Sidecars({"config.json": config, **case.get("files", {})})
+    return SidecarSegment({"config.json": config, **case.get("files", {})})
 
 
 def _of_family(case: Mapping[str, Any]) -> tuple[Any, int]:
@@ -89,7 +65,7 @@ def _of_family(case: Mapping[str, Any]) -> tuple[Any, int]:
         config = json.loads((Path(directory) / "config.json").read_text())
         tensors = tensors_of(Path(directory))
     plain = {k: v for k, v in {**config, **case.get("config", {})}.items() if v is not None}
-    segment = Sidecars({"config.json": plain})
+    segment = SidecarSegment({"config.json": plain})
     tensors = tuple(t for t in tensors if t.name not in case.get("without", ()))
     before, after = case.get("renamed", ("", ""))
     tensors = tuple(replace(t, name=after + t.name.removeprefix(before)) if before else t for t in tensors)
@@ -112,13 +88,9 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
         checked = VllmEngine(lambda _: None).check(init, segment)
     except ThawError as e:
         return {"code": e.code, "message": e.message, "hint": e.hint}
-    return {
-        "code": "",
-        "notes": list(checked.notes),
-        "max_model_len": checked.max_model_len,
-        "engine": checked.engine,
-        "most_stages": checked.most_stages,
-    }
+    limits = {"max_model_len": checked.max_model_len, "prompt": checked.reading and checked.reading.prompt}
+    said = {"code": "", "notes": list(checked.notes), "engine": checked.engine, "most_stages": checked.most_stages}
+    return {**said, **limits}
 
 
 def main() -> None:

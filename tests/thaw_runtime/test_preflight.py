@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.thaw_runtime.conftest import run_probe
+from tests.thaw_runtime.tokenizer_cases import byte_level
 
 pytestmark = pytest.mark.vllm
 
@@ -230,6 +231,18 @@ else:
     ACCEPTED["GPTQ"] = ({"config": {"quantization_config": GPTQ}}, 256, [])
 
 
+LARGE_TEXT = {
+    "tokenizer.json": byte_level(n_more=60_000),
+    "tokenizer_config.json": {"chat_template": "<{{ messages[0].content }}>"},
+}
+READ: dict[str, tuple[dict[str, Any], str | None]] = {
+    "a tokenizer": ({"config": {}, "files": LARGE_TEXT, "bound": 1}, "<Hello!>"),
+    "a tokenizer that brings its code": (
+        {"config": {}, "files": LARGE_TEXT | {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["t.T", None]}}}},
+        None,
+    ),
+    "no tokenizer": ({"config": {}}, None),
+}
 UNCHECKED: dict[str, dict[str, Any]] = {
     "tables of positions beyond the bound of memory": {"config": {"rope_scaling": YARN}, "bound": 1},
     "a quantised model beyond the bound of memory": {
@@ -242,7 +255,7 @@ UNCHECKED: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
     """The answers to all cases, from one process that imports the engine once."""
-    cases = {name: case for name, (case, *_) in {**REFUSED, **ACCEPTED}.items()} | UNCHECKED
+    cases = {name: case for name, (case, *_) in {**REFUSED, **ACCEPTED, **READ}.items()} | UNCHECKED
     done = run_probe("preflight_probe", stdin=json.dumps(cases))
     lines = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert len(lines) == len(cases), done.stderr[-3000:]
@@ -265,6 +278,12 @@ def test_what_runs_is_accepted_with_what_will_be_different(name: str, said: Any)
     assert (found["code"], found.get("max_model_len"), found.get("notes")) == ("", max_model_len, notes), found
     assert found["engine"].startswith("vLLM ")
     assert found["left"] == []
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_tokenizer_that_vllm_can_read_is_read_and_no_other_refuses_the_model(name: str, said: Any) -> None:
+    found = said[name]
+    assert (found["code"], found.get("prompt"), found["left"]) == ("", READ[name][1], []), found
 
 
 @pytest.mark.parametrize("name", UNCHECKED)

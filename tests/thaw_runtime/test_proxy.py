@@ -368,8 +368,19 @@ def preflight(container: Container, **changes: Any) -> tuple[int, Any]:
 
 
 def test_a_preflight_answers_before_any_weight_has_come(container: Container) -> None:
-    assert preflight(container) == (200, {"engine": "toy 1.0", "max_model_len": 512, "notes": [], "embeds": False})
+    assert preflight(container) == (
+        200,
+        {"engine": "toy 1.0", "max_model_len": 512, "notes": [], "embeds": False, "most_stages": 0},
+    )
     assert container.init()[0] == 409, "the container was used up"
+
+
+def test_a_preflight_says_what_the_engine_reads_otherwise(container: Container) -> None:
+    _, reply = preflight(container, args={"reads": 1})
+    tokens, ends = reply["notes"]
+    assert tokens.startswith("the engine's tokenizer reads \"The quick brown fox")
+    assert "and 3 of 4 other texts as [1], and Thaw as [84, 104, 101, 32, 113, 117, 105, 99] …" in tokens
+    assert ends == "the engine's libraries end an answer at the tokens [5], and Thaw at [256]"
 
 
 def test_a_preflight_gives_the_engines_refusal_and_its_next_step(container: Container) -> None:

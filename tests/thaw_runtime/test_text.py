@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 from relay.protocol.token_names import token_bytes
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import read_segment, write_tiny_model
-from thaw_runtime.llm import model_text
 from thaw_runtime.llm.model_text import ModelText, load_model_text
 from thaw_runtime.llm.text_stream import Detokenizer, StopStrings, TextStream
+from thaw_runtime.weights import tokenizer_files
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_thousands_of_tokens_are_looked_up_and_added_at_once(tmp_path: Path, mon
         def from_buffer(data: bytes) -> Counting:
             return Counting(Tokenizer.from_buffer(data))
 
-    monkeypatch.setattr(model_text, "Tokenizer", Opening)
+    monkeypatch.setattr(tokenizer_files, "Tokenizer", Opening)
     model = write_tiny_model(tmp_path / "model")
     named = {str(257 + n): {"content": f"<reserved {n}>", "special": True} for n in range(3000)}
     (model / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": named}))

@@ -59,13 +59,13 @@ def test_a_template_writes_json_with_the_options_that_transformers_has(how: str,
         "message['content'] | rejectattr('type', 'equalto', 'image')",
     ],
 )
-def test_a_template_that_goes_over_the_parts_of_a_message_gets_its_text_as_one(loop: str) -> None:
+def test_a_template_that_goes_over_the_parts_of_a_message_gets_its_text_as_parts(loop: str) -> None:
     source = (
         f"{{% for message in messages %}}<{{% for part in {loop} %}}{{{{ part['text'] }}}}{{% endfor %}}>{{% endfor %}}"
     )
     said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": None}, {"role": "user", "content": ""}]
     said.append({"role": "user", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "three"}]})
-    assert ChatTemplate(source, {}).render(said, {}) == "<one><><><two\nthree>"
+    assert ChatTemplate(source, {}).render(said, {}) == "<one><><><twothree>"
     assert ChatTemplate(source, {}).render_open(said[:1], {}) == "<one"
 
 
@@ -234,25 +234,23 @@ def test_a_template_with_tools_gets_them_and_arguments_as_an_object() -> None:
     assert ChatTemplate(calls + "{{ tools[0].function.name }}", {}).render(history(), {}, [ADD]) == "2add"
 
 
-def test_arguments_that_are_not_json_are_refused() -> None:
+def test_arguments_that_are_not_json_are_none_at_all() -> None:
+    """The model wrote them, and they stay in the history: a refusal would end the conversation."""
     said = history()
     said[1]["tool_calls"][0]["function"]["arguments"] = "{"
-    with pytest.raises(BadRequest, match="the arguments of the call of add are not JSON"):
-        ChatTemplate(PLAIN, {}).render(said, {})
+    assert '"arguments": {}' in ChatTemplate(PLAIN, {}).render(said, {})
 
 
 def test_a_developers_message_is_the_systems_for_a_template_that_does_not_know_it() -> None:
     said = [{"role": "developer", "content": "x"}]
     assert ChatTemplate(PLAIN, {}).render(said, {}) == "<system>x<assistant>"
-    assert ChatTemplate("{# developer #}" + PLAIN, {}).render(said, {}) == "<developer>x<assistant>"
+    assert ChatTemplate("{# 'developer' #}" + PLAIN, {}).render(said, {}) == "<developer>x<assistant>"
 
 
 def test_an_answer_goes_on_with_the_last_message() -> None:
     said = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two "}]
     template = ChatTemplate(PLAIN + "{% if add_generation_prompt %}!{% endif %}", {})
-    assert template.render_open(said, {"add_generation_prompt": False}) == "<user>count<assistant>one two"
-    with pytest.raises(BadParameter, match="continue_final_message"):
-        template.render_open([{"role": "assistant", "content": " "}], {})
+    assert template.render_open(said, {"add_generation_prompt": False}) == "<user>count<assistant>one two "
     with pytest.raises(BadParameter, match="continue_final_message"):
         ChatTemplate("{{ messages[-1].content | upper }}", {}).render_open(said, {})
 

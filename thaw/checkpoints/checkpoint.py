@@ -44,6 +44,8 @@ SIDECAR_NAMES: Final = (
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/default.jinja",
+    "additional_chat_templates/tool_use.jinja",
     *pooling.NAMES,
 )
 """The files that an engine and a tokenizer open besides weights, in fetch order.  No file with another name is ever

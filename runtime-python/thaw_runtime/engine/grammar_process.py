@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import xgrammar
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from relay.clients.channel import Channel, ChannelClosed
+from thaw_runtime.weights.tokenizer_files import TokenizerFiles, made
 
 FIRST_MASK_S: Final = 5.0
 """Processor time for the first mask: the grammar is compiled, and accepts the tokens of an answer that is continued."""
@@ -76,8 +76,9 @@ class _ModelTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]  # transfo
         return {token: i for token, i in super().get_vocab().items() if token not in special}
 
 
-def _compiler(tokenizer_json: str, vocab_size: int, n_threads: int) -> Any:
-    tokenizer = _ModelTokenizer(tokenizer_object=Tokenizer.from_str(tokenizer_json))
+def compiler_of(files: TokenizerFiles, vocab_size: int, n_threads: int) -> Any:
+    """Raises ModelCorrupt, and what :func:`made` raises for a value of an unexpected type."""
+    tokenizer = _ModelTokenizer(tokenizer_object=made(files).tokenizer)
     special = sorted(i for i, t in tokenizer.backend_tokenizer.get_added_tokens_decoder().items() if t.special)
     # any token that is not text will do, because each request names the tokens that end it
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=special[:1] or None)
@@ -188,9 +189,10 @@ def _mapped_bytes() -> int:
 def serve(channel: Channel) -> None:
     """Fork a child for each request that begins, and kill it when the request ends, until the engine goes."""
     setup, (tokenizer_fd,) = channel.receive()
-    with open(tokenizer_fd, encoding="utf-8") as f:
+    with open(tokenizer_fd, "rb") as f:
         f.seek(0)
-        compiler = _compiler(f.read(), setup["vocab_size"], setup["n_threads"])
+        files = TokenizerFiles.loaded(f.read(setup["vocabulary_bytes"]), f.read())
+    compiler = compiler_of(files, setup["vocab_size"], setup["n_threads"])
     channel.send({"ready": True})
     children: dict[str, int] = {}
     try:

@@ -21,6 +21,7 @@ from relay.protocol.messages import LlmInit
 from thaw.errors import ErrorInfo
 from thaw.tracing.hops import HopPath
 from thaw.tracing.trace import TraceEvent
+from thaw_runtime.engine.text_reading import TextReading
 from thaw_runtime.weights.readable_segment import Segment
 
 
@@ -192,13 +193,14 @@ class EngineStarted:
 class Checked:
     """The engine can run the model on this device.  ``engine`` is its name and version, and each of ``notes`` is a
     sentence about a setting that will differ from the function's request.  ``most_stages`` limits a pipeline; 0: by its
-    number of layers alone, or nobody has tried."""
+    number of layers alone, or nobody has tried.  ``reading`` is its own of the text side, if it has one."""
 
     engine: str = ""
     max_model_len: int = 0
     notes: tuple[str, ...] = ()
     embeds: bool = False
     most_stages: int = 0
+    reading: TextReading | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
-"""Chat templates in the form in which checkpoints ship them: sandboxed Jinja2, with the globals of Hugging Face."""
+"""Chat templates in the form in which checkpoints ship them: sandboxed Jinja2, with the globals of Hugging Face.
+
+What a template may use, and what it is given, is what transformers and vLLM have; the test
+tests/thaw_runtime/test_text_conformance.py renders the same with both.  The one thing that is Thaw's own: a template
+that knows no tools is told of them in words (tools.py), which vLLM would leave out.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -16,18 +21,25 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from thaw.errors import BadParameter, BadRequest, ModelUnsupported
+from thaw_runtime.llm.content_format import wants_parts
+from thaw_runtime.llm.conversation import conversation, offered_tools
 from thaw_runtime.llm.tools import HERMES, LLAMA3_JSON, ToolFormat, told_in_words
 from thaw_runtime.shown import shown
 
 
 class _Generation(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training; here it has no effect."""
+    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training.  Here it has no effect, but
+    that of any block that is called: what is set in it is not set behind it."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> Node | list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _raise(message: str) -> NoReturn:
@@ -65,8 +77,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         parsed = environment.parse(source)
         self._knows_tools = "tools" in meta.find_undeclared_variables(parsed)
-        self._wants_parts = any(_is_content(loop.iter) for loop in parsed.find_all(nodes.For))
-        self._knows_developers = "developer" in source
+        self._wants_parts = wants_parts(parsed)
+        self._knows_developers = '"developer"' in source or "'developer'" in source
         self.tool_format = _tool_format(source) if self._knows_tools else HERMES
 
     @cached_property
@@ -82,88 +94,53 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> str:
         """The prompt, which ends where the assistant's answer begins.  Raises BadRequest if the template objects."""
-        try:
-            said: list[Mapping[str, Any]] = [self._message(m) for m in messages]
-            offered = {"tools": list(tools)} if tools else {}
-            if not self._knows_tools:
-                takes_system = not tools or not self.refuses_system
-                said, offered = told_in_words(said, tools, takes_system=takes_system), {}
-            if self._wants_parts:
-                said = [{**m, "content": _parts(m["content"])} for m in said]
-            return self._template.render(
-                {"add_generation_prompt": True, **self._special_tokens, **variables, **offered, "messages": said}
-            )
-        except BadRequest:
-            raise
-        except Exception as e:  # a template is a program: it may fail in any way
-            raise BadRequest(f"the chat template refuses these messages: {e}") from e
+        return self._rendered(self._conversation(messages, tools), variables, tools)
 
     def render_open(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> str:
         """Return the prompt without the text that the template puts after the last message, so that the answer
-        continues this message (vLLM's ``continue_final_message``).  Raises BadParameter when the template changes that
-        message, BadRequest."""
-        said = _text(messages[-1].get("content"))
-        last = said.rstrip() if isinstance(said, str) else ""
-        mark = secrets.token_hex(16)  # the message's own text may stand anywhere in the prompt
-        marked = [*messages[:-1], {**messages[-1], "content": last + mark}]
-        prompt, found, _ = self.render(marked, variables, tools).rpartition(mark)
-        if not last or not found or not prompt.endswith(last):
-            raise BadParameter("continue_final_message", "the last message is empty, or the chat template changes it")
-        return prompt
-
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        made = {**message, "content": _text(message.get("content"))}
-        if made.get("tool_calls"):
-            made["content"] = made["content"] or ""  # templates add it to other text
-            made["tool_calls"] = [_call(call) for call in made["tool_calls"]]
+        continues this message (``continue_final_message`` of transformers).  Raises BadParameter when the template
+        changes that message, BadRequest."""
+        said = self._conversation(messages, tools)
+        mark = f"{secrets.token_hex(16)} "  # the message's own text may stand anywhere in the prompt
+        last = said[-1] = {**said[-1]}
+        if isinstance(last["content"], list):
+            *first, part = last["content"] or [{"text": ""}]
+            text, last["content"] = part["text"], [*first, {**part, "text": part["text"] + mark}]
         else:
-            made.pop("tool_calls", None)
-        if made.get("role") == "developer" and not self._knows_developers:
-            made["role"] = "system"  # OpenAI's newer name of it
-        return made
+            text, last["content"] = last["content"], last["content"] + mark
+        whole = self._rendered(said, {**variables, "add_generation_prompt": False}, tools)
+        prompt, found, rest = whole.rpartition(mark.rstrip())
+        if not found or text.strip() not in whole:
+            raise BadParameter("continue_final_message", "the chat template changes the last message")
+        return prompt if rest.startswith(" ") else prompt.rstrip()  # or the template strips messages
 
+    def _conversation(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
+        """Raises BadRequest."""
+        is_told = not self._knows_tools and (
+            tools or any(m.get("tool_calls") or m.get("role") == "tool" for m in messages)
+        )
+        in_parts = self._wants_parts and not is_told
+        said = conversation(messages, in_parts=in_parts, knows_developers=self._knows_developers)
+        if not is_told:
+            return said
+        told = told_in_words(said, tools, takes_system=not tools or not self.refuses_system)
+        return [
+            {**m, "content": [{"type": "text", "text": m["content"]}] if self._wants_parts else m["content"]}
+            for m in told
+        ]
 
-def _is_content(node: nodes.Node | None) -> bool:
-    """Whether a loop goes over the content of a message, maybe filtered: then the template wants a list of parts, and
-    shows nothing of a text.  vLLM decides alike (its ``chat_template_content_format: auto``)."""
-    while isinstance(node, nodes.Filter):
-        node = node.node
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content" and isinstance(node.node, nodes.Name)
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-        return node.arg.value == "content" and isinstance(node.node, nodes.Name)
-    return False
-
-
-def _parts(content: object) -> list[dict[str, object]]:
-    return [{"type": "text", "text": content}] if content else []
+    def _rendered(self, said: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], tools: Sequence[Any]) -> str:
+        offered = offered_tools(tools) if self._knows_tools else None
+        given = {"documents": None, "add_generation_prompt": True, **self._special_tokens, **variables}
+        try:
+            return self._template.render({**given, "tools": offered, "messages": said})
+        except Exception as e:  # a template is a program: it may fail in any way
+            raise BadRequest(f"the chat template refuses these messages: {e}") from e
 
 
 def _tool_format(source: str) -> ToolFormat | None:
     if "<tool_call>" in source and "<function=" not in source:
         return HERMES
     return LLAMA3_JSON if "<|python_tag|>" in source or '"parameters": ' in source else None
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates take the arguments as an object; OpenAI's API has them as text."""
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as e:
-        raise BadRequest(f"the arguments of the call of {function['name']} are not JSON: {e}") from e
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _text(content: object) -> object:
-    """Join the text parts of a multi-part message into one string, with one line per part."""
-    if not isinstance(content, list):
-        return content
-    parts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadRequest("only text parts are supported in messages[].content")
-        parts.append(part["text"])
-    return "\n".join(parts)

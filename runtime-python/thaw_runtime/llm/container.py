@@ -25,6 +25,7 @@ from thaw_runtime.llm.consolidation import Consolidation
 from thaw_runtime.llm.embedding_run import EmbeddingRun
 from thaw_runtime.llm.model_text import ModelText, load_model_text, notes_on
 from thaw_runtime.llm.runs import RunStream
+from thaw_runtime.llm.text_check import differences
 from thaw_runtime.llm.tokenize_answers import TextAnswer
 from thaw_runtime.process.memory_bound import bound_memory
 from thaw_runtime.process.start_trace import StartTrace
@@ -59,10 +60,11 @@ class LlmContainer:
             closing(DescriptorClient.connect(self._descriptor_socket)) as client,
             closing(client.segment(deadline_s=GRANT_DEADLINE_S)) as segment,
         ):
-            notes = notes_on(load_model_text(segment))
+            text = load_model_text(segment)
+            notes = notes_on(text)
         checked = self._link.wait_checked()
         notes = ("it is an embedding model, which answers /v1/embeddings",) if checked.embeds else notes
-        said = (*checked.notes, *notes)
+        said = (*checked.notes, *notes, *differences(text, checked.reading))
         return PreflightReply(checked.engine, checked.max_model_len, said, checked.embeds, checked.most_stages)
 
     def _begin(self, state: str) -> None:

@@ -7,10 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, Final
-
-from tokenizers import AddedToken, Tokenizer
 
 from relay.protocol.token_names import token_name
 from thaw.checkpoints import fitness, pooling
@@ -20,7 +17,8 @@ from thaw_runtime.llm.text_stream import TextStream
 from thaw_runtime.llm.tools import FORMATS, HERMES, ToolFormat
 from thaw_runtime.shown import shown
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar, read_tokenizer
+from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
+from thaw_runtime.weights.tokenizer_files import made, read_tokenizer_files
 
 DEFAULT_SAMPLING_KEYS = (
     "temperature",
@@ -47,7 +45,9 @@ _FILL_IN: Final = (
 has all three was trained for this."""
 
 
-_TOKEN_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_TEMPLATES: Final = ("default", "tool_use")
+"""The names of templates that requests choose: the second one if there are tools.  Others (``rag``) would have to be
+named in a request."""
 _BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 _PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
@@ -65,13 +65,15 @@ class ModelText:
     default_sampling: Mapping[str, float]
     tool_parser: str = ""  # as the function's config names it
     lowers_case: bool = False  # an embedding model reads its texts in lower case
+    tool_template: ChatTemplate | None = None  # the template of requests with tools, if the checkpoint has its own
 
     @property
     def tool_format(self) -> ToolFormat | None:
         """The format in which the model writes tool calls; None if its template writes them in an unknown form."""
         if self.tool_parser:
             return FORMATS[self.tool_parser]
-        return HERMES if self.template is None else self.template.tool_format
+        template = self.tool_template or self.template
+        return HERMES if template is None else template.tool_format
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -94,10 +96,11 @@ class ModelText:
         goes_on: bool = False,
     ) -> tuple[int, ...]:
         """Raises BadRequest for a model without a chat template."""
-        if self.template is None:
+        template = (tools and self.tool_template) or self.template
+        if template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # The template itself writes the special tokens.
-        render = self.template.render_open if goes_on else self.template.render
+        render = template.render_open if goes_on else template.render
         prompt = render(messages, variables, tools)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
 
@@ -143,28 +146,25 @@ def load_model_text(segment: Segment, tool_parser: str = "") -> ModelText:
 
 
 def _load(segment: Segment, tool_parser: str) -> ModelText:
-    data = read_tokenizer(segment)
-    if data is None:
+    files = read_tokenizer_files(segment)
+    if files is None:
         raise fitness.no_tokenizer("the checkpoint")
-    try:
-        tokenizer = Tokenizer.from_buffer(data)
-    except Exception as e:  # tokenizers raises bare Exception
-        raise ModelCorrupt(f"tokenizer.json cannot be read: {e}") from e
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    own = read_json(segment, "tokenizer_config.json") or {}
-    _add_tokens(tokenizer, own.get("added_tokens_decoder") or {})
-    config = model_config(segment)
-    generation = read_json(segment, "generation_config.json") or {}
-    vocab_size = int(config.get("text_config", config).get("vocab_size", tokenizer.get_vocab_size()))
+    read = made(files)
+    config, generation = model_config(segment), read_json(segment, "generation_config.json")
+    vocab_size = int(config.get("text_config", config).get("vocab_size", read.tokenizer.get_vocab_size()))
+    templates = {
+        name: ChatTemplate(source, read.special) for name, source in _template_sources(segment, files.config).items()
+    }
+    sampling = generation or {}
     return ModelText(
-        tokenizer=tokenizer,
-        template=_template(segment, own),
-        eos_token_ids=_eos(config, generation, tokenizer.token_to_id(_content(own.get("eos_token") or "")), vocab_size),
+        tokenizer=read.tokenizer,
+        template=templates.get("default"),
+        eos_token_ids=_eos(config, generation, read.id_of("eos_token"), vocab_size),
         vocab_size=vocab_size,
-        default_sampling={k: generation[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(generation.get(k))},
+        default_sampling={k: sampling[k] for k in DEFAULT_SAMPLING_KEYS if _is_number(sampling.get(k))},
         tool_parser=tool_parser,
         lowers_case=pooling.lowers_case(partial(read_sidecar, segment)),
+        tool_template=templates.get("tool_use"),
     )
 
 
@@ -189,55 +189,36 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _add_tokens(tokenizer: Tokenizer, named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the tokens that tokenizer_config.json names beside those of tokenizer.json, as transformers does.
-
-    All at once: some models name thousands, and the tokenizer builds its tables anew for each call.
+def _eos(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None, own: int | None, vocab_size: int
+) -> tuple[int, ...]:
+    """The end-of-sequence tokens: ``own``, which is the tokenizer's, and those of generation_config.json, as vLLM has
+    them.  config.json counts only without that file, or where nothing else would end an answer.  Ids outside the
+    vocabulary are left out: an engine that is asked to suppress such a token (``min_tokens``) would end.
     """
-    known = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()} if named else {}
-    added = [
-        AddedToken(token["content"], **{name: bool(token.get(name)) for name in _TOKEN_FLAGS})
-        for number, token in sorted(((int(number), token) for number, token in named.items()), key=itemgetter(0))
-        if known.get(number) != token["content"]
-    ]
-    if added:
-        tokenizer.add_tokens(added)
+    found = _ids(config if generation is None else generation)
+    known = tuple(t for t in dict.fromkeys(found if own is None else [own, *found]) if 0 <= t < vocab_size)
+    return known or tuple(t for t in _ids(config) if 0 <= t < vocab_size)
 
 
-def _eos(config: Mapping[str, Any], generation: Mapping[str, Any], own: int | None, vocab_size: int) -> tuple[int, ...]:
-    """The end-of-sequence tokens; ``own`` is the tokenizer's.  Ids outside the vocabulary are left out: an engine that
-    is asked to suppress such a token (``min_tokens``) would end.
-    """
-    found: list[int] = [] if own is None else [own]
-    for source in (config, generation):
-        ids = source.get("eos_token_id")
-        found.extend([ids] if isinstance(ids, int) else ids or [])
-    return tuple(t for t in dict.fromkeys(found) if type(t) is int and 0 <= t < vocab_size)
+def _ids(source: Mapping[str, Any]) -> list[int]:
+    ids = source.get("eos_token_id")
+    found = [ids] if isinstance(ids, int) else list(ids or [])
+    return [t for t in dict.fromkeys(found) if type(t) is int]
 
 
-def _template(segment: Segment, config: Mapping[str, Any]) -> ChatTemplate | None:
-    source = _template_source(segment, config)
-    if source is None:
-        return None
-    special = {
-        name: _content(config[name])
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        if config.get(name)
-    }
-    return ChatTemplate(source, special)
-
-
-def _template_source(segment: Segment, config: Mapping[str, Any]) -> str | None:
-    data = read_sidecar(segment, "chat_template.jinja")
-    if data is not None:
-        return data.decode()
-    found = config.get("chat_template")
-    if isinstance(found, list):  # the checkpoint has several named templates
-        found = next((t.get("template") for t in found if t.get("name") == "default"), None)
-    if found is None:
-        found = (read_json(segment, "chat_template.json") or {}).get("chat_template")
-    return found if isinstance(found, str) else None
-
-
-def _content(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token.get("content", ""))
+def _template_sources(segment: Segment, config: Mapping[str, Any]) -> dict[str, str]:
+    """The checkpoint's templates by name.  Files of their own hide those in tokenizer_config.json, as in transformers.
+    chat_template.json is a processor's."""
+    files = (
+        ("default", "chat_template.jinja"),
+        *((name, f"additional_chat_templates/{name}.jinja") for name in _TEMPLATES),
+    )
+    found: Any = {name: data.decode() for name, file in files if (data := read_sidecar(segment, file)) is not None}
+    found = found or config.get("chat_template")
+    if isinstance(found, list):
+        found = {one["name"]: one["template"] for one in found}
+    found = found or (read_json(segment, "chat_template.json") or {}).get("chat_template") or {}
+    if isinstance(found, str):
+        found = {"default": found}
+    return {name: found[name] for name in _TEMPLATES if isinstance(found.get(name), str)}

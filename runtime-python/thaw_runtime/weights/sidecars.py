@@ -21,6 +21,9 @@ from thaw.errors import ModelCorrupt, ModelUnsupported
 from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
 WEIGHT_SUFFIXES = (".safetensors",)
+CALL_MARKS: Final = ("<tool_call>", "</tool_call>")
+"""Text around a call, which some checkpoints have as special tokens: a special token is no part of an answer, and no
+grammar could ask for it."""
 _CALL_MARK: Final = re.compile(rb'("content"\s*:\s*"</?tool_call>"[^{}]{0,400}?"special"\s*:\s*)true')
 MAX_SIDECAR_BYTES = 256 * 1024 * 1024  # tokenizers of 256k words have about 30 MB; a larger file is no sidecar
 
@@ -44,8 +47,7 @@ def read_sidecar(segment: Segment, name: str) -> bytes | None:
 
 
 def read_tokenizer(segment: Segment) -> bytes | None:
-    """tokenizer.json, in which the marks of a call are text, also where the checkpoint has them as special tokens: a
-    special token is no part of an answer, and no grammar could ask for it."""
+    """tokenizer.json, in which the marks of a call are text.  weights/tokenizer_files.py makes the tokenizer of it."""
     data = read_sidecar(segment, "tokenizer.json")
     if data is None:
         return None

@@ -30,7 +30,7 @@ from thaw.errors import DeveloperError, ModelUnsupported, PlatformError, ThawErr
 from thaw_runtime.engine.kv_memory import DTYPE_BYTES, StageMemory, geometry, held_bytes, layer_count, plan_stage
 from thaw_runtime.engine.protocol import Checked
 from thaw_runtime.engine.stage_memory import slots_bytes
-from thaw_runtime.engine.vllm import trial
+from thaw_runtime.engine.vllm import text_side, trial
 from thaw_runtime.engine.vllm.adapters import adapted_modules
 from thaw_runtime.engine.vllm.configuration import (
     batch_limits,
@@ -69,6 +69,7 @@ def check(init: LlmInit, segment: Segment) -> Checked:
             _check_memory(init, segment, config, None)
             most_stages = 0
             notes: list[str] = []
+            read = text_side.reading(directory, config)  # before the model takes its part of the check's memory
             if began_to_build := current_platform.is_cpu():
                 _check_memory(init, segment, config, _build(config, segment, meeting))
                 most_stages, notes = _try_stages(init, segment, config, str(directory))
@@ -85,7 +86,7 @@ def check(init: LlmInit, segment: Segment) -> Checked:
     length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
     if length < asked:
         notes.insert(0, _shorter(length, asked))
-    return Checked(f"vLLM {vllm.__version__}", length, tuple(notes), is_embedding(config), most_stages)
+    return Checked(f"vLLM {vllm.__version__}", length, tuple(notes), is_embedding(config), most_stages, read)
 
 
 def _quantisation(init: LlmInit, segment: Segment) -> str:

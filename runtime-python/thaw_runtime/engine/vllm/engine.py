@@ -63,7 +63,7 @@ from thaw_runtime.engine.vllm.open_request import OpenRequest
 from thaw_runtime.engine.vllm.own_core import OwnCore, verify
 from thaw_runtime.engine.vllm.packing import give_back_freed
 from thaw_runtime.engine.vllm.scheduler import FollowerCore
-from thaw_runtime.engine.vllm.state_layers import counted, keeps_state
+from thaw_runtime.engine.vllm.state_layers import counted
 from thaw_runtime.engine.vllm.translation import vllm_request
 from thaw_runtime.engine.vllm.work import Work
 from thaw_runtime.pipeline.consolidation import Consolidation
@@ -73,7 +73,8 @@ from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import materialised, read_tokenizer
+from thaw_runtime.weights.sidecars import materialised
+from thaw_runtime.weights.tokenizer_files import read_tokenizer_files
 
 _log = Log("engine")
 _STOPPED = ErrorInfo(WorkerLost.__name__, "the engine was stopped")
@@ -432,8 +433,7 @@ class VllmEngine:
                 self._memory = begun.memory = plan_memory(init, segment, config)
                 core = EngineCore if part.first else FollowerCore
                 self._core = core(config, executor_for(part), log_stats=False)
-                if keeps_state(config):
-                    self._memory = counted(self._memory, config, self._core.scheduler.kv_cache_config)
+                self._memory = counted(self._memory, config, self._core)
             self._embeddings = Embeddings.of(self._core)
             worker = self._core.model_executor.driver_worker.worker
             self._adapters = Adapters(worker, init.config, segment.offer.tensors)
@@ -442,7 +442,7 @@ class VllmEngine:
             self._background = begun.background
             self._staying = Staying(self._changed, begun.background)
             self._spending = Work(getattr(self._core.model_executor, "stages_awaited", None))
-        vocabulary = read_tokenizer(segment), config.model_config.get_vocab_size()
+        vocabulary = read_tokenizer_files(segment), config.model_config.get_vocab_size()
         self._grammars = Grammars(*vocabulary, init.n_threads)
         trace.mark(Phase.ENGINE_END)
         if self._link is not None:

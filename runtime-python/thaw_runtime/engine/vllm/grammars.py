@@ -35,6 +35,7 @@ from thaw.logs import print_traceback
 from thaw_runtime.engine.grammar_process import MASK, REFUSED, TOKEN, Rules, schemas_of
 from thaw_runtime.engine.json_schemas import Unenforced, narrowed
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, GrammarKind
+from thaw_runtime.weights.tokenizer_files import TokenizerFiles
 
 _PROCESS_S: Final = 60.0
 """Wall time for the process to import its libraries and prepare the vocabulary."""
@@ -134,8 +135,8 @@ class Constrained:
 class Grammars:
     """The grammars of one engine.  It costs nothing before the first request with one."""
 
-    def __init__(self, tokenizer_json: bytes | None, vocab_size: int, n_threads: int) -> None:
-        self._tokenizer_json, self._vocab_size, self._n_threads = tokenizer_json, vocab_size, max(1, n_threads)
+    def __init__(self, files: TokenizerFiles | None, vocab_size: int, n_threads: int) -> None:
+        self._files, self._vocab_size, self._n_threads = files, vocab_size, max(1, n_threads)
         self._compiling = threading.Semaphore(_AT_ONCE)
         self._starting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -219,7 +220,7 @@ class Grammars:
         with self._starting:
             if self._process is not None and self._process.poll() is None:
                 return
-            if self._tokenizer_json is None:
+            if self._files is None:
                 raise BadParameter(param, "the checkpoint has no tokenizer.json, which structured output needs")
             ours, theirs = socket.socketpair()
             command = [sys.executable, "-m", "thaw_runtime.engine.grammar_process", str(theirs.fileno())]
@@ -229,18 +230,19 @@ class Grammars:
                 self._process = subprocess.Popen(command, pass_fds=[fd], env=env, stdin=subprocess.DEVNULL)
             channel = Channel(ours)
             channel.set_timeout(_PROCESS_S)
-            self._set_up(channel, self._tokenizer_json)
+            self._set_up(channel, self._files)
             channel.set_timeout(_END_S)
             with self._lock:
                 self._channel = channel
 
-    def _set_up(self, channel: Channel, tokenizer_json: bytes) -> None:
+    def _set_up(self, channel: Channel, files: TokenizerFiles) -> None:
         """Raises PlatformError."""
-        fd = os.memfd_create("tokenizer.json")
+        fd, n_bytes = os.memfd_create("tokenizer"), len(files.vocabulary)
         try:
             with open(fd, "wb", closefd=False) as f:
-                f.write(tokenizer_json)
-            channel.send({"vocab_size": self._vocab_size, "n_threads": self._n_threads}, (fd,))
+                f.write(files.vocabulary + files.dumped())
+            sizes = {"vocab_size": self._vocab_size, "n_threads": self._n_threads, "vocabulary_bytes": n_bytes}
+            channel.send(sizes, (fd,))
             channel.receive()
         except (OSError, ProtocolError) as e:
             raise PlatformError(f"the process that follows grammars does not start: {e}") from e

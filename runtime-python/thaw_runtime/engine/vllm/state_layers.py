@@ -54,8 +54,11 @@ def check_room(config: Any, specs: Mapping[str, Any], plan: MemoryPlan) -> None:
         raise too_small("", plan.reserve, plan.weights, plan.intermediates, needed, length)
 
 
-def counted(plan: MemoryPlan, config: Any, cache: Any) -> MemoryPlan:
-    """Return the plan with the blocks of ``cache``, vLLM's KVCacheConfig, and the tokens of requests of the greatest
-    length that fit into them."""
+def counted(plan: MemoryPlan, config: Any, core: Any) -> MemoryPlan:
+    """Return the plan of a model that keeps a state with the blocks of the cache in ``core``, vLLM's EngineCore, and
+    the tokens of requests of the greatest length that fit into them.  Another model's plan has them already."""
+    if not keeps_state(config):
+        return plan
+    cache = core.scheduler.kv_cache_config
     n_requests = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, cache)
     return replace(plan, kv_blocks=cache.num_blocks, kv_tokens=int(n_requests * config.model_config.max_model_len))

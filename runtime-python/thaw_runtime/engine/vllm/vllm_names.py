@@ -94,7 +94,7 @@ NAMES: Final = (
     ),
     _names(_CACHE, "block_size num_gpu_blocks", "check a batch of another stage", Kind.FIELD),
     _names("vllm.config.model:ModelConfig", "dtype quantization max_model_len", "plan a stage's memory", Kind.FIELD),
-    _names("vllm.config.model:ModelConfig", "get_vocab_size", "check a batch of another stage"),
+    _names("vllm.config.model:ModelConfig", "get_vocab_size try_get_generation_config", "know a model's tokens"),
     _names("vllm.config.scheduler:SchedulerConfig", "max_num_batched_tokens", "plan a stage's memory", Kind.FIELD),
     _names("vllm.config.scheduler:SchedulerConfig", "max_num_seqs", "plan the memory of a stage", Kind.FIELD),
     _names("vllm.config.parallel:ParallelConfig", "pipeline_parallel_size", "count a pipeline's batches", Kind.FIELD),

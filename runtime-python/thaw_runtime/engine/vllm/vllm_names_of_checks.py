@@ -27,6 +27,8 @@ CHECKED_WITH: Final = (
     ),
     _names("vllm.engine.arg_utils:EngineArgs", "create_model_config", "find out how long a model's context is"),
     _names("vllm.config", "set_current_vllm_config", "build a model without weights"),
+    _names("vllm.tokenizers", "get_tokenizer", "compare what vLLM and Thaw read"),
+    _names("vllm.renderers.hf", "resolve_chat_template_content_format safe_apply_chat_template", "compare prompts"),
     _names(_LOADER_UTILS, "initialize_model", "build a model without weights"),
     _names(_LINEAR, "LinearBase", "try a quantised layer on this device"),
     _names("vllm.lora.request", "LoRARequest", "name the adapter of a request"),
