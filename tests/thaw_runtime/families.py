@@ -254,6 +254,33 @@ ALL_ATTENTION = {
     "layer_types": ["attention"] * 8,
 }
 """A hybrid family's model without a layer that keeps a state (Granite 4 micro): it has stages like any other."""
+_SEES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_READS = {**TINY, "num_key_value_heads": 2, "head_dim": 32}
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "mistral3": {
+        "model_type": "mistral3",
+        "text_config": {"model_type": "mistral", **_READS},
+        "vision_config": {"model_type": "pixtral", **_SEES},
+    },
+    "gemma3_mm": {
+        "model_type": "gemma3",
+        "tie_word_embeddings": False,
+        "text_config": {**_READS, "sliding_window": 32, "query_pre_attn_scalar": 32, "initializer_range": 0.4},
+        "vision_config": _SEES,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 5,
+        "boi_token_index": 6,
+        "eoi_token_index": 7,
+    },
+}
+"""Families that read pictures, too.  Thaw serves their language models."""
 WITHOUT_PIPELINES: dict[str, dict[str, Any]] = {
     "gemma3n": {
         "model_type": "gemma3n_text",

@@ -20,8 +20,7 @@ from typing import Any
 from relay.protocol.messages import LlmInit, StageShape
 from tests.thaw_runtime.conftest import llm_init
 from tests.thaw_runtime.fake_descriptor_socket import tensors_of
-from tests.thaw_runtime.families import EVERY
-from tests.thaw_runtime.kv_probe import make_checkpoint
+from tests.thaw_runtime.library_probe import make
 from tests.thaw_runtime.sidecar_segment import SidecarSegment
 from thaw.errors import ThawError
 from thaw_runtime.engine.kv_memory import layer_count
@@ -61,7 +60,7 @@ def _of_family(case: Mapping[str, Any]) -> tuple[Any, int]:
     """The segment of a checkpoint as a check sees it, with all of its tensors and the bytes of its small files."""
     with tempfile.TemporaryDirectory() as directory:
         with redirect_stderr(StringIO()):  # the library's progress
-            make_checkpoint(EVERY[case["family"]], Path(directory))
+            make(case["family"], Path(directory))
         config = json.loads((Path(directory) / "config.json").read_text())
         tensors = tensors_of(Path(directory))
     plain = {k: v for k, v in {**config, **case.get("config", {})}.items() if v is not None}

@@ -1,4 +1,4 @@
-"""Models whose layers keep a state instead of keys and values answer as the Transformers library computes them.
+"""Models whose layers keep a state, and language models inside of others, answer as the Transformers library does.
 
 The library is the reference and not vLLM, whose kernel for rotary embeddings on a CPU mixes up the tokens of LFM2
 (engine/vllm/rotary_on_cpu.py)."""
@@ -12,23 +12,24 @@ from typing import Any
 import pytest
 
 from tests.thaw_runtime.conftest import run_probe
-from tests.thaw_runtime.families import STATEFUL
+from tests.thaw_runtime.families import MULTIMODAL, STATEFUL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 SAMPLE = ("granitemoehybrid", "lfm2")
 """Attention, experts and Mamba 2; attention by head and a convolution."""
-OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in STATEFUL if name not in SAMPLE]
+HALVES = ("mistral3",)
+OTHERS = [pytest.param(n, marks=pytest.mark.full) for n in (*STATEFUL, *MULTIMODAL) if n not in SAMPLE + HALVES]
 
 
 @pytest.fixture(scope="module")
 def sampled() -> dict[str, dict[str, Any]]:
-    return measured(*SAMPLE)
+    return measured(*SAMPLE, *HALVES)
 
 
 def measured(*families: str) -> dict[str, dict[str, Any]]:
-    done = run_probe("state_probe", *families)
-    lines = [json.loads(line.removeprefix("STATE ")) for line in done.stdout.splitlines() if line.startswith("STATE ")]
+    done = run_probe("library_probe", *families)
+    lines = [json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert len(lines) == len(families), done.stderr[-3000:]
     return {line["family"]: line for line in lines}
 
@@ -37,7 +38,7 @@ def found(sampled: dict[str, dict[str, Any]], family: str) -> dict[str, Any]:
     return sampled[family] if family in sampled else measured(family)[family]
 
 
-@pytest.mark.parametrize("family", [*SAMPLE, *OTHERS])
+@pytest.mark.parametrize("family", [*SAMPLE, *HALVES, *OTHERS])
 def test_alone_in_a_batch_and_from_the_prefix_cache_the_tokens_are_the_librarys(
     sampled: dict[str, dict[str, Any]], family: str
 ) -> None:

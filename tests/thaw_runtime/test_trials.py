@@ -102,13 +102,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "the model cannot run in 2 stages: the engine cannot compute stage 1 of 2 of this model: ",
     ),
 }
-BFLOAT16 = {"qwen3_next": {"family": "qwen3_next", "dtype": "bfloat16"}}
+OTHERS = {"qwen3_next": {"family": "qwen3_next", "dtype": "bfloat16"}, "sees": {"family": "mistral3"}}
 
 
 @pytest.fixture(scope="module")
 def answers() -> Mapping[str, dict[str, Any]]:
     limited = {name: case for name, (case, _) in LIMITED.items()}
-    return ask({**limited, **SEVERAL, **{name: case for name, (case, _, _) in REFUSED.items()}, **BFLOAT16})
+    return ask({**limited, **SEVERAL, **{name: case for name, (case, _, _) in REFUSED.items()}, **OTHERS})
 
 
 def ask(cases: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -142,6 +142,16 @@ def test_a_checkpoint_that_would_not_answer_is_refused(answers: Mapping[str, dic
     assert answers[name]["message"].startswith(begin)
     if code == "ModelCorrupt":
         assert answers[name]["hint"] == PUSH_AGAIN
+
+
+def test_the_language_model_of_one_that_sees_is_tried_alone_and_a_note_says_so(
+    answers: Mapping[str, dict[str, Any]],
+) -> None:
+    said = answers["sees"]
+    assert (said["code"], said["most_stages"]) == ("", 0)
+    assert said["notes"] == [
+        "the model also reads pictures or sound; its language model is served, which answers text alone"
+    ]
 
 
 def test_a_kernel_that_takes_bfloat16_alone_gets_it(answers: Mapping[str, dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from thaw import wire
 from thaw.checkpoints import hash_tree, model_json, pooling
+from thaw.checkpoints.text_half import text_tensors
 from thaw.errors import ModelCorrupt, ModelUnsupported, ProtocolError
 from thaw.model import (
     INDEX_NAME,
@@ -340,10 +341,12 @@ def is_entry(tensor_name: str) -> bool:
 
 
 def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFacts:
-    """The facts that the scheduler keeps.  ``config`` is config.json; if it has no layer count, tensor names decide."""
+    """The facts that the scheduler keeps.  ``config`` is config.json; if it has no layer count, tensor names decide.
+    Of a model that also reads pictures or sound, only the language model has layers and parts."""
     by_layer: dict[int, int] = {}
     outer = 0
-    for t in index.tensors:
+    tensors = text_tensors(config, index.tensors)
+    for t in tensors:
         layer = layer_of(t.name)
         if layer is None:
             outer += t.n_bytes
@@ -357,7 +360,7 @@ def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFac
     known = isinstance(architectures, list) and bool(architectures)
     whole = n_layers > 0 and all(i in by_layer for i in range(n_layers))
     pools = any(f.name == pooling.MODULES_NAME for f in index.files)  # an embedding model, which has one stage
-    parts = parts_of(index.tensors, n_layers) if whole and not pools else None
+    parts = parts_of(tensors, n_layers) if whole and not pools else None
     return ModelFacts(
         uri,
         index.n_bytes,

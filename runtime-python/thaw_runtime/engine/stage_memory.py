@@ -19,7 +19,7 @@ from thaw_runtime.engine.kv_memory import (
     layer_count,
 )
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import model_config
+from thaw_runtime.weights.sidecars import model_config, model_tensors
 
 _FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -41,7 +41,7 @@ def stage_memories(
     plain = model_config(segment)
     if init.n_stages == 1:
         shape = geometry(plain, layer_count(plain), last_stage=samples, keeps_kv=keeps_kv, state=state)
-        weights = _weight_bytes(segment.offer.tensors, dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
+        weights = _weight_bytes(model_tensors(segment), dtype) + slots_bytes(init, shape, dtype, on_cpu=on_cpu)
         return [StageMemory(init.reserve_bytes, weights, shape)]
     return [
         _stage_memory(s, plain, dtype, whole=s.role is StageRole.FULL and not quantised, last=s is init.stages[-1])

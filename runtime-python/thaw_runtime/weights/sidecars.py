@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.protocol.messages import PlacedRange
+from thaw.checkpoints.text_half import text_half, text_tensors
 from thaw.errors import ModelCorrupt, ModelUnsupported
+from thaw.model import TensorInfo
 from thaw_runtime.weights.readable_segment import ARRIVAL_DEADLINE_S, Segment
 
+_CONFIG: Final = "config.json"
 WEIGHT_SUFFIXES = (".safetensors",)
 CALL_MARKS: Final = ("<tool_call>", "</tool_call>")
 """Text around a call, which some checkpoints have as special tokens: a special token is no part of an answer, and no
@@ -72,10 +75,25 @@ def read_json(segment: Segment, name: str) -> dict[str, Any] | None:
 
 
 def model_config(segment: Segment) -> dict[str, Any]:
-    """config.json.  Raises ModelUnsupported when there is none."""
-    config = read_json(segment, "config.json")
+    """config.json, or that of the language model inside a model that also reads pictures or sound.  Raises
+    ModelUnsupported when there is none."""
+    config = _whole_config(segment)
+    return text_half(config) or config
+
+
+def model_tensors(segment: Segment) -> tuple[TensorInfo, ...]:
+    """The tensors of the model that ``model_config`` describes, in load order, under that model's own names."""
+    return text_tensors(_whole_config(segment), segment.offer.tensors) if segment.offer.tensors else ()
+
+
+def reads_more_than_text(segment: Segment) -> bool:
+    return text_half(_whole_config(segment)) is not None
+
+
+def _whole_config(segment: Segment) -> dict[str, Any]:
+    config = read_json(segment, _CONFIG)
     if config is None:
-        raise ModelUnsupported("the checkpoint has no config.json", hint="push the model's whole directory")
+        raise ModelUnsupported(f"the checkpoint has no {_CONFIG}", hint="push the model's whole directory")
     return config
 
 
@@ -89,7 +107,13 @@ def materialised(segment: Segment) -> Iterator[Path]:
             if not target.resolve().is_relative_to(directory.resolve()):
                 raise ModelCorrupt(f"the checkpoint has a file outside itself: {placed.file!r}")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(read_sidecar(segment, placed.file) or b"")
+            target.write_bytes(_content(segment, placed.file))
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _content(segment: Segment, name: str) -> bytes:
+    if name == _CONFIG and reads_more_than_text(segment):
+        return json.dumps(model_config(segment)).encode()
+    return read_sidecar(segment, name) or b""

@@ -10,11 +10,9 @@ from vllm.config.model import try_match_architecture_defaults
 from vllm.model_executor.models import ModelRegistry, registry
 
 from thaw.errors import ModelUnsupported
+from thaw_runtime.engine.vllm.absent_packages import FOR_OTHER_INPUTS, stand_ins
 from thaw_runtime.engine.vllm.errors import brings_code
 from thaw_runtime.shown import shown
-
-_FOR_OTHER_INPUTS = frozenset({"torchvision", "torchaudio", "torchcodec", "cv2", "PIL", "soundfile", "librosa"})
-"""Packages that only models of pictures and sound import.  The engine's image need not have them."""
 
 
 def inspect_here() -> None:
@@ -35,9 +33,10 @@ def register_architecture(config: Mapping[str, Any]) -> str:
     name = _known(config)
     if type(ModelRegistry.models[name]).__name__ == "_LazyRegisteredModel":
         try:
-            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+            with stand_ins():
+                ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
         except ModuleNotFoundError as e:
-            raise _multimodal(name) if e.name in _FOR_OTHER_INPUTS else _without_package(name, e) from e
+            raise _multimodal(name) if e.name in FOR_OTHER_INPUTS else _without_package(name, e) from e
     _check_servable(name)
     return name
 

@@ -47,12 +47,13 @@ from thaw_runtime.engine.vllm.world_of_one import world_of_one
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.shown import shown
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import materialised, model_config
+from thaw_runtime.weights.sidecars import materialised, model_config, model_tensors, reads_more_than_text
 
 _MOST_TRIED: Final = 128 << 20
 """The largest layer, in bytes, that is computed: it fits into the memory bound of a check."""
 _KERNEL: Final = re.compile(r"_C(?:::|' object has no attribute ')(\w+)")
 """Matches torch's name of a kernel that vLLM's library for this processor does not have."""
+_TEXT_ALONE: Final = "the model also reads pictures or sound; its language model is served, which answers text alone"
 _CANNOT: Final = "the engine cannot compute this model"
 _OTHER_DEVICE: Final = "set another engine.dtype, or run the model on another device or with a newer engine"
 _NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
@@ -86,6 +87,8 @@ def check(init: LlmInit, segment: Segment) -> Checked:
     length, asked = config.model_config.max_model_len, init.config.engine.max_model_len
     if length < asked:
         notes.insert(0, _shorter(length, asked))
+    if reads_more_than_text(segment):
+        notes.insert(0, _TEXT_ALONE)
     return Checked(f"vLLM {vllm.__version__}", length, tuple(notes), is_embedding(config), most_stages, read)
 
 
@@ -140,8 +143,8 @@ def _build(config: Any, segment: Segment, meeting: str) -> int:
             if is_embedding(config):
                 check_tasks(model.pooler.get_supported_tasks())
             n_bytes = _n_bytes(model)
-            if segment.offer.tensors:
-                check_tensors(model, segment.offer.tensors, quantised=wanted.quantization is not None)
+            if model_tensors(segment):
+                check_tensors(model, model_tensors(segment), quantised=wanted.quantization is not None)
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):
                     _try(layer)
@@ -163,7 +166,7 @@ def _try_stages(init: LlmInit, segment: Segment, config: Any, directory: str) ->
             raise ModelUnsupported(_CANNOT + reason, hint=_OTHER_DEVICE) from e
     scaling = init.config.scaling
     most = scaling.stages or scaling.max_stages
-    if most == 1 or is_embedding(config) or init.config.adapter_slots or not segment.offer.tensors:
+    if most == 1 or is_embedding(config) or init.config.adapter_slots or not model_tensors(segment):
         return 0, []
     try:
         if keeps_state(config):

@@ -23,6 +23,7 @@ from thaw_runtime.pipeline.link import StageLink
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.process.start_trace import PhaseNotes, StartTrace
 from thaw_runtime.weights.readable_segment import Segment
+from thaw_runtime.weights.sidecars import model_tensors
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ def starting_from(
     The phases are context (configuration, worker), model, and kv.  The last one goes on until load_postponed().
     """
     global _current
-    _current = CurrentStart(segment, trace, part, link, part.tensors(segment.offer.tensors))
+    _current = CurrentStart(segment, trace, part, link, part.tensors(model_tensors(segment)))
     try:
         with _current.phases:
             _current.turn_to(Phase.CONTEXT_BEGIN)

@@ -45,7 +45,7 @@ from thaw_runtime.engine.vllm.translation import vllm_request
 from thaw_runtime.pipeline.stage_parts import StagePart
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import model_config
+from thaw_runtime.weights.sidecars import model_config, model_tensors
 
 STAGES: Final = 3
 """The stages of the pipeline that is tried: one that is first, one between, one that is last.  Any other number of
@@ -89,7 +89,7 @@ def trials(init: LlmInit, segment: Segment, n_stages: int) -> list[Trial]:
     init = replace(init, config=replace(init.config, engine=engine, scaling=scaling))
     if n_stages == 1:
         return [Trial(init)]
-    parts = parts_of(segment.offer.tensors, layer_count(model_config(segment)))
+    parts = parts_of(model_tensors(segment), layer_count(model_config(segment)))
     bounds = partition.split(parts, n_stages)
     low = tuple(StageShape(b, init.reserve_bytes, 0, StageRole.LOW) for b in bounds)
     full = (replace(low[0], role=StageRole.FULL), *low[1:])

@@ -1,6 +1,7 @@
-"""Tiny models whose layers keep a state: Thaw's tokens beside those of the Transformers library, and the memory.
+"""Tiny models that plain vLLM does not compute as they are: Thaw's tokens beside those of the Transformers library, and
+the memory.
 
-``python state_probe.py FAMILY…`` prints a line ``STATE {…}`` for each family.  Each runs in forks: one computes with the
+``python library_probe.py FAMILY…`` prints a line ``FOUND {…}`` for each family.  Each runs in forks: one computes with the
 library, which knows nothing of batches, blocks and caches, and the other is an engine."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.thaw_runtime.families import STATEFUL, VOCAB
+from tests.thaw_runtime.families import EVERY, MULTIMODAL, VOCAB
 from tests.thaw_runtime.kv_probe import anonymous, make_checkpoint
 from tests.thaw_runtime.pipeline_probe import Stage, inits, tokens
 from thaw.errors import ThawError
@@ -25,26 +26,40 @@ N_TOKENS = 24
 LENGTHS = (12, 13, 140)
 """The last prompt is longer than a block, so that its state is in the prefix cache."""
 RESERVE = 384 << 20
+_SPECIAL = 12  # the first tokens may stand for pictures
+
+
+def make(family: str, model: Path) -> None:
+    if family in EVERY:
+        make_checkpoint(EVERY[family], model)
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**MULTIMODAL[family])
+    AutoModelForImageTextToText.from_config(config).to(torch.bfloat16).save_pretrained(model)
 
 
 def prompt(i: int, length: int) -> tuple[int, ...]:
-    return tuple((i * 131 + j * 37 + 5) % VOCAB for j in range(length))
+    return tuple(_SPECIAL + (i * 131 + j * 37 + 5) % (VOCAB - _SPECIAL) for j in range(length))
 
 
 PROMPTS = [prompt(i, length) for i, length in enumerate(LENGTHS)]
 
 
-def of_library(model: Path) -> list[list[int]]:
+def of_library(family: str, model: Path) -> list[list[int]]:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    made: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    auto: Any = AutoModelForImageTextToText if family in MULTIMODAL else AutoModelForCausalLM
+    made: Any = auto.from_pretrained(model, dtype=torch.float32).eval()
     answers = []
     with torch.no_grad():
         for asked in PROMPTS:
             ids = torch.tensor([asked])
             for _ in range(N_TOKENS):
-                ids = torch.cat([ids, made(ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
+                ids = torch.cat([ids, made(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
             answers.append(ids[0, len(asked) :].tolist())
     return answers
 
@@ -96,13 +111,13 @@ def main() -> None:
     for family in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as directory:
             model = Path(directory) / "model"
-            in_fork(lambda model=model, family=family: make_checkpoint(STATEFUL[family], model))
+            in_fork(lambda model=model, family=family: make(family, model))
             answers = {
-                "library": in_fork(lambda model=model: of_library(model)),
+                "library": in_fork(lambda model=model, family=family: of_library(family, model)),
                 "engine": in_fork(lambda model=model, d=directory: of_engine(model, Path(d))),
                 "too_small": in_fork(lambda model=model, d=directory: too_small(model, Path(d))),
             }
-        print("STATE " + json.dumps({"family": family, **answers}), flush=True)
+        print("FOUND " + json.dumps({"family": family, **answers}), flush=True)
 
 
 if __name__ == "__main__":
