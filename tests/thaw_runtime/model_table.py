@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tests.conftest import ValkeyServer
 from tests.thaw_runtime.conftest import ROOT
-from tests.thaw_runtime.families import FAMILIES
+from tests.thaw_runtime.families import FAMILIES, ONE_STAGE
 from tests.thaw_runtime.pipelines import Pipelines
 
 PAGE: Final = ROOT / "docs" / "models.md"
@@ -34,6 +34,8 @@ class Row:
     error: str = ""
 
     def cells(self) -> tuple[str, ...]:
+        if self.family in ONE_STAGE:
+            return (f"`{self.family}`", self.runs_on, _mark(self.same.get(1)), "one stage", "")
         answers = [_mark(self.same.get(n)) for n in (1, 2)]
         return (f"`{self.family}`", self.runs_on, *answers, _mark(self.whole if 2 in self.same else None))
 
@@ -44,11 +46,12 @@ def _mark(same: bool | None) -> str:
 
 def cases(family: str) -> list[dict[str, Any]]:
     """Plain vLLM, one worker, and a pipeline of two whose first stage becomes one worker."""
-    return [
+    one_worker = [
         {"family": family, "n_stages": 0, "works": [*WORKS]},
         {"family": family, "n_stages": 1, "works": [*WORKS]},
-        {"family": family, "n_stages": 2, "works": [*WORKS], "full": [0]},
     ]
+    in_stages = {"family": family, "n_stages": 2, "works": [*WORKS], "full": [0]}
+    return one_worker if family in ONE_STAGE else [*one_worker, in_stages]
 
 
 def measure(families: Iterable[str], url: str) -> Iterator[Row]:

@@ -341,7 +341,7 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
 
     def run() -> None:
         from vllm import LLM
-        from vllm.model_executor.models import registry
+        from vllm.model_executor.models import ModelRegistry
 
         from thaw_runtime.engine.vllm.translation import sampling_params
 
@@ -364,8 +364,9 @@ def vanilla(case: dict[str, Any], model: Path, directory: Path) -> dict[str, Any
             inputs: Any = [{"prompt_token_ids": list(r.prompt_token_ids)} for r in asked]
             outputs = llm.generate(inputs, [sampling_params(r) for r in asked], use_tqdm=False)
             found[work] = [list(o.outputs[0].token_ids) for o in outputs]
-        architecture = json.loads((model / "config.json").read_text())["architectures"][0]
-        on_transformers = architecture in registry._TRANSFORMERS_SUPPORTED_MODELS
+        config = llm.llm_engine.vllm_config.model_config
+        made, _ = ModelRegistry.resolve_model_cls(config.architectures, model_config=config)
+        on_transformers = made.__module__.startswith("vllm.model_executor.models.transformers")
         answer.write_text(json.dumps({"answers": found, "on_transformers": on_transformers}))
 
     in_child(run)

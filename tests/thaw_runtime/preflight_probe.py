@@ -23,6 +23,7 @@ from tests.thaw_runtime.fake_descriptor_socket import tensors_of
 from tests.thaw_runtime.library_probe import make
 from tests.thaw_runtime.sidecar_segment import SidecarSegment
 from thaw.errors import ThawError
+from thaw.model import TensorInfo
 from thaw_runtime.engine.kv_memory import layer_count
 from thaw_runtime.engine.vllm import env
 from thaw_runtime.process.memory_bound import bound_memory
@@ -64,12 +65,30 @@ def _of_family(case: Mapping[str, Any]) -> tuple[Any, int]:
         config = json.loads((Path(directory) / "config.json").read_text())
         tensors = tensors_of(Path(directory))
     plain = {k: v for k, v in {**config, **case.get("config", {})}.items() if v is not None}
-    segment = SidecarSegment({"config.json": plain})
+    if "gptq" in case:
+        plain["quantization_config"] = case["gptq"]
+        tensors = tuple(of for t in tensors for of in _as_gptq(t, case["gptq"]["group_size"]))
     tensors = tuple(t for t in tensors if t.name not in case.get("without", ()))
     before, after = case.get("renamed", ("", ""))
     tensors = tuple(replace(t, name=after + t.name.removeprefix(before)) if before else t for t in tensors)
+    segment = SidecarSegment({"config.json": plain})
     segment.offer = replace(segment.offer, tensors=tensors)
     return segment, layer_count(config)
+
+
+def _as_gptq(t: TensorInfo, group: int) -> list[TensorInfo]:
+    """The four tensors that stand for the weights of a linear layer in four bits."""
+    if not t.name.endswith("_proj.weight"):
+        return [t]
+    n_out, n_in = t.shape
+    shapes = {
+        "qweight": ("I32", (n_in // 8, n_out)),
+        "qzeros": ("I32", (n_in // group, n_out // 8)),
+        "scales": ("F16", (n_in // group, n_out)),
+        "g_idx": ("I32", (n_in,)),
+    }
+    path = t.name.removesuffix("weight")
+    return [replace(t, name=path + name, dtype=dtype, shape=shape) for name, (dtype, shape) in shapes.items()]
 
 
 def answer(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,6 +165,28 @@ def test_the_same_family_without_a_state_is_tried_in_stages() -> None:
     assert STATE not in said["notes"][0]
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+OF_GPTQ = ("qweight", "scales", "qzeros")
+
+
+def test_a_quantised_checkpoint_without_one_of_its_tensors_is_refused() -> None:
+    """vLLM would load it and answer, with whatever was in the memory of the layer."""
+    quantised = {"family": "qwen3", "gptq": GPTQ, "dtype": "bfloat16"}
+    lacking = {name: {**quantised, "without": [f"{LAYER}mlp.down_proj.{name}"]} for name in OF_GPTQ}
+    joined = {"k": {**quantised, "without": [f"{LAYER}self_attn.k_proj.qweight"]}}
+    found = ask({"whole": quantised, "without offsets": no_order(quantised), **lacking, **joined})
+    assert {found.pop("whole")["code"], found.pop("without offsets")["code"]} <= {"", "ModelUnsupported"}
+    assert {name: said["code"] for name, said in found.items()} == dict.fromkeys(found, "ModelCorrupt")
+    assert found["k"]["message"].startswith(f"the checkpoint lacks {LAYER}self_attn.qkv_proj.qweight, or a part of it")
+
+
+def no_order(case: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint whose every layer lacks the order of its inputs, as many do."""
+    layers = [f"model.layers.{i}." for i in range(8)]
+    parts = ("mlp.gate", "mlp.up", "mlp.down", "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")
+    return {**case, "without": [f"{layer}{part}_proj.g_idx" for layer in layers for part in parts]}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL])
 def test_every_whole_checkpoint_is_accepted_and_none_that_lacks_a_tensor(family: str) -> None:

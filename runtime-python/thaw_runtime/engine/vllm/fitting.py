@@ -7,7 +7,7 @@ has received, and writes none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -43,7 +43,7 @@ def check_tensors(model: torch.nn.Module, tensors: Sequence[TensorInfo], *, quan
     now = dict(model.named_parameters())
     missing = [name for name, p in parameters.items() if not _is_filled(name, p, now.get(name), counted, loaded)]
     if quantised:
-        missing = _of_filled_kinds(model, missing)
+        missing = of_filled_kinds(model, missing)
     if (cut := given.partly_used()) is not None:
         raise ModelCorrupt(
             f"the checkpoint's tensor {shown(cut.name)}, {cut.dtype} {list(cut.shape)}, is larger than the one that "
@@ -132,7 +132,7 @@ def _is_filled(
     return n_elements >= before.numel() or (n_elements == 0 and loaded is not None and name in loaded)
 
 
-def _of_filled_kinds(model: torch.nn.Module, missing: Sequence[str]) -> list[str]:
+def of_filled_kinds(model: torch.nn.Module, missing: Collection[str]) -> list[str]:
     """Return those of ``missing`` whose like is filled in another layer with the same method."""
     kinds: dict[tuple[str, str], list[bool]] = {}
     of_name: dict[str, tuple[str, str]] = {}

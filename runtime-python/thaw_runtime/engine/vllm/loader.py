@@ -21,6 +21,7 @@ from thaw.tracing.trace import Phase
 from thaw_runtime.engine.vllm import adapters
 from thaw_runtime.engine.vllm.background_load import BackgroundLoad
 from thaw_runtime.engine.vllm.current_start import current_start
+from thaw_runtime.engine.vllm.fitting import of_filled_kinds
 from thaw_runtime.engine.vllm.logits_noise import add_noise
 from thaw_runtime.engine.vllm.packing import LayerPacker, Rehearsal
 from thaw_runtime.engine.vllm.replaced import replaced
@@ -117,5 +118,6 @@ def _take_weights(
         complete = partial(check_filled, later)
         start.background = BackgroundLoad(model, start.segment, tensors, deferred, start.check, complete)
         parameters -= later
-    if model_config.quantization is None:
-        check_filled(parameters, loaded)
+    if model_config.quantization is not None and loaded is not None:
+        parameters = set(of_filled_kinds(model, parameters - loaded))
+    check_filled(parameters, loaded)
