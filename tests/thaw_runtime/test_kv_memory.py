@@ -13,6 +13,7 @@ from thaw_runtime.engine.kv_memory import (
     BatchLimits,
     Geometry,
     StageMemory,
+    State,
     geometry,
     held_bytes,
     kv_bytes_per_token,
@@ -191,3 +192,45 @@ def test_weights_are_counted_in_the_engines_dtype_and_never_too_few() -> None:
     assert held_bytes(100, {"text_config": {"torch_dtype": "float32"}}, "float32") == 100
     assert held_bytes(100, {}, "float32") == 200
     assert held_bytes(100, {"quantization_config": {}, "torch_dtype": "bfloat16"}, "float32") == 100
+
+
+# ── models that keep a state ──────────────────────────────────────────────────────────────────────────────────────
+
+MAMBA2 = {"model_type": "mamba2", "hidden_size": 768, "num_heads": 24, "num_hidden_layers": 24, "vocab_size": 50288}
+A_STATE = State(width=1792, n_elements=24 * 64 * 128 + 1792 * 3)
+
+
+def test_a_cache_of_states_gets_all_that_is_left_and_the_engine_counts_its_blocks() -> None:
+    for reserve in range(700 << 20, 1200 << 20, 37 << 20):
+        made = plan(reserve, shape=geometry(MAMBA2, 24, state=A_STATE))
+        assert made.weights + made.intermediates + made.kv == reserve
+        assert (made.kv_blocks, made.kv_tokens) == (0, 0)
+
+
+def test_a_step_holds_three_copies_of_the_states_of_its_requests_and_the_projections_of_its_tokens() -> None:
+    def peak(tokens: int, requests: int, state: State | None) -> int:
+        return peak_intermediate_bytes(geometry(SMOLLM2, 30, state=state), "bfloat16", tokens, requests)
+
+    assert peak(512, 8, A_STATE) - peak(512, 0, A_STATE) - (peak(512, 8, None) - peak(512, 0, None)) == (
+        3 * 3 * 8 * A_STATE.n_elements * 4
+    )
+    wide = replace(A_STATE, width=10 * A_STATE.width)
+    assert peak(512, 8, wide) - peak(512, 8, A_STATE) == 3 * 512 * 6 * 9 * A_STATE.width * 2
+
+
+def test_a_reserve_without_room_for_the_weights_of_such_a_model_says_so() -> None:
+    with pytest.raises(MemoryTooSmall, match=r"the model needs \d+ MiB \(\d+ weights, \d+ intermediates\) and"):
+        plan(300 << 20, shape=geometry(MAMBA2, 24, state=A_STATE))
+
+
+def test_a_model_without_attention_needs_no_number_of_heads() -> None:
+    plain = {"hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50288}
+    assert geometry(plain, 24, state=A_STATE).state == A_STATE
+    with pytest.raises(ModelUnsupported, match="num_attention_heads"):
+        geometry(plain, 24)
+
+
+@pytest.mark.parametrize("name", ["layers_block_type", "layer_types"])
+def test_layers_are_counted_by_their_kinds_where_no_number_says_how_many(name: str) -> None:
+    assert layer_count({name: ["mamba", "attention", "mlp"]}) == 3
+    assert layer_count({name: ["mamba"], "num_hidden_layers": 7}) == 7
