@@ -5,6 +5,7 @@
     make mutants                                    every module of the table, a fixed sample of its mutants
     python scripts/mutants.py ledger turns          the modules whose names contain one of these words
     python scripts/mutants.py --most 0 --modules pure   every mutant of the pure modules
+    python scripts/mutants.py --faults aftermath        what is given back and done after an error (aftermath.py)
 
 mutmut supplies the mutations: the substitutes for a number, an operator, an argument.  This script does the rest,
 because mutmut has neither a sample nor a seed, leaves out every decorated function, and runs one set of tests for all
@@ -39,6 +40,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+import aftermath
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
@@ -190,9 +192,9 @@ class _Finder(cst.CSTVisitor):
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self) -> None:
+    def __init__(self, faults: str) -> None:
         self.found: list[tuple[cst.CSTNode, cst.CSTNode, int]] = []
-        self._depth = 0
+        self._faults, self._depth = faults, 0
         self._raised: cst.CSTNode | None = None
 
     def on_visit(self, node: cst.CSTNode) -> bool:
@@ -213,10 +215,16 @@ class _Finder(cst.CSTVisitor):
             self._depth -= 1
 
     def _mutate(self, node: cst.CSTNode) -> None:
-        line = self.get_metadata(PositionProvider, node).start.line  # type: ignore[attr-defined]
+        if self._faults == "aftermath":
+            self.found += [(old, new, self._line(old)) for old, new in aftermath.of(node)]
+            return
+        line = self._line(node)
         for kind, operator in mutation_operators:
             if isinstance(node, kind) and operator.__name__ not in _WORDING:
                 self.found += [(node, instead, line) for instead in operator(node)]
+
+    def _line(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(PositionProvider, node).start.line)  # type: ignore[attr-defined]
 
 
 def _does_nothing(call: cst.Call) -> bool:
@@ -228,14 +236,12 @@ def _names(node: cst.CSTNode, name: str) -> bool:
     return isinstance(node, cst.Name) and node.value == name
 
 
-def mutants_of(module: str, text: str, most: int, seed: int) -> tuple[list[Mutant], int]:
+def mutants_of(module: str, text: str, most: int, seed: int, faults: str = "usual") -> tuple[list[Mutant], int]:
     """Return ``most`` mutants of a module (0: all), and the number of mutations that it has.
 
-    The same seed gives the same mutants, independent of the other modules.  Each mutant compiles, and its program
-    differs from the module's.
-    """
+    The same seed gives the same mutants, independent of the other modules.  Each mutant compiles, and differs."""
     wrapper = MetadataWrapper(cst.parse_module(text))
-    finder = _Finder()
+    finder = _Finder(faults)
     wrapper.visit(finder)
     made: dict[str, Mutant] = {}
     before = ast.dump(ast.parse(text))
@@ -380,8 +386,9 @@ class Run:
                 done.result()
 
 
-def table(words: Sequence[str], which: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    for modules, is_pure in ((PURE, True), (REST, False)):
+def table(words: Sequence[str], which: str, faults: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    tables = ((aftermath.MODULES, True),) if faults == "aftermath" else ((PURE, True), (REST, False))
+    for modules, is_pure in tables:
         if which in ("all", "pure" if is_pure else "rest"):
             for module, tests in modules.items():
                 if not words or any(word in module for word in words):
@@ -399,22 +406,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Plant faults, and count those that the tests notice.")
     parser.add_argument("words", nargs="*", help="only modules whose path holds one of these")
     parser.add_argument("--modules", choices=("all", "pure", "rest"), default="all")
+    parser.add_argument("--faults", choices=("usual", "aftermath"), default="usual")
     parser.add_argument("--most", type=int, default=20, help="mutants of a pure module; 0: all [20]")
     parser.add_argument("--most-rest", type=int, default=8, help="mutants of another module; 0: all [8]")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at once [2]")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further mutant after this [60]")
     parser.add_argument("--seed", type=int, default=SEED)
     asked = parser.parse_args()
-    if not list(table(asked.words, asked.modules)):
+    if not list(table(asked.words, asked.modules, asked.faults)):
         parser.error(f"no module's path holds one of: {' '.join(asked.words)}")
     print(f"seed {asked.seed}, {asked.most} and {asked.most_rest} mutants of a module at most", flush=True)
     began_s, results = time.monotonic(), list[Result]()
     with tempfile.TemporaryDirectory(prefix="thaw-mutants-") as directory:
         trees = [Tree(Path(directory) / str(i)) for i in range(asked.jobs)]
         run = Run(trees, began_s + 60 * asked.minutes)
-        for module, tests, is_pure in table(asked.words, asked.modules):
+        for module, tests, is_pure in table(asked.words, asked.modules, asked.faults):
             text = (trees[0].path / module).read_text()
-            chosen, n_mutants = mutants_of(module, text, asked.most if is_pure else asked.most_rest, asked.seed)
+            most = asked.most if is_pure else asked.most_rest
+            chosen, n_mutants = mutants_of(module, text, most, asked.seed, asked.faults)
             results.append(Result(module, n_mutants))
             run.module(text, tests, chosen, results[-1], asked.jobs)
             tell(results[-1])

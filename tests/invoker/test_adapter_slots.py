@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from invoker.containers.adapter_slots import AdapterSlots, Wait
+from invoker.containers.adapter_slots import AdapterSlots, Held, Wait
 from thaw.errors import InstanceGone, TimeLimitExceeded
 
 
@@ -110,15 +113,94 @@ def test_after_a_restart_the_version_loaded_last_counts() -> None:
     assert load(slots, "z") == "x#1"
 
 
-def test_a_wait_for_a_place_ends_when_the_client_hangs_up_and_when_the_container_ends() -> None:
+class NoticedWait(Wait):
+    """A wait that says when it has begun: whoever takes the lock then finds a sleeper."""
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic() + 20)
+        self.begun = threading.Event()
+
+    def left_s(self) -> float:
+        self.begun.set()
+        return super().left_s()
+
+
+def full() -> tuple[AdapterSlots, Held]:
+    """A place, which an adapter in use has."""
     slots = AdapterSlots(1)
-    slots.loaded(slots.pin("a", later())[0], "a#1")
-    hung_up, ended = later(), later()
-    with ThreadPoolExecutor(2) as pool:
-        first, second = (pool.submit(slots.pin, "b", wait) for wait in (hung_up, ended))
-        slots.hang_up(hung_up)
-        with pytest.raises(ConnectionAbortedError):
-            first.result()
-        slots.close()
-        with pytest.raises(InstanceGone):
-            second.result()
+    held, _ = slots.pin("a", later())
+    slots.loaded(held, "a#1")
+    return slots, held
+
+
+def loading() -> tuple[AdapterSlots, Held]:
+    slots = AdapterSlots(1)
+    return slots, slots.pin("a", later())[0]
+
+
+def slept(slots: AdapterSlots, wait_for: str, event: Callable[[Wait], object]) -> Any:
+    """What a caller that sleeps gets after ``event``, within a moment: nothing but the event wakes it."""
+    wait = NoticedWait()
+    with ThreadPoolExecutor(1) as pool:
+        sleeper = pool.submit(slots.pin, wait_for, wait)
+        assert wait.begun.wait(10)
+        event(wait)
+        return sleeper.result(5)
+
+
+def test_every_event_for_which_somebody_waits_wakes_the_sleeper() -> None:
+    slots, held = loading()
+    assert slept(slots, "a", lambda _: slots.loaded(held, "a#1")) == (held, None)
+    slots, held = loading()
+    assert slept(slots, "a", lambda _: slots.failed(held, InstanceGone("no bytes")))[1] == ""
+    slots, held = full()
+    assert slept(slots, "b", lambda _: slots.unpin(held))[1] == "a#1"
+    slots, held = full()
+    assert slept(slots, "b", lambda _: slots.forget(held))[1] == ""
+
+
+def test_a_container_that_was_asked_again_wakes_whoever_waits_for_what_it_has() -> None:
+    slots, held = full()
+    slots.unpin(held)
+    slots.lose(held)
+    assert slept(slots, "a", lambda _: slots.take_over(["a#2"], slots.names()))[0].name == "a#2"
+
+
+def test_a_wait_for_a_place_ends_when_the_client_hangs_up_and_when_the_container_ends() -> None:
+    slots, _ = full()
+    with pytest.raises(ConnectionAbortedError):
+        slept(slots, "b", slots.hang_up)
+    with pytest.raises(InstanceGone):
+        slept(slots, "b", lambda _: slots.close())
+
+
+def test_who_waits_for_a_load_learns_why_it_failed() -> None:
+    slots, held = loading()
+    wait = NoticedWait()
+    with ThreadPoolExecutor(1) as pool:
+        sleeper = pool.submit(slots.wait_loaded, held, wait)
+        assert wait.begun.wait(10)
+        slots.failed(held, InstanceGone("no bytes"))
+        with pytest.raises(InstanceGone, match="no bytes"):
+            sleeper.result(5)
+
+
+def test_a_loaded_adapter_is_in_its_place_once() -> None:
+    """The container had it already, as an older load of the same version."""
+    slots = AdapterSlots(3, ["x#1", "x#2"])
+    held, replaced = slots.pin("y", later())
+    slots.loaded(held, "x#1")
+    assert (replaced, sorted(slots.names())) == ("", ["x#1", "x#2"])
+
+
+def test_the_loss_of_an_adapter_that_has_left_already_is_no_news() -> None:
+    slots, held = full()
+    slots.forget(held)
+    assert not slots.lose(held)
+
+
+def test_an_adapter_that_loads_makes_no_room() -> None:
+    slots, held = loading()
+    slots.unpin(held)
+    with pytest.raises(TimeLimitExceeded):
+        slots.pin("b", Wait(time.monotonic()))

@@ -128,6 +128,26 @@ def test_an_operator_allows_networks_and_single_ports_and_what_it_refuses_wins()
     assert all(reach.problem(a, p, is_own=False) for a, p in refused)
 
 
+def carriers(v4: str) -> list[str]:
+    """The forms of IPv6 that carry an IPv4 address."""
+    number = int(ipaddress.IPv4Address(v4))
+    places = (0xFFFF << 32, 0, 0xFFFF << 48, 0x64FF9B << 96)
+    return [*(str(ipaddress.IPv6Address(at | number)) for at in places), f"2002:{number >> 16:x}:{number & 0xFFFF:x}::"]
+
+
+def test_each_rule_judges_the_address_that_another_one_carries() -> None:
+    """By default, by what an operator allows and by what it refuses."""
+    by_default, refusing = Reach(), Reach(parse("A", "10.0.0.0/8"), parse("R", "8.8.8.8, 10.1.9.0/24"))
+    for form in carriers("8.8.8.8"):
+        assert by_default.problem(form, 80, is_own=False) == ""
+        assert refusing.problem(form, 80, is_own=False) == f"{form} port 80 is in THAW_FETCHD_REFUSE"
+    for form in carriers("10.1.2.3"):
+        assert by_default.problem(form, 80, is_own=False) == f"{form} is not a public address"
+        assert refusing.problem(form, 80, is_own=False) == ""
+    for form in carriers("10.1.9.1"):
+        assert refusing.problem(form, 80, is_own=False) == f"{form} port 80 is in THAW_FETCHD_REFUSE"
+
+
 def test_a_wide_network_that_is_allowed_does_not_open_this_machine() -> None:
     reach = Reach(parse("A", "10.1.0.0/16, 10.1.0.7:9000, 10.1.0.8, 127.0.0.0/8, 127.0.0.0/8:8000, [::]/0"))
     own = ["10.1.0.5", "127.0.0.1", "::ffff:10.1.0.5", "::ffff:127.0.0.1", "::1", "10.1.0.7"]
