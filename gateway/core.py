@@ -16,6 +16,7 @@ from gateway.serving.actions.packages import Packages
 from gateway.serving.actions.quotas import QuotaBook
 from gateway.serving.answers.event_ids import EventIds
 from gateway.serving.answers.kept import Bounds
+from gateway.serving.answers.several import CHOICES_BYTES
 from gateway.serving.async_runner import AsyncRunner
 from gateway.serving.blocking import BlockingRuns
 from gateway.serving.call import Call
@@ -119,6 +120,7 @@ class Gateway:
         self.calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.web_calls = Throttle(settings.calls_per_minute, settings.calls_concurrent)
         self.answered_actions = SharedMemory(settings.answered_action_bytes)
+        self.choice_bodies = SharedMemory(CHOICES_BYTES)
         self.hangups = HangupWatcher()
         self.room = WaitingRoom()
         self.cold_progress = ColdProgress(self.room, self.registry)

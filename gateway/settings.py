@@ -70,6 +70,11 @@ class GatewaySettings:
     quota_kept: int = setting(
         "THAW_QUOTA_KEPT", "instances that a namespace's actions keep while nobody calls (min_instances)", KEPT
     )
+    web_policy: str = setting(
+        "THAW_WEB_POLICY",
+        "`Content-Security-Policy` of web actions' answers, whose pages are then of no origin; empty: none",
+        "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts",
+    )
     async_threads: int = setting("THAW_GATEWAY_ASYNC_THREADS", "202s this gateway runs at once", 64)
     payload_bytes: int = setting("THAW_PAYLOAD_BYTES", "largest argument of an ordinary function", MIB)
     result_bytes: int = setting("THAW_RESULT_BYTES", "largest result of an ordinary function", MIB)

@@ -36,6 +36,7 @@ from thaw.errors import (
     BadRequest,
     ErrorInfo,
     InstanceBusy,
+    ModelUnsupported,
     PlatformError,
     StaleEpoch,
     ThawError,
@@ -164,8 +165,10 @@ class Commands:
         if (facts.uri, facts.version) == (body.known_uri, body.known_version):
             answer(None, unchanged=facts.version)
             return
-        self._registry.put_model(facts)
-        answer(facts)
+        try:
+            answer(self._registry.put_model(facts))
+        except ModelUnsupported as e:
+            answer(None, e.info())
 
     def _release(self, body: Release) -> None:
         live = self._fleet.find(body.instance_id)

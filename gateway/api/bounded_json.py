@@ -87,3 +87,15 @@ def _deepest(brackets: bytes, depth: int) -> int:
         if after > MAX_DEPTH:
             raise BadRequest(f"The request content was malformed:\nit is nested deeper than {MAX_DEPTH} levels.")
     return after
+
+
+def has_few_containers(value: Any, most: int) -> bool:
+    """Whether the value has at most so many lists and objects in it."""
+    left = [value]
+    for _ in range(most + 1):
+        if not left:
+            return True
+        one = left.pop()
+        inside = one.values() if isinstance(one, dict) else one
+        left += [each for each in inside if isinstance(each, dict | list)]
+    return not left

@@ -54,6 +54,8 @@ _TRANSACTION = re.compile(r"\A[\x21-\x7e]{1,128}\Z")
 _WHOLE = re.compile(r"\A-?[0-9]{1,20}\Z", re.ASCII)
 _MOST: Final = 2**53 - 1
 """The largest number that every reader of JSON understands.  The state server takes no more than 64 bits."""
+_TRY_AGAIN_S: Final = "1"
+"""Retry-After of a 503: what is missing comes back by itself, a host or the state server."""
 _OPENAI_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -286,6 +288,12 @@ def install(app: Flask) -> None:
     @app.after_request
     def finish(response: Response) -> Response:
         response.headers["X-Request-ID"] = g.transaction_id
+        if response.status_code == 503:
+            response.headers.setdefault("Retry-After", _TRY_AGAIN_S)
+        if request.endpoint == _WEB and (policy := gateway().settings.web_policy):
+            response.headers.add(
+                "Content-Security-Policy", policy
+            )  # beside the function's own, which can only narrow it
         for name, value in g.get("cors", _CORS).items():
             response.headers.setdefault(name, value)
         if "cors" not in g:  # SDKs send headers of their own (x-stainless-*), which change nothing here

@@ -135,12 +135,11 @@ def _answer(endpoint: str) -> Response:
     core, subject = gateway(), caller()
     body = json_object(body_bytes())
     action = asked_model(subject, body, endpoint)
-    validate(endpoint, body)
-    asked = Asked(action, subject, endpoint, body)
+    asked = Asked(action, subject, endpoint, validate(endpoint, body))
     if (had := last_event(core, asked)) is not None:
         return go_on(core, asked, had)
     core.storage.check(action.namespace)
-    made = several(body)
+    made = several(asked.body)
     core.caps.check(action, len(made.bodies))
     if not made.is_one:
         return stream(core, asked, made) if body.get("stream") else whole(core, asked, made)

@@ -124,8 +124,9 @@ def known(endpoint: str) -> set[str]:
     return _ENDPOINTS[endpoint].keys() | NO_EFFECT.keys() | ONLY.keys() | GRAMMARS | _OWN[endpoint]
 
 
-def validate(endpoint: str, body: Mapping[str, Any]) -> None:
-    """Raises BadField, which names the parameter."""
+def validate(endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body without the parameters that have no effect: each choice carries the others to its worker.  Raises
+    BadField, which names the parameter."""
     checks, every = {**_ENDPOINTS[endpoint], **NO_EFFECT}, known(endpoint)
     for name, allowed in ONLY.items():
         if body.get(name) is not None and not any(_same(body[name], value) for value in allowed):
@@ -144,6 +145,7 @@ def validate(endpoint: str, body: Mapping[str, Any]) -> None:
     _stream_options(body)
     check_grammars(body)
     _chat(body) if endpoint == "chat" else _completions(body)
+    return {name: value for name, value in body.items() if name not in NO_EFFECT and name not in ONLY}
 
 
 def choose_seed(body: Mapping[str, Any], activation_id: ActivationId) -> int:

@@ -75,10 +75,9 @@ def chat_of(body: Mapping[str, Any]) -> Json:
     chat |= _response_format(body.get("text")) | _logprobs(body)
     _check_unused(body)
     try:
-        validate("chat", chat)
+        return validate("chat", chat)
     except BadField as e:
         raise own_words(e) from e
-    return chat
 
 
 def own_words(error: BadRequest) -> BadField:

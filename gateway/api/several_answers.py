@@ -25,11 +25,11 @@ from gateway.api.http import ACTIVATION_HEADER, json_response, openai_error
 from gateway.api.streaming import SSE, START_HEADER, Asked, how_started, recorded
 from gateway.core import Gateway
 from gateway.serving.answers.merging import Merging
-from gateway.serving.answers.several import Several, merged
+from gateway.serving.answers.several import CHOICES_BYTES, SHORT_BYTES, Several, merged
 from gateway.serving.call import Call
 from gateway.serving.hangup import ClientGone, Hangup, watched
 from gateway.serving.runs import Outcome
-from thaw.errors import ThawError
+from thaw.errors import ThawError, Throttled, TooLarge
 
 
 class _Parts:
@@ -37,6 +37,7 @@ class _Parts:
 
     def __init__(self, core: Gateway, asked: Asked, made: Several, entered: ExitStack) -> None:
         self.core, self.stop = core, Hangup()
+        _take_memory(core, asked, made, entered)
         hangup, unwatch = watched(core.hangups, request.environ.get("gunicorn.socket"))
         entered.callback(unwatch)
         entered.enter_context(hangup.waking(self.stop.set))
@@ -45,6 +46,18 @@ class _Parts:
         self.calls = [replace(asked, body=body).call(self.stop) for body in made.bodies]
         for call in self.calls:
             call.prompts_bytes = self.calls[0].prompts_bytes
+
+
+def _take_memory(core: Gateway, asked: Asked, made: Several, entered: ExitStack) -> None:
+    """Raises TooLarge, Throttled."""
+    owner, n_bytes = asked.subject.namespace, made.n_bytes
+    if n_bytes <= SHORT_BYTES:
+        return
+    if n_bytes > CHOICES_BYTES // 2:
+        raise TooLarge(f"The choices together are larger than allowed: {n_bytes} > {CHOICES_BYTES // 2} bytes.")
+    if not core.choice_bodies.take(owner, n_bytes):
+        raise Throttled("Too many requests for choices with long bodies at once.", hint="ask for one at a time")
+    entered.callback(core.choice_bodies.give_back, owner, n_bytes)
 
 
 def whole(core: Gateway, asked: Asked, made: Several) -> Response:

@@ -118,7 +118,7 @@ class Consolidating:
             raise WorkerLost("the container closed its connection while it became one worker") from e
         if status == 200:
             return wire.from_plain(ConsolidateReply, plain)
-        self._write_trace(_events(plain))
+        self._write_trace(live, _events(plain))
         info = plain.get("info")
         raise from_info(wire.from_plain(ErrorInfo, info)) if info else ProtocolError(f"an answer of status {status}")
 
@@ -128,7 +128,7 @@ class Consolidating:
         live.fetching = False  # its last byte has arrived
         self._fleet.announce(live)
         self._fleet.relabel(live)
-        self._write_trace(reply.events)
+        self._write_trace(live, reply.events)
         self._log.event(
             "consolidated",
             instance_id=live.record.instance_id,
@@ -157,13 +157,13 @@ class Consolidating:
         except PlatformError as e:  # the scheduler's own deadline follows
             self._log.event("event_lost", instance_id=record.instance_id, error=e.message)
 
-    def _write_trace(self, events: tuple[TraceEvent, ...]) -> None:
+    def _write_trace(self, live: Live, events: tuple[TraceEvent, ...]) -> None:
         """Write them to the trace of the pipeline, which a later stage has left by now."""
         if not events:
             return
         group_id = GroupId(events[0].group_id)
         try:
-            self._records.add_trace(group_id, list(events))
+            self._records.add_trace(live.record.action, group_id, list(events))
         except PlatformError as e:
             self._log.event("trace_lost", group_id=group_id, error=e.message)
 

@@ -434,7 +434,7 @@ class Starting:
         with self._lock:
             events, self._events = self._events, []
         try:
-            self._deps.records.add_trace(self._plan.group_id, events)
+            self._deps.records.add_trace(self._plan.action, self._plan.group_id, events)
         except PlatformError as e:  # the start itself has ended; only its explanation is poorer
             self._deps.log.event("trace_lost", group_id=self._plan.group_id, error=e.message)
 

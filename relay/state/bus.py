@@ -1,8 +1,12 @@
 """Events and commands over Redis streams.
 
 Every entry holds one frame (``f``) of kind control with one message.  All components read the event stream with a plain
-XREAD.  An event is a hint to read the hashes (instances, demand, hosts), which are the truth, so a reader that was away
-starts from the hashes and goes on from the stream's end.  Commands are per host and stay until acknowledged.
+XREAD.  An event is a hint to read the hashes (instances, demand, hosts), which are the truth.  So a reader that was
+away, or for which events went before it had read them, starts from the hashes and goes on from the stream's end.
+Commands are per host and stay until acknowledged.
+
+Both kinds of streams have a limit in bytes (bounded_stream.py).  What an event says of an error is cut
+(:func:`bounded_error`), because a tenant's code chooses its length.
 """
 
 from __future__ import annotations
@@ -11,29 +15,38 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import redis
 
 from relay.protocol import messages
 from relay.protocol.frames import FrameHeader, FrameKind, decode, encode
-from relay.state import keys, redis_link
-from thaw.errors import PlatformError, ProtocolError
+from relay.state import bounded_stream, keys, redis_link
+from thaw.errors import ErrorInfo, PlatformError, ProtocolError, Unavailable
 from thaw.ids import HostId
 from thaw.logs import Log
 from thaw.process.lasting import LastingThread
 
 EVENTS_KEPT: Final = 20_000
+EVENTS_BYTES: Final = 8 << 20
+"""Half of it stays when it is reached: thousands of ordinary events, which have some hundred bytes each."""
 COMMANDS_KEPT: Final = 5_000
+COMMANDS_BYTES: Final = 8 << 20
+"""Of one host, whether it reads them or not."""
+SENTENCE_BYTES: Final = 4 << 10
+OUTPUT_BYTES: Final = 20 << 10
+"""Of each stream of a failed start.  An invoker sends no more than 16 KiB, which have six times as many bytes in JSON
+if all of them are control characters."""
 _BLOCK_MS: Final = 30_000  # only bounds a silent wait; an entry wakes the reader at once
 _RETRY_S: Final = 0.2
 _COMMAND_GROUP: Final = "host"
 
 
 def pack(message: Any) -> bytes:
-    return encode(
-        FrameHeader(FrameKind.CONTROL), json.dumps(messages.to_plain(message), separators=(",", ":")).encode()
-    )
+    """The message in a frame, with what it says of an error cut."""
+    plain = messages.to_plain(_bounded(message))
+    return encode(FrameHeader(FrameKind.CONTROL), json.dumps(plain, separators=(",", ":")).encode())
 
 
 def unpack(data: bytes) -> Any:
@@ -53,12 +66,53 @@ def publish(client: redis.Redis, message: Any) -> None:
 
 def append(client: Any, message: Any) -> None:
     """As :func:`publish`, for a pipeline that writes the event and the change that it reports as one step."""
-    client.xadd(keys.EVENTS, {"f": pack(message)}, maxlen=EVENTS_KEPT, approximate=True)
+    bounded_stream.append(client, keys.EVENTS, pack(message), EVENTS_KEPT, EVENTS_BYTES)
+
+
+TELL: Final = (
+    bounded_stream.APPEND
+    + f"""
+local function tell(events, frame) return append(events, frame, {EVENTS_KEPT}, {EVENTS_BYTES}) end
+"""
+)
+"""Lua: publish an event in the script that makes the change.  A full server takes it, and all that the script writes
+after it."""
 
 
 def send_command(client: redis.Redis, host_id: HostId, command: messages.Command) -> None:
     with redis_link.translated("send a command"):
-        client.xadd(keys.commands(host_id), {"f": pack(command)}, maxlen=COMMANDS_KEPT, approximate=True)
+        bounded_stream.append(client, keys.commands(host_id), pack(command), COMMANDS_KEPT, COMMANDS_BYTES)
+
+
+def bounded_error(error: ErrorInfo) -> ErrorInfo:
+    """The error as an event or a row carries it: the beginnings of its sentences, and the ends of what was printed."""
+    return replace(
+        error,
+        message=_beginning(error.message, SENTENCE_BYTES),
+        hint=_beginning(error.hint, SENTENCE_BYTES),
+        printed=_beginning(error.printed[::-1], OUTPUT_BYTES)[::-1],
+        printed_out=_beginning(error.printed_out[::-1], OUTPUT_BYTES)[::-1],
+    )
+
+
+def short_error(error: ErrorInfo) -> ErrorInfo:
+    """As :func:`bounded_error`, without what was printed: for rows that stay."""
+    return bounded_error(replace(error, printed="", printed_out=""))
+
+
+def _bounded(message: Any) -> Any:
+    if isinstance(message, messages.InstanceChanged):
+        return replace(message, instance=_bounded(message.instance))
+    error = getattr(message, "error", None)
+    return replace(message, error=bounded_error(error)) if isinstance(error, ErrorInfo) else message
+
+
+def _beginning(text: str, n_bytes: int) -> str:
+    """A beginning of the text that has at most so many bytes in JSON."""
+    part = text[:n_bytes]
+    while (n := len(json.dumps(part)) - len('""')) > n_bytes:
+        part = part[: len(part) * n_bytes // n]
+    return part
 
 
 class _StreamThread:
@@ -126,12 +180,16 @@ class EventReader(_StreamThread):
 
     def _read_all(self, client: redis.Redis) -> None:
         last: Any = client.xrevrange(keys.EVENTS, count=1)
-        position = last[0][0] if last else "0-0"
+        position, upto = (last[0][0], bounded_stream.upto(last[0][1])) if last else ("0-0", None)
         self._on_up()
         while not self._stop.is_set():
             reply: Any = client.xread({keys.EVENTS: position}, count=500, block=_BLOCK_MS)
             for _, entries in reply or []:
                 position = entries[-1][0]
+                for _, fields in entries:
+                    if not bounded_stream.is_next(fields, upto):
+                        raise Unavailable("events were trimmed before they were read")
+                    upto = bounded_stream.upto(fields) or upto
                 self._deliver(*(fields[b"f"] for _, fields in entries))
 
 
@@ -146,11 +204,7 @@ class CommandReader(_StreamThread):
         self._key = keys.commands(host_id)
 
     def _read_all(self, client: redis.Redis) -> None:
-        try:
-            client.xgroup_create(self._key, _COMMAND_GROUP, id="0", mkstream=True)
-        except redis.ResponseError as e:
-            if "BUSYGROUP" not in str(e):
-                raise
+        bounded_stream.create_group(client, self._key, _COMMAND_GROUP)
         self._on_up()
         position = "0"  # first the entries that were delivered before and never acknowledged, then new ones
         while not self._stop.is_set():

@@ -43,6 +43,7 @@ _RETRY_S: Final = 0.2
 _SEPARATOR: Final = "\n"
 _CURSOR: Final = re.compile(r"\A([0-9]{1,19}-[0-9]{1,19})\.([0-9]{1,18})\Z", re.ASCII)
 _TELL: Final = """
+redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[1])  -- so that a full server takes the rest, too
 local ids = {}
 for i = 3, #ARGV, 2 do
     if redis.call('EXISTS', KEYS[3] .. ARGV[i]) == 1 then  -- else it had no room, and comes again with less

@@ -6,12 +6,13 @@ writers never lose each other's change, and a rule and its trigger never disagre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 import redis
 
 from relay.state import keys, redis_link
+from relay.state.action_lists import AnnotationsLeft
 from thaw import wire
 from thaw.entities import Package, Rule, Trigger
 from thaw.errors import Conflict, NotFound, TooLarge
@@ -105,10 +106,12 @@ class Entities:
         return found
 
     def all(self, kind: type[T], namespace: Namespace) -> list[T]:
-        """Newest first."""
+        """Newest first, without their parameters, and with their annotations as far as a list of actions has them."""
         with redis_link.translated(f"list {_KINDS[kind]}"):
             rows: Any = self._redis.hvals(_key(kind, namespace))
-        return sorted((wire.loads(kind, row) for row in rows), key=lambda entity: -entity.updated_ms)
+        left = AnnotationsLeft()
+        found = [_head(wire.loads(kind, row), left) for row in rows]
+        return sorted(found, key=lambda entity: -entity.updated_ms)
 
     def swap(self, *changes: Change) -> None:
         """Write all changes, which are in one namespace, or none: raises Conflict when another one wrote meanwhile,
@@ -150,6 +153,13 @@ class Entities:
                 f"{package.namespace}/{package.name}/",
             )
         return bool(dropped)
+
+
+def _head(entity: T, left: AnnotationsLeft) -> T:
+    annotations = left.short(entity.annotations)
+    if isinstance(entity, Rule):
+        return replace(entity, annotations=annotations)
+    return replace(entity, annotations=annotations, parameters={})
 
 
 def _key(kind: type[Any], namespace: str) -> str:

@@ -80,6 +80,16 @@ def last_version(action: str) -> str:
     return f"thaw:last-version:{action}"
 
 
+def deleted(namespace: str) -> str:
+    """A list, latest first: the names of deleted actions whose last versions are kept."""
+    return f"thaw:deleted:{namespace}"
+
+
+def deleted_before(namespace: str) -> str:
+    """A string: the highest of the versions of deleted actions that are no longer in the list."""
+    return f"thaw:deleted-before:{namespace}"
+
+
 def activation(activation_id: str) -> str:
     return f"thaw:activation:{activation_id}"
 
@@ -99,10 +109,10 @@ def written(namespace: str) -> str:
     return f"thaw:written:{namespace}"
 
 
-def of_records(namespace: str) -> tuple[str, str, str]:
-    """The prefixes of three kinds of keys: the namespace's indexes by name, records, and traces.  A script adds a
-    record's id or name to them."""
-    return activations_of(namespace, ""), activation(""), trace("")
+def of_records(namespace: str) -> tuple[str, str, str, str, str]:
+    """The prefixes of five kinds of keys: the namespace's indexes by name, records, traces, marks of runs, and notes of
+    streams.  A script adds a record's id or name to them."""
+    return activations_of(namespace, ""), activation(""), trace(""), started(""), stream("")
 
 
 def endings(namespace: str) -> str:
@@ -144,6 +154,11 @@ def stream(activation_id: str) -> str:
 def stream_answer(answer_id: str) -> str:
     """A list: the answer of a gateway that was asked for a stream."""
     return f"thaw:stream-answer:{answer_id}"
+
+
+def started_groups(namespace: str) -> str:
+    """A list, latest first: the groups whose starts have traces."""
+    return f"thaw:started-groups:{namespace}"
 
 
 def trace(trace_id: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import redis
 
-from relay.state import keys, redis_link
+from relay.state import bounded_stream, keys, redis_link
 from relay.state.bus import _StreamThread
 from relay.state.records import Pending
 from thaw import wire
@@ -117,11 +117,7 @@ class PendingClaims:
 
 
 def create_group(client: redis.Redis) -> None:
-    try:
-        client.xgroup_create(keys.PENDING, keys.PENDING_GROUP, id="0", mkstream=True)
-    except redis.ResponseError as e:
-        if "BUSYGROUP" not in str(e):
-            raise
+    bounded_stream.create_group(client, keys.PENDING, keys.PENDING_GROUP)
 
 
 def parse(entries: Iterable[Any]) -> Iterable[Entry]:

@@ -83,9 +83,34 @@ return {1}
 )
 """Write an action, and its pool (thaw/pools.py); the pool that it had before goes when no other action has it.  Its
 code stays from then on, and the code that it had before expires."""
+_DELETED: Final = """
+local function is_after(a, b)  -- of two versions
+    local next_a, next_b = string.gmatch(a, '%d+'), string.gmatch(b, '%d+')
+    local x, y = next_a(), next_b()
+    while x and y and tonumber(x) == tonumber(y) do x, y = next_a(), next_b() end
+    return x ~= nil and (y == nil or tonumber(x) > tonumber(y))
+end
+-- versions: what the keys of last versions begin with
+local function remember(deleted, before, versions, actions, name, version, seconds, most)
+    redis.call('LREM', deleted, 0, name)
+    redis.call('LPUSH', deleted, name)
+    redis.call('SET', versions .. name, version, 'EX', seconds)
+    while redis.call('LLEN', deleted) > tonumber(most) do
+        local oldest = redis.call('RPOP', deleted)
+        local last = redis.call('GET', versions .. oldest)
+        if last and redis.call('HEXISTS', actions, oldest) == 0 then
+            if is_after(last, redis.call('GET', before) or '') then redis.call('SET', before, last) end
+            redis.call('UNLINK', versions .. oldest)
+        end
+    end
+    redis.call('EXPIRE', deleted, seconds)
+    redis.call('EXPIRE', before, seconds)
+end
+"""
 DELETE_ACTION: Final = (
     _RELEASE
     + _POOLS
+    + _DELETED
     + """
 local last = redis.call('GET', KEYS[2])
 if last and last ~= ARGV[2] then return 0 end
@@ -94,13 +119,15 @@ if pool and not is_shared(KEYS[1], KEYS[6], pool, ARGV[1]) then redis.call('HDEL
 redis.call('HDEL', KEYS[6], ARGV[1])
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[5], ARGV[1])
-redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
+redis.call('ZREM', KEYS[7], ARGV[1])
+remember(KEYS[8], KEYS[9], KEYS[10], KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[6])
 if KEYS[3] ~= '' then release(KEYS[3], KEYS[4], ARGV[4], ARGV[5]) end
 return 1
 """
 )
 """Delete the action, and its pool when no other action has it, unless another version was written after this one was
-read: its code would stay for ever."""
+read: its code would stay for ever.  The last versions of the latest few stay for a week, as instances of them may still
+run.  What is made under another name that was deleted before gets a version above all of those."""
 _ENDED: Final = """
 local function less(used, field, n)
     if redis.call('HINCRBY', used, field, -n) < 0 then redis.call('HSET', used, field, 0) end
@@ -117,16 +144,21 @@ local function ended(pending, used, group, id)
     end
 end
 """
+_NOTE_S: Final = 600
+"""How long after its record the note of a stream stays, for clients that go on with it; without it the answer is
+computed again."""
 END: Final = (
-    COUNTING
+    f"local NOTE_S = {_NOTE_S}\n"
+    + COUNTING
     + GIVE_WAY
     + _ENDED
     + """
 local record, trace, pending, of_start = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local at = {written = KEYS[5], index = KEYS[6], used = KEYS[7], names = KEYS[8], records = KEYS[9], traces = KEYS[10]}
+local at = {written = KEYS[5], index = KEYS[6], used = KEYS[7], names = KEYS[8], records = KEYS[9], traces = KEYS[10],
+    runs = KEYS[11], streams = KEYS[12]}
 local data, id, start_ms, group, entry = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local seconds, most, n_before = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local written, FIRST_ROW = 1, 12
+local written, FIRST_NAME, FIRST_ROW = 1, 13, 12
 if ARGV[9] ~= '' and redis.call('EXISTS', record) == 0 then
     local quota, n_most = tonumber(ARGV[9]), AT_ONCE + #data / OVERHEAD
     local _, freed = give_way(at, #data, n_before, n_most, seconds, most, quota)
@@ -136,7 +168,10 @@ if ARGV[9] ~= '' and redis.call('EXISTS', record) == 0 then
     end
 end
 if redis.call('SET', record, data, 'NX', 'EX', seconds) then
-    local n_bytes = #data + OVERHEAD
+    local n_bytes = #data + OVERHEAD + NAME * math.max(0, #KEYS - FIRST_NAME)
+    for i = FIRST_NAME, #KEYS do n_bytes = n_bytes + #KEYS[i] - #at.names end
+    if redis.call('EXPIRE', at.runs .. id, seconds) == 1 then n_bytes = n_bytes + RUN end  -- it goes with the record
+    redis.call('EXPIRE', at.streams .. id, NOTE_S, 'LT')
     for i = FIRST_ROW, #ARGV do
         redis.call('RPUSH', trace, ARGV[i])
         n_bytes = n_bytes + #ARGV[i]
@@ -145,7 +180,7 @@ if redis.call('SET', record, data, 'NX', 'EX', seconds) then
     if of_start ~= '' then keep(of_start, seconds) end
     local member = id .. '\\n' .. n_bytes
     redis.call('ZADD', at.index, start_ms, id)
-    for i = 11, #KEYS do
+    for i = FIRST_NAME, #KEYS do
         redis.call('ZADD', KEYS[i], start_ms, id)
         keep(KEYS[i], seconds)
         drop_expired(KEYS[i], seconds, at.records)
@@ -163,7 +198,7 @@ if entry ~= '' then ended(pending, at.used, group, entry) end
 return {written, all_bytes(at.used), accepted_bytes(at.used)}
 """
 )
-"""Write a record, its places in the indexes (KEYS[11] and so on: those by name) and its trace, unless the activation
+"""Write a record, its places in the indexes (KEYS[13] and so on: those by name) and its trace, unless the activation
 has a record; its 202 has ended in either case.  With limits (ARGV[9] to ARGV[11]) nothing is written, and the answer
 is -1, if there is no room, also after older records gave way.  All this is one script, which stops at the first write
 that the server refuses, so the 202 stays then."""
@@ -213,6 +248,26 @@ return said
 """
 )
 """Accept 202s of one namespace (ARGV[6], ARGV[7] and so on: each with its id), all of them or none."""
+MARK: Final = """
+local owner = redis.call('GET', KEYS[1])
+if owner then return owner end
+redis.call('UNLINK', KEYS[1])  -- so that a full server lets a 202 end, whose bytes count already
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return ARGV[1]
+"""
+ADD_TRACE: Final = """
+local trace, groups, id, seconds, most_bytes = KEYS[1], KEYS[2], ARGV[1], ARGV[2], tonumber(ARGV[4])
+for _, old in ipairs(redis.call('LRANGE', groups, ARGV[3] - 1, -1)) do redis.call('UNLINK', KEYS[3] .. old) end
+redis.call('LTRIM', groups, 0, ARGV[3] - 2)
+if redis.call('EXISTS', trace) == 0 then redis.call('LPUSH', groups, id) end
+for i = 5, #ARGV do
+    local has = redis.call('MEMORY', 'USAGE', trace, 'SAMPLES', 0) or 0
+    if has + #ARGV[i] <= most_bytes then redis.call('RPUSH', trace, ARGV[i]) end
+end
+if redis.call('TTL', trace) < tonumber(seconds) then redis.call('EXPIRE', trace, seconds) end
+"""
+"""Add to the trace of a start, and let those of the namespace's oldest starts go.  A record of the start may keep its
+trace for longer."""
 TAKE_BACK: Final = _ENDED + "for i = 2, #ARGV do ended(KEYS[1], KEYS[2], ARGV[1], ARGV[i]) end"
 
 

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import redis
 
 from relay.state import endings, keys, redis_link
+from relay.state.action_lists import ActionLists
 from relay.state.clock import StateClock
 from relay.state.code import UNNAMED_TTL_S, Codes
 from relay.state.quota_errors import not_accepted, too_many_actions
 from relay.state.record_lists import RecordLists, names_of
-from relay.state.record_scripts import ACCEPT, DELETE_ACTION, END, PUT_ACTION, TAKE_BACK, texts
+from relay.state.record_scripts import ACCEPT, ADD_TRACE, DELETE_ACTION, END, MARK, PUT_ACTION, TAKE_BACK, texts
 from relay.state.retention import forget, limits
 from relay.state.storage import SHORT_BYTES, Storage
 from relay.state.usage_counting import RECORD_TTL_S
 from thaw import pools, wire
 from thaw.action import Action
 from thaw.activation import Activation, ActivationStatus
-from thaw.errors import Conflict, NotFound, PlatformError, ProtocolError, TooLarge, Unavailable
+from thaw.errors import Conflict, NotFound, PlatformError, TooLarge, Unavailable
 from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import Quotas
 from thaw.tracing.clocks import event_of
@@ -46,8 +47,12 @@ _NO_LOGS: Final = ("The logs were not kept: the namespace has no room for them."
 RELEASED_CODES: Final = 4
 """The number of codes of a namespace that stay for a while when no action names them any more: a host or a client may
 be reading one, but endless updates must not fill the server."""
+DELETED_KEPT: Final = 500
+"""The deleted actions of a namespace whose last versions are kept one by one."""
+STARTS_KEPT: Final = 1_000
+TRACE_BYTES: Final = 16 << 10
+"""The starts of a namespace that have traces, and the bytes of one of these; a pipeline's start has some 4 KiB."""
 _DELETE_TRIES: Final = 10
-_PART_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Ended:
     pending_entry: bytes | None = None
 
 
-class Records(RecordLists):
+class Records(RecordLists, ActionLists):
     def __init__(self, client: redis.Redis, clock: StateClock | None = None, storage: Storage | None = None) -> None:
         """``clock``: its reading is written into the traces of starts.  ``storage``: the quotas of namespaces; without
         it everything is written."""
@@ -135,9 +140,11 @@ class Records(RecordLists):
             raise Unavailable("The code of the action was lost before the action was written: try again.")
 
     def last_version(self, name: ActionName) -> str | None:
-        """The version that an action of this name has or had last; instances of a deleted one may still run."""
+        """The version that an action of this name has or had last, or may have had; instances of a deleted one may
+        still run."""
         with redis_link.translated("read an action's last version"):
-            version = self._redis.get(keys.last_version(name))
+            own, of_any = self._redis.mget(keys.last_version(name), keys.deleted_before(name.partition("/")[0]))
+        version = of_any if own is None else own
         return None if version is None else redis_link.text(version)
 
     def action(self, namespace: Namespace, name: ActionName) -> Action:
@@ -158,45 +165,6 @@ class Records(RecordLists):
         with redis_link.translated("read an action's length"):
             return int(self._redis.hstrlen(keys.actions(namespace), name))
 
-    def actions(self, namespace: Namespace) -> list[Action]:
-        """Newest first, without their code."""
-        rows = self._rows(keys.actions(namespace))
-        return sorted((without_code(wire.loads(Action, row)) for row in rows), key=lambda a: -a.updated_ms)
-
-    def all_actions(self) -> list[Action]:
-        """The actions of every namespace, without their code (the scheduler's view)."""
-        with redis_link.translated("list every action"):
-            found = [redis_link.text(k) for k in self._redis.scan_iter(match=keys.actions("*"), count=500)]
-        return [without_code(action) for key in found for action in _readable(self._rows(key))]
-
-    def _rows(self, key: str) -> Iterator[bytes]:
-        """Yield the values of a hash, read in parts.  A tenant's actions may have gigabytes of code: all of it at once
-        would not fit into a process's memory."""
-        with redis_link.translated("list actions"):
-            names: Any = self._redis.hkeys(key)
-            pipe = self._redis.pipeline(transaction=False)
-            for name in names:
-                pipe.hstrlen(key, name)
-            lengths = pipe.execute()
-        part: list[bytes] = []
-        n_bytes = 0
-        for name, length in zip(names, lengths, strict=True):
-            if part and n_bytes + length > _PART_BYTES:
-                yield from self._part(key, part)
-                part, n_bytes = [], 0
-            part.append(name)
-            n_bytes += length
-        if part:
-            yield from self._part(key, part)
-
-    def _part(self, key: str, names: list[bytes]) -> Iterator[bytes]:
-        with redis_link.translated("list actions"):
-            rows: Any = self._redis.hmget(key, names)
-        while rows:
-            row = rows.pop(0)
-            if row is not None:  # deleted meanwhile
-                yield row
-
     def delete_action(self, namespace: Namespace, name: ActionName, version: str = "") -> Action:
         """Return the action as it was; its code can be read for some minutes more.  ``version``: delete no other.
         Raises NotFound, and Conflict for another version and when it is updated all the time."""
@@ -206,18 +174,23 @@ class Records(RecordLists):
             with redis_link.translated("delete an action"):
                 deleted: Any = self._redis.eval(
                     DELETE_ACTION,
-                    6,
+                    10,
                     keys.actions(namespace),
                     keys.last_version(name),
                     _code_key(action),
                     keys.released_code(namespace),
                     keys.code_sizes(namespace),
                     keys.pools(namespace),
+                    keys.UNCHECKED,
+                    keys.deleted(namespace),
+                    keys.deleted_before(namespace),
+                    keys.last_version(ActionName("")),
                     name,
                     action.version,
                     RECORD_TTL_S,
                     UNNAMED_TTL_S,
                     RELEASED_CODES,
+                    DELETED_KEPT,
                 )
             if deleted:
                 if self._storage is not None:
@@ -264,7 +237,7 @@ class Records(RecordLists):
         if self._storage is not None and info and isinstance(info[0], dict):
             self._storage.learn_memory(info[0])
         if isinstance(accepted, redis.ResponseError):
-            raise PlatformError(f"the state server refused an activation: {accepted}", hint="is its memory full?")
+            raise redis_link.refusal("accept an activation", accepted) from accepted
         refused, *entries = accepted
         if refused and self._storage is not None:
             raise not_accepted(namespace, redis_link.text(refused), int(entries[0]), self._storage)
@@ -276,16 +249,14 @@ class Records(RecordLists):
             raise PlatformError(
                 f"the state server cannot promise durability: {synced}", hint="start it with --appendonly yes"
             )
-        raise PlatformError("the state server did not sync its AOF in time", hint="is its disk full or slow?")
+        raise Unavailable("the state server did not sync its AOF in time", hint="is its disk full or slow?")
 
     def mark_started(self, activation_id: ActivationId, owner: str) -> bool:
         """Claim the one run of a non-idempotent activation.  False means that another owner ran it before.  A repeat by
         the same owner, after an answer that was lost, is True again."""
-        key = keys.started(activation_id)
         with redis_link.translated("mark a run"):
-            if self._redis.set(key, owner, nx=True, ex=RECORD_TTL_S):
-                return True
-            return redis_link.text(self._redis.get(key)) == owner
+            first: Any = self._redis.eval(MARK, 1, keys.started(activation_id), owner, str(RECORD_TTL_S))
+        return redis_link.text(first) == owner
 
     def end(self, record: Activation, *, pending_entry: bytes | None = None) -> bool:
         """Write the record, once.  False means that the activation had ended before; the first record stays."""
@@ -375,17 +346,15 @@ class Records(RecordLists):
 
     # traces --------------------------------------------------------------------------------------------------------
 
-    def add_trace(self, trace_id: str, events: Iterable[TraceEvent]) -> None:
-        with redis_link.translated("write a trace"):
-            pipe = self._redis.pipeline(transaction=False)
-            self._push_trace(pipe, trace_id, events)
-            pipe.execute()
-
-    def _push_trace(self, pipe: Any, trace_id: str, events: Iterable[TraceEvent]) -> None:
-        if data := self._trace_rows(list(events)):
-            pipe.rpush(keys.trace(trace_id), *data)
-            pipe.expire(keys.trace(trace_id), TRACE_TTL_S, nx=True)
-            pipe.expire(keys.trace(trace_id), TRACE_TTL_S, gt=True)  # a record of the start may be kept for longer
+    def add_trace(self, action: ActionName, trace_id: str, events: Iterable[TraceEvent]) -> None:
+        """Add to the trace of a start of the action, as far as it is not too long.  No quota counts these traces, so
+        those of the namespace's latest starts are kept."""
+        trace = keys.trace(trace_id)
+        limits = texts(TRACE_TTL_S, STARTS_KEPT, TRACE_BYTES)
+        if rows := self._trace_rows(list(events)):
+            with redis_link.translated("write a trace"):
+                written_to = (trace, keys.started_groups(action.partition("/")[0]), keys.trace(""))
+                self._redis.eval(ADD_TRACE, len(written_to), *written_to, trace_id, *limits, *rows)
 
     def _trace_rows(self, events: Sequence[TraceEvent]) -> list[bytes]:
         return [wire.dumps(e) for e in (*events, *self._clock_in(events))]
@@ -414,20 +383,6 @@ def _with_less(ended: Ended) -> Ended:
         return replace(ended, record=replace(record, logs=_NO_LOGS))
     status = ActivationStatus.INTERNAL_ERROR if record.status is ActivationStatus.SUCCESS else record.status
     return replace(ended, record=replace(record, status=status, result=_NOT_KEPT, logs=()))
-
-
-def _readable(rows: Iterable[bytes]) -> Iterable[Action]:
-    """Skip actions that another version of the platform wrote: one of them must not hide all others from the
-    scheduler."""
-    for row in rows:
-        try:
-            yield wire.loads(Action, row)
-        except ProtocolError:
-            continue
-
-
-def without_code(action: Action) -> Action:
-    return replace(action, exec=replace(action.exec, code=""))
 
 
 def _code_key(action: Action) -> str:

@@ -39,6 +39,7 @@ while from do
     from = #page == 100 and '(' .. page[#page][1]
 end
 for i = 2, #KEYS do
+    redis.call('HDEL', KEYS[i], 'accepted', 'accepted_bytes')  -- so that a full server takes it, too
     redis.call('HSET', KEYS[i], 'accepted', n[KEYS[i]] or 0, 'accepted_bytes', n_bytes[KEYS[i]] or 0)
 end
 """

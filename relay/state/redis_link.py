@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, cast
@@ -10,7 +11,7 @@ import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.client import Pipeline
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -23,6 +24,11 @@ CALL_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS: Final = 32
 """The most connections of one client.  A thousand threads that call at once wait for one of these, up to the call's
 timeout.  A connection for each thread would cost the server four calls of greeting before the call itself."""
+_NO_WRITES_NOW: Final = re.compile(
+    r"(?:\A|of pipeline caused error: )(?:OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b"
+)
+"""How a server begins to say that it refuses writes for a while: its memory or its disk is full, it is or needs a
+replica, a script runs for too long.  redis-py has classes for two of these, and its pipelines put words before them."""
 Waiting = Callable[[], AbstractContextManager[None]]
 
 
@@ -96,13 +102,22 @@ def connect_listening(url: str) -> redis.Redis:
 
 @contextmanager
 def translated(doing: str, server: str = "the state server") -> Iterator[None]:
-    """RedisError → Unavailable (no server, no answer) or PlatformError (it refused)."""
+    """RedisError → the error of :func:`refusal`."""
     try:
         yield
-    except (RedisConnectionError, RedisTimeoutError) as e:
-        raise Unavailable(f"{doing}: {server} does not answer: {e}", hint="is Redis running?") from e
     except RedisError as e:
-        raise PlatformError(f"{doing}: {server} refused: {e}") from e
+        raise refusal(doing, e, server) from e
+
+
+def refusal(doing: str, error: RedisError, server: str = "the state server") -> PlatformError:
+    """Unavailable when there is no server, no answer, or a server that takes no writes for now; PlatformError for what
+    would fail again."""
+    if isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+        return Unavailable(f"{doing}: {server} does not answer: {error}", hint="is Redis running?")
+    if isinstance(error, (OutOfMemoryError, ReadOnlyError)) or _NO_WRITES_NOW.search(str(error)):
+        hint = "try again later; INFO memory, persistence and replication of the server say why"
+        return Unavailable(f"{doing}: {server} takes no writes now: {error}", hint=hint)
+    return PlatformError(f"{doing}: {server} refused: {error}")
 
 
 def text(value: Any) -> str:

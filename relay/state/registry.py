@@ -14,9 +14,11 @@ import redis
 
 from relay.protocol.messages import DemandAdded, DemandRemoved, HostChanged, InstanceChanged
 from relay.state import bus, keys, redis_link, starts
+from relay.state.bounded_stream import REPLACE, replace_rows
+from relay.state.bus import TELL
 from relay.state.clock import StateClock
 from thaw import wire
-from thaw.errors import NotFound, ProtocolError
+from thaw.errors import ModelUnsupported, NotFound, ProtocolError
 from thaw.host import HostReport
 from thaw.ids import ActionName, ActivationId, GatewayId, GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
@@ -25,27 +27,60 @@ from thaw.plan import Plan
 
 T = TypeVar("T")
 
+MODEL_BYTES: Final = 128 << 10
+"""The facts of one model: some 50 KiB for one of 160 files.  No quota counts them."""
 LEASE_MS: Final = 10_000
 """A host or gateway silent for this long is dropped and its work requeued."""
-_ADD_DEMAND: Final = """
+_REPORT_HOST: Final = (
+    REPLACE
+    + TELL
+    + """
+replace_field(KEYS[1], ARGV[1], ARGV[2])
+replace_string(KEYS[2], '1', ARGV[3])
+if ARGV[4] ~= '' then tell(KEYS[3], ARGV[4]) end
+"""
+)
+_ONCE: Final = """
+local token = redis.call('GET', KEYS[1])
+if token then return token end
+redis.call('UNLINK', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
+"""
+_ALIVE: Final = REPLACE + "replace_string(KEYS[1], '1', ARGV[1])"
+_PUT_INSTANCE: Final = (
+    REPLACE
+    + TELL
+    + """
+if ARGV[2] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else replace_field(KEYS[1], ARGV[1], ARGV[2]) end
+tell(KEYS[2], ARGV[3])
+"""
+)
+_ADD_DEMAND: Final = (
+    TELL
+    + """
 local function counts(row) return row and not cjson.decode(row).ahead and 1 or 0 end
 local more = counts(ARGV[2]) - counts(redis.call('HGET', KEYS[1], ARGV[1]))
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 if more ~= 0 and redis.call('HINCRBY', KEYS[3], ARGV[3], more) <= 0 then redis.call('HDEL', KEYS[3], ARGV[3]) end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'f', ARGV[5])
+tell(KEYS[2], ARGV[4])
 """
-_DROP_DEMAND: Final = """
+)
+_DROP_DEMAND: Final = (
+    TELL
+    + """
 local held = redis.call('HGET', KEYS[1], ARGV[1])
 if not held then return 0 end
 held = cjson.decode(held)
-if held.gateway ~= ARGV[2] or held.action ~= ARGV[5] then return 0 end
+if held.gateway ~= ARGV[2] or held.action ~= ARGV[4] then return 0 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 if not held.ahead and redis.call('HINCRBY', KEYS[3], held.namespace, -1) <= 0 then
     redis.call('HDEL', KEYS[3], held.namespace)
 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'f', ARGV[4])
+tell(KEYS[2], ARGV[3])
 return 1
 """
+)
 
 
 class Registry:
@@ -59,13 +94,12 @@ class Registry:
     def report_host(self, report: HostReport, *, announce: bool = False, lease_s: float = 0.0) -> None:
         """``announce``: also publish an event, for components that wait for a change in the report.  ``lease_s``: the
         next report comes within this time, where that is longer than the usual lease."""
+        event = bus.pack(HostChanged(report.host_id, True)) if announce else b""
+        lasts_ms = max(LEASE_MS, int(1000 * lease_s))
+        written_to = (keys.HOSTS, keys.host_lease(report.host_id), keys.EVENTS)
         with redis_link.translated("report a host"):
             pipe = self._redis.pipeline(transaction=True)
-            pipe.hset(keys.HOSTS, report.host_id, wire.dumps(report))
-            pipe.set(keys.host_lease(report.host_id), "1", px=max(LEASE_MS, int(1000 * lease_s)))
-            if announce:
-                event = bus.pack(HostChanged(report.host_id, True))
-                pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            pipe.eval(_REPORT_HOST, 3, *written_to, report.host_id, wire.dumps(report), str(lasts_ms), event)
             self._clock.execute(pipe)
 
     def forget_host(self, host_id: HostId) -> None:
@@ -81,8 +115,7 @@ class Registry:
                 raise NotFound(f"There is no host {host_id}.", hint="thaw host list")
             pipe = self._redis.pipeline(transaction=True)
             pipe.sadd(keys.DRAINED, host_id) if drain else pipe.srem(keys.DRAINED, host_id)
-            event = bus.pack(HostChanged(host_id, True))
-            pipe.xadd(keys.EVENTS, {"f": event}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            bus.append(pipe, HostChanged(host_id, True))
             pipe.execute()
 
     def hosts(self) -> list[HostReport]:
@@ -120,17 +153,18 @@ class Registry:
     # instances -----------------------------------------------------------------------------------------------------
 
     def put_instance(self, record: InstanceRecord) -> None:
-        """Store and announce in one transaction; a GONE record is announced and removed."""
+        """Store and announce in one transaction, which a full server takes, too; a GONE record is announced and
+        removed."""
+        kept = record if record.error is None else replace(record, error=bus.short_error(record.error))
+        row = b"" if record.state is InstanceState.GONE else wire.dumps(kept)
+        event = bus.pack(InstanceChanged(record))
         with redis_link.translated("write an instance"):
             pipe = self._redis.pipeline(transaction=True)
             if record.state is InstanceState.GONE:
                 starts.note_failed_instance(pipe, record)
-                pipe.hdel(keys.INSTANCES, record.instance_id)
-            else:
-                if record.state is InstanceState.READY and record.takes_requests:
-                    starts.note_ready(pipe, record)
-                pipe.hset(keys.INSTANCES, record.instance_id, wire.dumps(record))
-            pipe.xadd(keys.EVENTS, {"f": bus.pack(InstanceChanged(record))}, maxlen=bus.EVENTS_KEPT, approximate=True)
+            elif record.state is InstanceState.READY and record.takes_requests:
+                starts.note_ready(pipe, record)
+            pipe.eval(_PUT_INSTANCE, 2, keys.INSTANCES, keys.EVENTS, record.instance_id, row, event)
             pipe.execute()
 
     def instances(self) -> list[InstanceRecord]:
@@ -152,7 +186,6 @@ class Registry:
                 demand.activation_id,
                 wire.dumps(demand),
                 demand.namespace,
-                bus.EVENTS_KEPT,
                 bus.pack(demand),
             )
 
@@ -175,7 +208,6 @@ class Registry:
                 keys.HELD,
                 activation_id,
                 gateway,
-                bus.EVENTS_KEPT,
                 event,
                 action,
             )
@@ -188,7 +220,7 @@ class Registry:
     def gateway_alive(self, gateway_id: GatewayId) -> None:
         with redis_link.translated("report a gateway"):
             pipe = self._redis.pipeline(transaction=False)
-            pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
+            pipe.eval(_ALIVE, 1, keys.gateway_lease(gateway_id), str(LEASE_MS))
             self._clock.execute(pipe)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
@@ -204,7 +236,7 @@ class Registry:
 
     def put_plan(self, plan: Plan) -> None:
         with redis_link.translated("write a plan"):
-            self._redis.hset(keys.PLANS, plan.group_id, wire.dumps(plan))
+            replace_rows(self._redis, keys.PLANS, {plan.group_id: wire.dumps(plan)})
 
     def drop_plan(self, group_id: GroupId) -> None:
         with redis_link.translated("drop a plan"):
@@ -216,9 +248,20 @@ class Registry:
     def plan(self, group_id: GroupId) -> Plan | None:
         return self._one(keys.PLANS, group_id, Plan)
 
-    def put_model(self, facts: ModelFacts) -> None:
+    def put_model(self, facts: ModelFacts) -> ModelFacts:
+        """Return the facts as they are written: a model whose parts take too many words is not divided.  Raises
+        ModelUnsupported for one whose files do."""
+        data = wire.dumps(facts)
+        if len(data) > MODEL_BYTES:
+            facts = replace(facts, parts=None, architecture=facts.architecture[:200])
+            data = wire.dumps(facts)
+        if len(data) > MODEL_BYTES:
+            raise ModelUnsupported(
+                f"{facts.asked_for:.200}: what is known of its files has more than {MODEL_BYTES} bytes"
+            )
         with redis_link.translated("write a model's facts"):
-            self._redis.hset(keys.MODELS, facts.asked_for, wire.dumps(facts))
+            self._redis.hset(keys.MODELS, facts.asked_for, data)
+        return facts
 
     def drop_models(self, uris: Sequence[str]) -> None:
         if uris:
@@ -244,8 +287,7 @@ class Registry:
     def host_token(self, new_token: str) -> str:
         """The token between platform processes; ``new_token`` becomes it if there is none yet."""
         with redis_link.translated("read the installation's token"):
-            self._redis.set(keys.HOST_TOKEN, new_token, nx=True)
-            return redis_link.text(self._redis.get(keys.HOST_TOKEN))
+            return redis_link.text(self._redis.eval(_ONCE, 1, keys.HOST_TOKEN, new_token))
 
     def _all(self, key: str, cls: type[T]) -> list[T]:
         with redis_link.translated(f"read {key}"):

@@ -39,7 +39,8 @@ local function now_us()
     local now = redis.call('TIME')
     return now[1] * 1e6 + now[2]
 end
--- at: the keys "written", "index" and "used", and what keys of "names", "records" and "traces" begin with
+-- at: the keys "written", "index" and "used", and what keys of "names", "records", "traces", "runs" and "streams"
+-- begin with
 local function take_away(at, member, expires_s)
     local id, n_bytes, names = string.match(member, '^([^\\n]*)\\n(%d+)(.*)$')
     redis.call('ZREM', at.written, member)
@@ -47,7 +48,7 @@ local function take_away(at, member, expires_s)
     redis.call('ZREM', at.index, id)
     for name in string.gmatch(names, '[^\\n]+') do redis.call('ZREM', at.names .. name, id) end
     if expires_s < 0 then return 0 end
-    redis.call('UNLINK', at.records .. id, at.traces .. id)
+    redis.call('UNLINK', at.records .. id, at.traces .. id, at.runs .. id, at.streams .. id)
     subtract(at.used, tonumber(n_bytes), expires_s)
     return tonumber(n_bytes)
 end
@@ -91,7 +92,8 @@ _FORGET: Final = (
     COUNTING
     + GIVE_WAY
     + """
-local at = {written = KEYS[1], index = KEYS[2], used = KEYS[3], names = KEYS[4], records = KEYS[5], traces = KEYS[6]}
+local at = {written = KEYS[1], index = KEYS[2], used = KEYS[3], names = KEYS[4], records = KEYS[5], traces = KEYS[6],
+    runs = KEYS[7], streams = KEYS[8]}
 local n_kept, seconds, most, quota = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local n_gone = give_way(at, 0, n_kept, n_kept + AT_ONCE, seconds, most, quota)
 return {n_gone == n_kept + AT_ONCE and 1 or 0, all_bytes(at.used), accepted_bytes(at.used)}

@@ -9,18 +9,22 @@ import redis
 
 from relay.protocol.messages import ActionChanged
 from relay.state import bus, keys, redis_link
+from relay.state.bus import TELL
 from thaw import wire
 from thaw.action import Action
 from thaw.errors import Conflict, NotFound
 from thaw.ids import ActionName, Namespace
 
 _TRIES: Final = 5
-_SWAP: Final = """
+_SWAP: Final = (
+    TELL
+    + """
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'f', ARGV[5])
+tell(KEYS[2], ARGV[4])
 return 1
 """
+)
 
 
 def rewrite_action(
@@ -37,9 +41,7 @@ def rewrite_action(
         event = bus.pack(ActionChanged(name))
         data = wire.dumps(action)
         with redis_link.translated("change an action"):
-            swapped: Any = client.eval(
-                _SWAP, 2, keys.actions(namespace), keys.EVENTS, name, row, data, bus.EVENTS_KEPT, event
-            )
+            swapped: Any = client.eval(_SWAP, 2, keys.actions(namespace), keys.EVENTS, name, row, data, event)
         if swapped:
             return action
     raise Conflict("Concurrent modification to resource detected", hint="try again")

@@ -15,6 +15,8 @@ import redis
 
 from relay.protocol.messages import ColdStarted, StartFailed
 from relay.state import bus, keys, redis_link
+from relay.state.bounded_stream import REPLACE
+from relay.state.bus import TELL
 from thaw import wire
 from thaw.errors import ErrorInfo
 from thaw.ids import ActionName, Namespace
@@ -23,17 +25,20 @@ from thaw.standing import NO_CAPACITY, ColdStart
 
 _FAILED: Final = "failed "
 _ANSWERED: Final = "answered "
-_LONGEST: Final = 2048  # characters
 
-_NOTE_FAILURE: Final = """
+_NOTE_FAILURE: Final = (
+    REPLACE
+    + """
 if ARGV[4] ~= '' then
     local was = redis.call('HGET', KEYS[3], ARGV[4])
     if not was then return 0 end  -- its end is said twice, after an answer that was lost
     if cjson.decode(was).state ~= 'starting' then return 0 end  -- it has served: that was no start
 end
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return 0 end
-return redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+replace_field(KEYS[1], ARGV[2], ARGV[3])
+return 1
 """
+)
 _NOTE_READY: Final = """
 local failed = redis.call('HGET', KEYS[1], ARGV[1])
 if not failed then return 0 end
@@ -43,14 +48,18 @@ local version = cjson.decode(failed).version or ''
 if version ~= '' and version ~= ARGV[3] then return 0 end
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """
-_NOTE_ANSWER: Final = """
+_NOTE_ANSWER: Final = (
+    REPLACE
+    + TELL
+    + """
 local had = redis.call('HGET', KEYS[1], ARGV[2])
 if had and cjson.decode(had).at_wall_ms > tonumber(ARGV[4]) then return 0 end  -- of a later start
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return 0 end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'f', ARGV[6])
+replace_field(KEYS[1], ARGV[2], ARGV[3])
+tell(KEYS[3], ARGV[5])
 return 1
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,6 @@ def cold_started(client: redis.Redis, action: ActionName, start: ColdStart) -> N
             _ANSWERED + action,
             wire.dumps(start),
             str(start.at_wall_ms),
-            str(bus.EVENTS_KEPT),
             bus.pack(ColdStarted(action)),
         )
 
@@ -154,14 +162,9 @@ def _note_failure(pipe: Any, action: ActionName, failure: Failure, instance: str
         keys.INSTANCES,
         action,
         _FAILED + action,
-        wire.dumps(replace(failure, error=_short(failure.error))),
+        wire.dumps(replace(failure, error=bus.short_error(failure.error))),
         instance,
     )
-
-
-def _short(error: ErrorInfo) -> ErrorInfo:
-    """Return the error without the container's output.  Nothing else bounds the length of a function's error."""
-    return replace(error, message=error.message[:_LONGEST], hint=error.hint[:_LONGEST], printed="", printed_out="")
 
 
 def _namespace(action: ActionName) -> Namespace:

@@ -58,9 +58,10 @@ _USAGE: Final = (
     + CODE_BYTES
     + N_ACTIONS
     + """
+local had_code = redis.call('HDEL', KEYS[1], 'code')  -- so that a full server takes the rest, too
 sweep(KEYS[1], hour_now())
 local n_bytes = code_bytes(KEYS[2], KEYS[4])
-if n_bytes > 0 or redis.call('HEXISTS', KEYS[1], 'code') == 1 then redis.call('HSET', KEYS[1], 'code', n_bytes) end
+if n_bytes > 0 or had_code == 1 then redis.call('HSET', KEYS[1], 'code', n_bytes) end
 local accepted = tonumber(redis.call('HGET', KEYS[1], 'accepted')) or 0
 local held = tonumber(redis.call('HGET', KEYS[3], ARGV[1])) or 0
 return {n_actions(KEYS[2]), n_bytes, all_bytes(KEYS[1]), held, accepted, redis.call('ZCARD', KEYS[5]),

@@ -21,7 +21,13 @@ from relay.state import keys, redis_link
 from thaw.ids import ActionName
 
 _NOW: Final = "local t = redis.call('TIME')\nlocal now = t[1] * 1000000 + t[2]\n"
-_ADD: Final = _NOW + "return redis.call('ZADD', KEYS[1], string.format('%d', now + 1000 * ARGV[2]), ARGV[1])"
+_ADD: Final = (
+    _NOW
+    + """
+redis.call('ZREM', KEYS[1], ARGV[1])  -- so that a full server takes it, too
+return redis.call('ZADD', KEYS[1], string.format('%d', now + 1000 * ARGV[2]), ARGV[1])
+"""
+)
 _CLAIM: Final = (
     _NOW
     + """

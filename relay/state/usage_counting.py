@@ -10,9 +10,13 @@ from thaw.quotas import RECORD_AGE_S
 RECORD_TTL_S: Final = RECORD_AGE_S
 OVERHEAD: Final = 512
 """The bytes of a record or a 202 on the state server beside its content: keys, and its places in the indexes."""
+_NAME: Final = 160
+"""The bytes of each further place in an index, beside the name."""
+_RUN: Final = 160
+"""The bytes of the mark of the one run of a 202 (Records.mark_started)."""
 
 COUNTING: Final = f"""
-local OVERHEAD, WEEK_H = {OVERHEAD}, {RECORD_TTL_S // 3600}
+local OVERHEAD, NAME, RUN, WEEK_H = {OVERHEAD}, {_NAME}, {_RUN}, {RECORD_TTL_S // 3600}
 local function hour_now() return math.floor(redis.call('TIME')[1] / 3600) end
 local function sweep(used, hour)
     for _, field in ipairs(redis.call('HKEYS', used)) do

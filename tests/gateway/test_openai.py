@@ -181,7 +181,7 @@ BROKEN = """
 from gateway.serving.routing import sending
 run_body = sending.run_body
 def broken(call, deadline_s, tokens, **more):
-    return run_body(call, deadline_s, tokens, **more) if call.payload.get("user") != "unlucky" else {}["nothing"]
+    return run_body(call, deadline_s, tokens, **more) if call.payload.get("stop") != "unlucky" else {}["nothing"]
 sending.run_body = broken
 """
 
@@ -193,7 +193,7 @@ def test_a_request_that_meets_an_error_of_ours_is_recorded_and_counted_out(
     gateway = start_gateway(THAW_INVOCATIONS_CONCURRENT="1", **patched(BROKEN))
     gateway.serve_llm()
     for _ in range(2):
-        reply = gateway.chat(stream=stream, user="unlucky")
+        reply = gateway.chat(stream=stream, stop="unlucky")
         assert reply.status_code == 500
         assert reply.json()["error"]["message"] == "There was an internal server error."
         assert gateway.record(reply)["statusCode"] == 3

@@ -30,7 +30,6 @@ def test_a_response_is_a_chat_in_other_words() -> None:
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
         "max_completion_tokens": 9,
         "temperature": 0,
-        "user": "u",
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "city", "schema": {"type": "object"}, "strict": True},

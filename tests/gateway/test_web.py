@@ -65,6 +65,22 @@ def test_what_is_not_exported_is_not_there(ask: Ask, name: str) -> None:
     assert (reply.status_code, reply.json()["error"]) == (404, "The requested resource does not exist.")
 
 
+def test_a_page_of_a_web_action_is_none_of_the_apis_origin(gateway: GatewayProcess, ask: Ask) -> None:
+    """A browser runs its scripts without what it keeps for the API, whatever policy the function asks for."""
+    own = {"Content-Security-Policy": "default-src 'self'", "Content-Type": "text/html"}
+    answers = [
+        ask("GET", "web.html", returns={"html": "<script>1</script>"}),
+        ask("GET", "own.http", returns={"body": "<p>", "headers": own}),
+        ask("OPTIONS", "web"),
+        ask("GET", "missing"),
+    ]
+    for reply in answers:
+        assert "sandbox allow-downloads" in reply.headers["Content-Security-Policy"]
+        assert "allow-same-origin" not in reply.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in answers[1].headers["Content-Security-Policy"]
+    assert "Content-Security-Policy" not in gateway.call("GET", "/api/v1/namespaces").headers
+
+
 def test_another_namespaces_actions_are_not_reached_by_its_name(gateway: GatewayProcess, ask: Ask) -> None:
     for path in ("_/default/web", "other/default/web", "guest/nopkg/web", "guest/web", "guest/default/web%2Fx"):
         assert requests.get(f"{gateway.url}/api/v1/web/{path}", timeout=30).status_code == 404, path

@@ -15,11 +15,12 @@ from relay.state.records import Records
 from relay.state.storage import Storage
 from tests.relay.samples import GROUP, GUEST, MANY, of, pending, record, starts, with_quotas, write
 from thaw.errors import StorageFull
-from thaw.ids import ActivationId, Namespace
+from thaw.ids import ActionName, ActivationId, Namespace
 from thaw.quotas import OwnQuotas
 from thaw.tracing.trace import Phase, TraceEvent
 
 DAY_S = 24 * 3600
+CHAT = ActionName("guest/chat")
 
 
 def test_a_record_is_listed_by_its_actions_name_however_many_others_are_newer(records: Records) -> None:
@@ -267,11 +268,11 @@ def test_versions_before_lists_by_name_and_this_one_list_one_anothers_records(cl
 
 def test_the_trace_of_a_records_start_is_kept_as_long_as_the_record(client: redis.Redis) -> None:
     records, _ = with_quotas(client, record_age_s=30 * DAY_S)
-    records.add_trace(GROUP, [TraceEvent(Phase.RECEIVED)])
+    records.add_trace(CHAT, GROUP, [TraceEvent(Phase.RECEIVED)])
     assert client.ttl(keys.trace(GROUP)) <= 7 * DAY_S
     write(records, replace(of(1), group_id=GROUP))
     assert client.ttl(keys.trace(GROUP)) > 29 * DAY_S
-    records.add_trace(GROUP, [TraceEvent(Phase.FINISHED)])
+    records.add_trace(CHAT, GROUP, [TraceEvent(Phase.FINISHED)])
     assert client.ttl(keys.trace(GROUP)) > 29 * DAY_S
     write(with_quotas(client, record_age_s=60)[0], replace(of(2), group_id=GROUP))
     assert client.ttl(keys.trace(GROUP)) > 29 * DAY_S
@@ -282,7 +283,7 @@ def test_what_others_add_to_a_trace_is_taken_from_no_count(client: redis.Redis) 
     write(records, *(of(i) for i in range(10)))
     full = storage.usage(GUEST)
     for i in range(10):
-        records.add_trace(of(i).activation_id, [TraceEvent(Phase.RECEIVED)] * 10)
+        records.add_trace(CHAT, of(i).activation_id, [TraceEvent(Phase.RECEIVED)] * 10)
     for i in range(10, 15):
         write(records, of(i))
     assert storage.usage(GUEST) == full

@@ -331,8 +331,8 @@ def test_long_records_are_written_in_several_transactions(
 
 def test_a_trace_joins_an_activation_with_its_group(records: Records) -> None:
     later = event(Phase.RECEIVED, activation_id="a")
-    records.add_trace("group", [event(Phase.FETCH_BEGIN, group_id="group", n_bytes=5, attrs={"rate": 1.5})])
-    records.add_trace("a", [later])
+    records.add_trace(CHAT, "group", [event(Phase.FETCH_BEGIN, group_id="group", n_bytes=5, attrs={"rate": 1.5})])
+    records.add_trace(CHAT, "a", [later])
     assert [e.name for e in records.trace("a", "group")] == [Phase.RECEIVED, Phase.FETCH_BEGIN]
 
 

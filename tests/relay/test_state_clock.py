@@ -14,13 +14,13 @@ from relay.state.registry import Registry
 from thaw import wire
 from thaw.cli.explanation import explain
 from thaw.host import Device, HostReport
-from thaw.ids import GatewayId, HostId
+from thaw.ids import ActionName, GatewayId, HostId
 from thaw.tracing.timeline import analyse
 from thaw.tracing.trace import Phase, TraceEvent
 
 P = Phase
 HOUR_NS = 3_600_000_000_000
-GROUP, ACTIVATION = "9" * 32, "a" * 32
+CHAT, GROUP, ACTIVATION = ActionName("guest/chat"), "9" * 32, "a" * 32
 
 
 class Machine:
@@ -67,11 +67,11 @@ def test_each_kind_of_heartbeat_finds_the_server_s_time(client: redis.Redis) -> 
 
 def test_only_the_trace_of_a_start_says_how_the_clock_stands(client: redis.Redis) -> None:
     here = Machine(client, "b", 0, 0)
-    here.records.add_trace(GROUP, [here.event(P.COMMAND, "h")])
+    here.records.add_trace(CHAT, GROUP, [here.event(P.COMMAND, "h")])
     assert [e.name for e in here.records.trace(GROUP)] == [P.COMMAND]  # before any heartbeat nothing is known
     here.beat("h")
-    here.records.add_trace(GROUP, [here.event(P.COMMAND, "h"), here.event(P.READY, "h")])
-    here.records.add_trace(ACTIVATION, [here.event(P.RECEIVED), here.event(P.DISPATCHED)])
+    here.records.add_trace(CHAT, GROUP, [here.event(P.COMMAND, "h"), here.event(P.READY, "h")])
+    here.records.add_trace(CHAT, ACTIVATION, [here.event(P.RECEIVED), here.event(P.DISPATCHED)])
     clock = next(e for e in here.records.trace(GROUP) if e.name is P.CLOCK)
     assert (clock.host, clock.boot_id) == ("h", "b")
     assert [e.name for e in here.records.trace(ACTIVATION)] == [P.RECEIVED, P.DISPATCHED]
@@ -93,9 +93,9 @@ def test_a_start_over_machines_whose_clocks_are_wrong_by_seconds_is_drawn_in_its
     events += [gateway.event(P.QUEUED_END), gateway.event(P.PLANNED_END), gateway.event(P.DISPATCHED)]
     of_first += [first.event(P.PREFILL_BEGIN, "host-0"), first.event(P.PREFILL_END, "host-0")]
     events += [gateway.event(P.FIRST_TOKEN), gateway.event(P.FINISHED)]
-    first.records.add_trace(GROUP, of_first)
-    second.records.add_trace(GROUP, of_second)
-    gateway.records.add_trace(ACTIVATION, events)
+    first.records.add_trace(CHAT, GROUP, of_first)
+    second.records.add_trace(CHAT, GROUP, of_second)
+    gateway.records.add_trace(CHAT, ACTIVATION, events)
 
     found = gateway.records.trace(ACTIVATION, GROUP)
     timeline = analyse(found)

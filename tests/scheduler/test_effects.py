@@ -57,7 +57,7 @@ def told(client: redis.Redis) -> Command:
 
 def has_run(client: redis.Redis, served: ActivationId, trace: list[TraceEvent]) -> None:
     """Let a request end with eleven tokens."""
-    Records(client).add_trace(served, trace)
+    Records(client).add_trace(CHAT, served, trace)
     assert Records(client).end(replace(record(served), usage={"completion_tokens": 11}))
 
 
@@ -68,7 +68,7 @@ def effects_on(client: redis.Redis) -> Effects:
 
 
 def test_what_a_start_took_is_kept_for_the_next_scheduler(client: redis.Redis) -> None:
-    Records(client).add_trace("g1", phase("container", 0, 0.25))
+    Records(client).add_trace(CHAT, "g1", phase("container", 0, 0.25))
     effects_on(client).learn(History(), LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD))
     assert load_history(client, Log("test")).times(CHAT, "cpu", StartMode.COLD, 1).t_cc == pytest.approx(0.25)
 
@@ -78,7 +78,7 @@ def test_the_best_that_a_start_has_shown_is_kept_for_the_next_scheduler_until_th
 ) -> None:
     served = ActivationId("a" * 32)
     begun = [*phase("container", 0, 0.25, mode="cold"), *phase("engine", 1.0, 1.5), event(Phase.READY, 1.5)]
-    Records(client).add_trace("g1", begun)
+    Records(client).add_trace(CHAT, "g1", begun)
     prefill = [event(Phase.PREFILL_BEGIN, 2.0, prompt_tokens=60), event(Phase.PREFILL_END, 2.3)]
     has_run(client, served, [event(Phase.RECEIVED), *prefill, event(Phase.FIRST_TOKEN, 2.4), event(Phase.RUN_END, 3.0)])
     learn = LearnFrom(GroupId("g1"), CHAT, "cpu", StartMode.COLD, served=(served,), device_kinds=("cpu",))
@@ -202,7 +202,7 @@ def test_what_one_worker_did_teaches_nothing_about_the_pipeline_that_it_was(
     client: redis.Redis, switched_s: float, knows: tuple[bool, bool]
 ) -> None:
     group, served, history = GroupId("g5"), ActivationId("c" * 32), History()
-    Records(client).add_trace(group, [event(Phase.CONSOLIDATE_END, switched_s)])
+    Records(client).add_trace(CHAT, group, [event(Phase.CONSOLIDATE_END, switched_s)])
     has_run(client, served, [*phase("prefill", 5.0, 5.99), event(Phase.RUN_END, 7.0)])
     learn = LearnFrom(group, CHAT, "cpu", StartMode.COLD, n_stages=4, factor=f_factor(4, 1), served=(served,))
     effects_on(client).learn(history, learn)
@@ -216,7 +216,7 @@ def test_a_group_teaches_its_pass_and_how_good_its_prediction_was_for_the_next_s
 ) -> None:
     group, served = GroupId("g4"), ActivationId("a" * 32)
     history = History()
-    Records(client).add_trace(group, [event(Phase.PLANNED_END, 0, predicted_ttft_s=4.0, bound_ttft_s=3.5)])
+    Records(client).add_trace(CHAT, group, [event(Phase.PLANNED_END, 0, predicted_ttft_s=4.0, bound_ttft_s=3.5)])
     learn = LearnFrom(
         group, CHAT, "cpu", StartMode.PREWARMED, n_stages=4, n_full=1, factor=f_factor(4, 1), served=(served,)
     )
@@ -241,7 +241,7 @@ def test_a_stream_that_was_continued_by_a_group_or_was_to_be_tells_nothing_of_th
     """The request's first token came after 0.08 s from an earlier group, and not from this group's start."""
     group, served = GroupId("g5"), ActivationId("b" * 32)
     history = History()
-    Records(client).add_trace(group, [event(Phase.PLANNED_END, 20, predicted_ttft_s=4.0, bound_ttft_s=3.5)])
+    Records(client).add_trace(CHAT, group, [event(Phase.PLANNED_END, 20, predicted_ttft_s=4.0, bound_ttft_s=3.5)])
     former = [event(Phase.RECEIVED, 10.0), event(Phase.DISPATCHED, 10.01), event(Phase.FIRST_TOKEN, 10.08)]
     later = [event(again, 25.0), *phase("prefill", 25.0, 25.1), event(Phase.RUN_END, 27.0)]
     has_run(client, served, former + later)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.scheduler.decisions import FailDemand, Forget, ReleaseInstance, StartGroup
 from gateway.scheduler.events import ActionDeleted
 from gateway.scheduler.view.history import Measured
@@ -47,6 +49,14 @@ def test_what_was_learned_of_an_action_and_of_its_model_is_forgotten_when_it_is_
     assert of(w.do(ActionDeleted(CHAT)), Forget) == [Forget((f"{CHAT}|cpu|cold",), ())]
     assert of(w.do(ActionDeleted(other.name)), Forget) == [Forget((f"{other.name}|cpu|cold",), (FACTS.uri,))]
     assert w.view.history.learned("*", "cpu", StartMode.COLD).times.t_cc == 1.0
+
+
+def test_the_facts_of_a_model_that_an_action_no_longer_names_are_forgotten() -> None:
+    w = llm_world()
+    second = replace(chat(), model_uri="s3://m/second", version="2")
+    assert of(w.deploy(second), Forget) == [Forget((), (FACTS.uri,))]
+    assert w.view.models.keys() == {second.model_uri}
+    assert of(w.deploy(replace(second, version="3")), Forget) == []
 
 
 def test_a_successor_forgets_what_was_learned_of_actions_that_are_not_there() -> None:

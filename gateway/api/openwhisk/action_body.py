@@ -45,6 +45,9 @@ LLM_LIMITS: Final = {
     "concurrency": (1, 10_000),
 }
 _VARIABLE: Final = re.compile(r"\A(?!__OW_)[^=\x00]{1,256}\Z")
+_MOST_CONTAINERS: Final = 4_096
+"""Of the parameters or annotations that an entity keeps: as objects they take thirty times as much as their text, in
+every process that reads it."""
 _VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
 _UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
 
@@ -122,6 +125,8 @@ def key_values(what: str, plain: Any, max_bytes: int) -> dict[str, object]:
     n_bytes = len(json.dumps(values))
     if n_bytes > max_bytes:
         raise TooLarge(f"Request larger than allowed: {n_bytes} > {max_bytes} bytes.")
+    if not bounded_json.has_few_containers(values, _MOST_CONTAINERS):
+        raise TooLarge(f"Request larger than allowed: {what} with more than {_MOST_CONTAINERS} lists and objects.")
     return values
 
 

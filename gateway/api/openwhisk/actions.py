@@ -47,18 +47,24 @@ blueprint = Blueprint("actions", __name__, url_prefix="/api/v1/namespaces/<ns>")
 
 @blueprint.get("/actions")
 def list_actions(ns: str) -> Response:
-    return _page(gateway().actions.list(namespace(ns)))
+    own = namespace(ns)
+    return _page(own, gateway().actions.names(own))
 
 
-def _page(found: list[Action]) -> Response:
-    return json_response(listed("actions", [render.action_summary(a) for a in found]))
+def _page(owner: Namespace, names: list[ActionName]) -> Response:
+    """A page of these actions.  No more of them are held at once."""
+    wanted = listed("actions", names)
+    if isinstance(wanted, list):
+        return json_response([render.action_summary(a) for a in gateway().actions.some(owner, wanted)])
+    return json_response(wanted)
 
 
-def _in_package(ns: str, package: str) -> Response:
+def _in_package(ns: str, name: str) -> Response:
     """``…/actions/PACKAGE/``: the actions of a package, or of the one that a binding stands for."""
     core, own = gateway(), caller().namespace
-    found = core.packages.readable(own if ns == "_" else Namespace(ns), package, own)
-    return _page(core.packages.actions_in(core.packages.provider(found.binding, own) if found.binding else found))
+    found = core.packages.readable(own if ns == "_" else Namespace(ns), name, own)
+    package = core.packages.provider(found.binding, own) if found.binding else found
+    return _page(package.namespace, core.packages.names_in(package))
 
 
 @blueprint.get("/actions/<path:name>")

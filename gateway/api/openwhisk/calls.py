@@ -37,7 +37,7 @@ def make_call(
         call.endpoint = _endpoint(payload)
         payload.setdefault("model", action.name.rpartition("/")[2])
         check_endpoint(action, call.endpoint)
-        _check(call.endpoint, payload)
+        payload = call.payload = _checked(call.endpoint, payload)
         call.seed = choose_seed(payload, call.activation_id)
     call.trace(Phase.RECEIVED)
     return call
@@ -50,16 +50,17 @@ def _endpoint(payload: Mapping[str, Any]) -> str:
     return EMBEDDINGS if "input" in payload and "prompt" not in payload else "completions"
 
 
-def _check(endpoint: str, payload: dict[str, Any]) -> None:
-    """Raises BadRequest."""
+def _checked(endpoint: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload without what has no effect.  Raises BadRequest."""
     if endpoint == EMBEDDINGS:
         check_embeddings(payload)
-        return
+        return payload
     payload.pop("stream", None)
     payload.pop("stream_options", None)
-    validate(endpoint, payload)
-    if not several(payload).is_one:
+    effective = validate(endpoint, payload)
+    if not several(effective).is_one:
         raise BadRequest("an activation has one answer: leave n, best_of and further prompts out")
+    return effective
 
 
 def arguments(action: Action, given: Mapping[str, Any]) -> dict[str, Any]:

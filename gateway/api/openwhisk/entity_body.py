@@ -15,6 +15,7 @@ from thaw.entities import Package, Rule, Trigger
 from thaw.errors import Conflict
 
 T = TypeVar("T", Package, Trigger)
+Listed = TypeVar("Listed")
 Entity = Package | Trigger | Rule
 
 
@@ -73,7 +74,7 @@ def common(entity: Entity) -> dict[str, Any]:
     }
 
 
-def listed(kind: str, found: list[dict[str, Any]]) -> object:
+def listed(kind: str, found: list[Listed]) -> list[Listed] | dict[str, int]:
     """A page of a list, or with ``count`` its length."""
     if query_flag("count"):
         return {kind: len(found)}

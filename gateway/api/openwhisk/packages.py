@@ -66,8 +66,8 @@ def delete_package(ns: str, package: str) -> Response:
     core = gateway()
     found = core.entities.get(Package, namespace(ns), entity_name(package)).entity
     if query_flag("force"):
-        for action in core.packages.actions_in(found):
-            core.actions.delete(action.name)
+        for name in core.packages.names_in(found):
+            core.actions.delete(name)
     core.packages.delete(found)
     return json_response(_entity(found, found))
 
@@ -139,5 +139,4 @@ def _in_package(action: Action) -> dict[str, Any]:
         "name": simple_name(action.name),
         "version": action.version,
         "annotations": render.pairs(action.annotations),
-        "parameters": render.parameters(action),
     }

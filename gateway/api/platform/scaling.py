@@ -62,7 +62,7 @@ def warm(ns: str, name: str) -> Response:
     action, longest_s = _with_instances(core.actions.get(action_name(ns, name))), wait_s()
     with client_watched() as hangup:
         call = Call(ActivationId(random_hex_id()), action, caller(), {}, hangup)
-        core.caps.check(action, is_held=True)
+        core.admit(call)
         found = core.warming.warm(call, longest_s)
     return json_response({"action": action.name, **wire.to_plain(found)})
 

@@ -61,7 +61,7 @@ from relay.protocol.messages import (
     StartFailed,
     Undrain,
 )
-from relay.state import bus, keys, redis_link, starts
+from relay.state import bounded_stream, bus, keys, redis_link, starts
 from relay.state.clock import StateClock
 from relay.state.records import Records
 from relay.state.registry import Registry
@@ -232,7 +232,7 @@ class Effects:
         waited = {} if first is arrival else self._waited(plan, (arrival.mono_ns - first.mono_ns) / 1e9)
         attrs = {**decision.attrs, **_terms(plan)}
         end = trace.event(Phase.PLANNED_END, group_id=plan.group_id, attrs={**attrs, **waited})
-        self._records.add_trace(plan.group_id, [begin, end])
+        self._records.add_trace(plan.action, plan.group_id, [begin, end])
         self._log.event("start", group_id=plan.group_id, activation_ids=decision.activation_ids, **attrs)
 
     def _waited(self, plan: Plan, wait_s: float) -> dict[str, object]:
@@ -281,9 +281,11 @@ class Effects:
         with redis_link.translated("keep what starts took"):
             for action in (start.action, EVERY_ACTION):
                 learned = history.learned(action, start.device_kind, start.mode)
-                self._redis.hset(keys.HISTORY, history.key(action, start.device_kind, start.mode), wire.dumps(learned))
+                row = {history.key(action, start.device_kind, start.mode): wire.dumps(learned)}
+                bounded_stream.replace_rows(self._redis, keys.HISTORY, row)
             if best:
-                self._redis.hset(keys.BEST, mapping={str(key): wire.dumps(least) for key, least in best.items()})
+                rows = {str(key): wire.dumps(least) for key, least in best.items()}
+                bounded_stream.replace_rows(self._redis, keys.BEST, rows)
         return None if ended is not None or not start.served else replace(start, attempt=start.attempt + 1)
 
     def _first_ended(self, start: LearnFrom) -> tuple[Sequence[TraceEvent], int] | None:

@@ -221,9 +221,11 @@ def _start_refused(view: ClusterView, event: StartRefused, now_s: float) -> list
 
 
 def _action_seen(view: ClusterView, event: ActionSeen, now_s: float) -> list[Decision]:
-    facts = event.facts
+    facts, before = event.facts, view.action(event.facts.name).facts
     action = view.set_facts(facts)
     decided: list[Decision] = []
+    if before is not None and before.model_uri != facts.model_uri:
+        decided += _forget(view, ())  # else updates to ever other models would leave the facts of each
     if event.changed:
         action.failures, action.retry_at_s, action.broken_version = 0, 0.0, ""
         if facts.is_llm:

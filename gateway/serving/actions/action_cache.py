@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 
 import redis
 
+from gateway.serving.actions.bounded_cache import BoundedCache
 from relay.protocol.messages import ActionChanged
 from relay.state import bus, redis_link, starts
-from relay.state.records import Records, without_code
+from relay.state.action_lists import without_code
+from relay.state.records import Records
 from thaw import pools
 from thaw.action import Action
 from thaw.errors import NotFound
 from thaw.ids import ActionName, Namespace
+
+Names = list[ActionName]
 
 
 class Actions:
     def __init__(self, client: redis.Redis, records: Records) -> None:
         self._redis, self._records = client, records
         self._lock = threading.Lock()
-        self._known: dict[ActionName, Action] = {}
+        self._known = BoundedCache[ActionName, Action]()
         self._by_model: dict[tuple[Namespace, str], ActionName] = {}
-        self._changes = 0
 
     def get(self, name: ActionName) -> Action:
         """Without its code, of which a tenant may have more than this process has memory.  Raises NotFound."""
-        with self._lock:
-            known, changes = self._known.get(name), self._changes
+        namespace, changes = namespace_of(name), self._known.changes
+        known = self._known.get(namespace, name)
         if known is not None:
             return known
-        action = without_code(self._records.action(namespace_of(name), name))
-        with self._lock:
-            if changes == self._changes:  # else it may have changed while it was read
-                self._known[name] = action
+        action = without_code(self._records.action(namespace, name))
+        self._known.keep(namespace, name, action, changes)
         return action
 
     def by_model(self, namespace: Namespace, model: str) -> Action:
@@ -47,12 +49,21 @@ class Actions:
             if action.config is not None and action.config.model.served_name == model:
                 with self._lock:
                     self._by_model[(namespace, model)] = action.name
-                return self.get(action.name)  # a list carries no code
+                return self.get(action.name)  # a list carries heads alone
         raise NotFound(f"The model `{model}` does not exist.", hint="GET /v1/models lists yours")
 
-    def list(self, namespace: Namespace) -> list[Action]:
-        """Newest first, without their code, from the state server; without pools, which are not deployed by users."""
-        return [a for a in self._records.actions(namespace) if not pools.is_pool(a)]
+    def list(self, namespace: Namespace, within: str = "") -> list[Action]:
+        """The heads (relay/state/action_lists.py), newest first, from the state server; without pools, which are not
+        deployed by users.  ``within``: the beginning of the names."""
+        return [a for a in self._records.actions(namespace, within) if not pools.is_pool(a)]
+
+    def names(self, namespace: Namespace, within: str = "") -> Names:
+        """As list(), names alone."""
+        return [name for name in self._records.action_names(namespace, within) if not pools.is_pool_name(name)]
+
+    def some(self, namespace: Namespace, names: Sequence[ActionName]) -> Iterator[Action]:
+        """The heads of these, one at a time."""
+        return self._records.some_actions(namespace, names)
 
     def put(self, action: Action, *, last: str | None, old: Action | None = None, row: str = "") -> None:
         """See :meth:`Records.put_action`.  Raises Conflict."""
@@ -86,9 +97,8 @@ class Actions:
 
     def forget(self, name: ActionName | None = None) -> None:
         with self._lock:
-            self._changes += 1
             self._by_model.clear()
-            self._known.clear() if name is None else self._known.pop(name, None)
+        self._known.clear() if name is None else self._known.forget(namespace_of(name), name)
 
     def _llm(self, name: ActionName) -> Action:
         action = self.get(name)

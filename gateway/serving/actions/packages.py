@@ -6,7 +6,6 @@ they changed; an action without a package costs nothing here.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import redis
 
 from gateway.serving.actions.action_cache import Actions, namespace_of
+from gateway.serving.actions.bounded_cache import BoundedCache
 from relay.protocol.messages import PackageChanged
 from relay.state import bus
 from relay.state.entities import Change, Entities, Row
@@ -45,24 +45,19 @@ class Place:
 class Packages:
     def __init__(self, client: redis.Redis, entities: Entities, actions: Actions) -> None:
         self._redis, self._entities, self._actions = client, entities, actions
-        self._lock = threading.Lock()
-        self._known: dict[tuple[Namespace, str], Package] = {}
-        self._changes = 0
+        self._known = BoundedCache[str, Package]()
 
     # reading -------------------------------------------------------------------------------------------------------
 
     def find(self, namespace: Namespace, name: str) -> Package | None:
-        key = (namespace, name)
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                return known
-            changes = self._changes
+        changes = self._known.changes
+        known = self._known.get(namespace, name)
+        if known is not None:
+            return known
         row = self._entities.find(Package, namespace, name)
         package = None if row is None else row.entity
-        with self._lock:
-            if package is not None and changes == self._changes:  # names that strangers make up are not remembered
-                self._known[key] = package
+        if package is not None:  # names that strangers make up are not remembered
+            self._known.keep(namespace, name, package, changes)
         return package
 
     def readable(self, namespace: Namespace, name: str, caller: Namespace) -> Package:
@@ -124,7 +119,7 @@ class Packages:
     def delete(self, package: Package) -> None:
         """Raises Conflict for a package with actions."""
         if not self._entities.drop_package(package):
-            n_actions = len(self.actions_in(package))
+            n_actions = len(self.names_in(package))
             raise Conflict(
                 f"Package not empty (contains {n_actions} {'entity' if n_actions == 1 else 'entities'}). "
                 "Set force param or delete package contents.",
@@ -133,14 +128,15 @@ class Packages:
         self._changed(package)
 
     def actions_in(self, package: Package) -> list[Action]:
-        """Newest first, without their code."""
-        prefix = f"{package.namespace}/{package.name}/"
-        return [a for a in self._actions.list(package.namespace) if a.name.startswith(prefix)]
+        """The heads, newest first (Actions.list)."""
+        return self._actions.list(package.namespace, f"{package.namespace}/{package.name}/")
+
+    def names_in(self, package: Package) -> list[ActionName]:
+        """Newest first."""
+        return self._actions.names(package.namespace, f"{package.namespace}/{package.name}/")
 
     def forget(self, namespace: Namespace | None = None, name: str = "") -> None:
-        with self._lock:
-            self._changes += 1
-            self._known.clear() if namespace is None else self._known.pop((namespace, name), None)
+        self._known.clear() if namespace is None else self._known.forget(namespace, name)
 
     def _changed(self, package: Package) -> None:
         self.forget(package.namespace, package.name)

@@ -6,6 +6,7 @@ together.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +14,10 @@ from typing import Any, Final
 MOST_CHOICES: Final = 16
 """A prompt has at most so many.  OpenAI allows 128; here each holds a thread."""
 MOST_PARTS: Final = 64
+CHOICES_BYTES: Final = 128 << 20
+"""For the bodies of requests for several choices, at one gateway.  One request may have half of it."""
+SHORT_BYTES: Final = 1 << 20
+"""Bodies of a request that have no more together take none of it."""
 _OF_THE_WHOLE: Final = ("n", "best_of", "prompt", "seed")
 
 
@@ -23,6 +28,8 @@ class Several:
     bodies: tuple[Mapping[str, Any], ...]
     n: int
     n_each: int
+    n_bytes: int = 0
+    """Of the texts of several bodies: each goes to its worker whole, whatever they share here."""
 
     @property
     def is_one(self) -> bool:
@@ -44,11 +51,17 @@ def several(body: Mapping[str, Any]) -> Several:
     if n_each > n and shared.get("logprobs") is None:
         shared["logprobs"] = 0  # by which the best are chosen
     bodies: list[Mapping[str, Any]] = []
-    for prompt in prompts_of(body):
+    prompts = prompts_of(body)
+    for prompt in prompts:
         for _ in range(n_each):
             seed = {} if body.get("seed") is None else {"seed": _wrapped(body["seed"] + len(bodies))}
             bodies.append({**shared, **({} if prompt is None else {"prompt": prompt}), **seed})
-    return Several(tuple(bodies), n, n_each)
+    return Several(tuple(bodies), n, n_each, _n_bytes(shared, prompts, n_each) if len(bodies) > 1 else 0)
+
+
+def _n_bytes(shared: Mapping[str, Any], prompts: Sequence[Any], n_each: int) -> int:
+    of_prompts = sum(len(json.dumps(prompt)) for prompt in prompts)
+    return n_each * (len(prompts) * len(json.dumps(shared)) + of_prompts)
 
 
 def _wrapped(seed: int) -> int:

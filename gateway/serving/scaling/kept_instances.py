@@ -70,7 +70,7 @@ class KeptInstances:
 
     def _least(self, namespace: Namespace, but: ActionName | None = None) -> dict[ActionName, int]:
         """How many are kept, by whose instances they are."""
-        actions = self._records.actions(namespace)
+        actions = self._records.each_action(namespace)
         return {a.served_by: least_of(a) for a in actions if a.name != but and not is_pool(a)}
 
     def _check(self, namespace: Namespace, added: int, kept: int) -> None:
