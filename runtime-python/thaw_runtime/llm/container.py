@@ -192,9 +192,10 @@ class LlmContainer:
                 self._owed -= 1
                 self._idle.notify_all()
 
-    def wait_told(self, deadline_s: float) -> None:
-        """After the loss of the engine, wait until every client has been answered, including the client of /init."""
+    def engine_lost(self, deadline_s: float) -> None:
+        """Take no run any more, and wait until every client has been answered, including the client of /init."""
         with self._idle:
+            self._state = "failed"
             self._idle.wait_for(lambda: self._owed == 0, timeout=deadline_s)
 
     def _set_state(self, state: str) -> None:

@@ -181,7 +181,7 @@ def serve(socket_path: str, descriptor_socket: str, channel: Channel, engine_pid
     """Serve until the engine is lost, which ends this process: a container without an engine is of no use."""
 
     def lost(signal_number: int) -> None:
-        container.wait_told(TELL_DEADLINE_S)
+        container.engine_lost(TELL_DEADLINE_S)
         log.event("container_ends", reason="engine lost")
         os._exit(EXIT_KILLED + signal_number if signal_number else EXIT_ENGINE_LOST)
 
