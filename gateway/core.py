@@ -293,6 +293,7 @@ class Gateway:
     def _on_event(self, message: object) -> None:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
+            self.pool.gone.instance_changed(message.instance)
             self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
             self.standings.instance_changed(message.instance)
@@ -342,6 +343,7 @@ class Gateway:
         self.packages.forget()
         self.quotas.reload()
         records = self.registry.instances()
+        self.pool.gone.reload(records)
         self.cold_progress.reload(records)
         self.standings.reload()
         self.late_checks.ring()
