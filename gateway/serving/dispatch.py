@@ -206,6 +206,7 @@ def _ticket(call: Call) -> Ticket:
         model_version=call.model_version if call.emitted else "",
         called=call.action.name,
         looks=True,  # it may have changed since the request came
+        adapter=call.wanted_adapter,
     )
 
 

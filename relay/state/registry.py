@@ -185,11 +185,14 @@ class Registry:
 
     # gateways ------------------------------------------------------------------------------------------------------
 
-    def gateway_alive(self, gateway_id: GatewayId) -> None:
+    def gateway_alive(self, gateway_id: GatewayId) -> bool:
+        """Renew the gateway's lease.  Return False if it had run out, so that the gateway may have been called lost."""
         with redis_link.translated("report a gateway"):
-            pipe = self._redis.pipeline(transaction=False)
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.exists(keys.gateway_lease(gateway_id))
             pipe.set(keys.gateway_lease(gateway_id), "1", px=LEASE_MS)
-            self._clock.execute(pipe)
+            was_alive, _ = self._clock.execute(pipe)
+            return bool(was_alive)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
         """After a clean stop: other gateways may claim its entries at once."""
