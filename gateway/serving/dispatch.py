@@ -29,12 +29,15 @@ from gateway.serving.routing.versions import Versions
 from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from thaw.action import Action
 from thaw.clock import wall_ms
-from thaw.errors import PlatformError, ThawError, TimeLimitExceeded
+from thaw.errors import PlatformError, ThawError, TimeLimitExceeded, Unavailable
 from thaw.logs import Log
 from thaw.tracing.trace import Phase
 
 MAX_LOSSES: Final = 3
 """The number of workers that one activation may lose before it counts as the cause."""
+_MAX_PUT_OFF: Final = 3
+"""The number of times that one activation may be put off by instances that had accepted it.  Each may have taken as
+long as a request waits for its grammar."""
 _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
 """Waits between two tries at an instance whose slots other gateways hold, or whose host cannot be reached; a slot freed
 here is used at once."""
@@ -88,7 +91,7 @@ class Dispatcher:
                 give_back(self.room, route, e)
                 if not isinstance(e, ThawError):
                     raise
-                self.go_on(call, e)
+                self.go_on(call, e, was_accepted=False)
                 refusals += sign_of(e) is Sign.BUSY
 
     def _claim(self, call: Call) -> None:
@@ -97,7 +100,7 @@ class Dispatcher:
             raise PlatformError("A gateway was lost while this function ran; it is not run twice.")
         call.claim = None
 
-    def go_on(self, call: Call, error: ThawError) -> None:
+    def go_on(self, call: Call, error: ThawError, *, was_accepted: bool = True) -> None:
         """Return when the call goes on elsewhere after ``error``, which ended it where it ran; else raise it."""
         if isinstance(error, TimeLimitExceeded):
             raise time_limit(call) from None
@@ -105,6 +108,10 @@ class Dispatcher:
             raise error
         if sign is Sign.LOST:
             self._note_loss(call, error)
+        elif sign is Sign.BUSY and was_accepted:
+            call.n_put_off += 1
+            if call.n_put_off > _MAX_PUT_OFF:
+                raise Unavailable(error.message, hint="send the request again") from error
 
     def _note_loss(self, call: Call, error: ThawError) -> None:
         """Raises ``error`` for a call that may not run again."""

@@ -79,3 +79,14 @@ def test_texts_that_their_instance_cannot_embed_go_elsewhere(gateway: GatewayPro
     reply = gateway.soon(embed, gateway, ["a", "b"])
     comes_elsewhere(gateway)
     assert len(reply.result(60).json()["data"]) == 2
+
+
+def test_a_request_for_which_every_instance_is_too_busy_is_put_off_a_few_times_and_then_unavailable(
+    gateway: GatewayProcess,
+) -> None:
+    gateway.serve_llm()
+    gateway.invoker.failures.extend(InstanceBusy("this host is too busy") for _ in range(5))
+    reply = gateway.chat(max_tokens=2)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (503, "this host is too busy")
+    assert len(gateway.invoker.runs) == 4
+    assert len(gateway.invoker.failures) == 1
