@@ -157,8 +157,8 @@ class LlmContainer:
             return TextAnswer(self._text, run, trace), _deadline(body)
         of_request = self._link, self._text, run, request_id, self._max_model_len, trace
         if (embeds := _embeds(run, self._embeds)) is not None:
-            return EmbeddingRun(*of_request, embeds), _deadline(body)
-        return RunStream(*of_request, adapter), _deadline(body)
+            return EmbeddingRun(*of_request, embeds, _cache_salt(body, self._init)), _deadline(body)
+        return RunStream(*of_request, adapter, _cache_salt(body, self._init)), _deadline(body)
 
     def _check_adapter(self, run: LlmRun, init: LlmInit, adapter: str) -> None:
         if not adapter and (run.adapter or init.config.model.adapter):
@@ -221,6 +221,13 @@ def _embeds(run: LlmRun, found: Embeds | None) -> Embeds | None:
     """Return None for a run that generates text.  Raises BadRequest for a run that the model's kind does not answer."""
     check_kind(run.endpoint, embeds=found is not None)
     return found
+
+
+def _cache_salt(body: Mapping[str, Any], init: LlmInit) -> str:
+    """Callers of another namespace than the function's (it is in a shared package) have a part of the prefix cache for
+    each namespace: what is found there would tell them what others have asked, by the time that a prompt takes."""
+    caller, owner = str(body.get("namespace") or ""), init.action.partition("/")[0]
+    return "" if caller == owner else caller
 
 
 def _deadline(body: Mapping[str, Any]) -> float | None:

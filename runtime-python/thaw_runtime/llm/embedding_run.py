@@ -36,9 +36,10 @@ class EmbeddingRun:
         max_model_len: int,
         trace: StartTrace,
         embeds: Embeds,
+        cache_salt: str = "",
     ) -> None:
         """Raises BadRequest."""
-        self._link, self._trace, self.request_id = link, trace, request_id
+        self._link, self._trace, self.request_id, self._cache_salt = link, trace, request_id, cache_salt
         self._dimensions = _dimensions(run.body, embeds)
         self._prompts = _prompts(run.body.get("input"), text, max_model_len)
         self._left, self._running = False, ""
@@ -78,7 +79,7 @@ class EmbeddingRun:
         name = f"{self.request_id}-{first}"
         if self._left:
             return
-        answer = self._link.submit(EmbedRequest(name, part, self._dimensions))
+        answer = self._link.submit(EmbedRequest(name, part, self._dimensions, self._cache_salt))
         self._running = name
         try:
             while True:

@@ -75,28 +75,22 @@ class FollowedGrammar(StructuredOutputGrammar):
         """The mask of the next token; None if there is a problem."""
         if self._mask is None and self.problem is None:
             self._sock.settimeout(deadline_s)
+            received, is_late = b"", False
             try:
                 received = self._sock.recv(1 << 20)
             except TimeoutError:
-                self.problem = InstanceBusy(_BUSY)
+                is_late = True
             except OSError:
-                self._note_end()
+                pass  # the request's process has ended, as it has where nothing is received
+            if received[:1] == MASK:
+                self._mask = torch.frombuffer(bytearray(received[1:]), dtype=torch.int32)
+            elif received[:1] == REFUSED:
+                self.problem = BadParameter(*json.loads(received[1:]))
+            elif is_late or not self._is_served():
+                self.problem = InstanceBusy(_BUSY)
             else:
-                self._take(received)
+                self.problem = BadParameter(self._param, _TOO_COSTLY, hint=_HINT)
         return self._mask
-
-    def _take(self, received: bytes) -> None:
-        if received[:1] == MASK:
-            self._mask = torch.frombuffer(bytearray(received[1:]), dtype=torch.int32)
-        elif received[:1] == REFUSED:
-            self.problem = BadParameter(*json.loads(received[1:]))
-        else:
-            self._note_end()
-
-    def _note_end(self) -> None:
-        """The request's process has ended without a word."""
-        too_costly = BadParameter(self._param, _TOO_COSTLY, hint=_HINT)
-        self.problem = too_costly if self._is_served() else InstanceBusy(_BUSY)
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         for token in tokens:
