@@ -80,7 +80,6 @@ from thaw.pools import is_pool_name
 from thaw.process.hangup import HangupWatcher
 from thaw.process.lasting import LastingThread
 
-
 _SAID_AGAIN: Final = 2
 """How often all demand is said again after the gateway's lease had run out: a scheduler that called it lost just before
 may drop what was said the first time."""

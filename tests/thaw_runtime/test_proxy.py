@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,12 +22,15 @@ from typing import Any
 import pytest
 
 from gateway.serving.routing.elsewhere import sign_of
+from relay.clients.channel import Channel
 from relay.clients.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import STREAM, TOY, Container, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
-from thaw.errors import ErrorInfo, InstanceGone, WorkerLost, from_info
+from thaw.errors import ErrorInfo, InstanceGone, TimeLimitExceeded, WorkerLost, from_info
+from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.llm.container import LONG_BYTES, LlmContainer
 from thaw_runtime.llm.proxy import EXIT_ENGINE_LOST, EXIT_KILLED
 
 PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
@@ -248,6 +252,40 @@ def test_an_answer_that_another_version_of_the_model_began_is_refused(container:
     for version in ("a" * 64, ""):
         messages = container.stream(PROMPT, resume={"output_token_ids": [1], "model_version": version})
         assert messages[-1]["t"] == "RunFinished"
+
+
+@pytest.mark.parametrize(
+    ("body", "endpoint"),
+    [
+        ({"prompt": "x" * 1_000_000}, "completions"),
+        ({"prompt": ["x" * 1_000_000]}, "completions"),
+        ({"prompt": "x" * 500_000, "suffix": "x" * 500_000}, "completions"),
+    ],
+)
+def test_a_text_that_cannot_have_so_few_tokens_is_refused_before_it_is_tokenised(
+    ready: Container, body: dict[str, Any], endpoint: str
+) -> None:
+    status, reply = ready.run(body, endpoint)
+    assert (status, reply["info"]["hint"]) == (400, "context_length_exceeded")
+    assert reply["error"].startswith(
+        "This model's maximum context length is 512 tokens. However, your prompt contains 1000000 characters, and 512 "
+        "tokens have "
+    )
+
+
+def test_long_texts_take_turns_and_hold_up_no_short_one() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        container = LlmContainer(EngineLink(Channel(ours), os.getpid()), "")
+        body = {"value": {}, "deadline": str(int(time.time() * 1000) + 200)}
+        with container._turn(None), ThreadPoolExecutor(2) as threads:
+            long, short = (threads.submit(container.run, body, "", n) for n in (LONG_BYTES + 1, LONG_BYTES))
+            with pytest.raises(InstanceGone):  # it has not been initialised, and says so at once
+                short.result(20)
+            with pytest.raises(TimeLimitExceeded):
+                long.result(20)
+        with pytest.raises(InstanceGone):
+            container.run({"value": {}}, "", LONG_BYTES + 1)
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ class Handler(http11.Handler):
 
     def _run(self, body: dict[str, Any]) -> None:
         adapter = decoded(self.headers.get(ADAPTER_HEADER) or "")
-        stream, deadline = self.server.container.run(body, adapter)
+        stream, deadline = self.server.container.run(body, adapter, int(self.headers.get("content-length") or 0))
         unwatch = self.server.hangups.watch(self.connection, stream.hang_up)
         try:
             self._stream(stream.messages(deadline))
