@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from gateway import metrics
 from gateway.auth import Authenticator
@@ -40,7 +42,7 @@ from gateway.serving.routing.expected_wait import Expectation
 from gateway.serving.routing.invoker_pool import InvokerPool
 from gateway.serving.routing.throttle import QueueCaps, Throttle
 from gateway.serving.routing.versions import Versions, deleted_while_waiting
-from gateway.serving.routing.waiting_room import WaitingRoom
+from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from gateway.serving.runs import Outcome
 from gateway.serving.scaling.kept_instances import KeptInstances
 from gateway.serving.scaling.warming import Warming
@@ -78,6 +80,10 @@ from thaw.model_uri import policy_of
 from thaw.pools import is_pool_name
 from thaw.process.hangup import HangupWatcher
 from thaw.process.lasting import LastingThread
+
+_SAID_AGAIN: Final = 2
+"""How often all demand is said again after the gateway's lease had run out: a scheduler that called it lost just before
+may drop what was said the first time."""
 
 
 class OwnHeartbeats:
@@ -277,12 +283,17 @@ class Gateway:
 
     def _beat(self) -> None:
         """Write heartbeats, and take over the work of gateways that have died."""
-        own = OwnHeartbeats(self.settings.heartbeat_s)
+        own, n_to_say = OwnHeartbeats(self.settings.heartbeat_s), 0
         while True:
             try:
-                self.registry.gateway_alive(self.gateway_id)
+                if not self.registry.gateway_alive(self.gateway_id):
+                    self.log.event("lease_had_run_out")
+                    n_to_say = _SAID_AGAIN
                 self.storage.look()
                 self.demand.retry()
+                if n_to_say:
+                    self._say_all_demand(self.room.all_waiting())
+                    n_to_say -= 1
                 if own.may_claim(time.monotonic()):
                     self.runner.claim_dead()
                 self._missed = ""
@@ -292,9 +303,14 @@ class Gateway:
             if self._stop.wait(self.settings.heartbeat_s):
                 return
 
+    def _say_all_demand(self, waiting: Sequence[Ticket]) -> None:
+        """Raises Unavailable."""
+        self.demand.restore(waiting, self.runner.holds, self.runner.ahead())
+
     def _on_event(self, message: object) -> None:
         if isinstance(message, InstanceChanged):
             self.room.instance_changed(message.instance)
+            self.pool.gone.instance_changed(message.instance)
             self.cold_progress.instance_changed(message.instance)
             self.host_drains.instance_changed(message.instance)
             self.standings.instance_changed(message.instance)
@@ -344,8 +360,9 @@ class Gateway:
         self.packages.forget()
         self.quotas.reload()
         records = self.registry.instances()
+        self.pool.gone.reload(records)
         self.cold_progress.reload(records)
         self.standings.reload()
         self.late_checks.ring()
-        self.demand.restore(self.room.reload(records), self.runner.holds)
+        self._say_all_demand(self.room.reload(records))
         self.work.bell.ring()

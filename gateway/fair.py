@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from thaw.ids import Namespace
@@ -108,6 +108,9 @@ class FairQueue(Generic[K, T]):
 
     def __len__(self) -> int:
         return self._n
+
+    def __iter__(self) -> Iterator[T]:
+        return itertools.chain.from_iterable(self._items.values())
 
     def n_of(self, owner: K) -> int:
         return len(self._items.get(owner, ()))

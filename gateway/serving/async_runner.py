@@ -125,6 +125,11 @@ class AsyncRunner:
         with self._lock:
             return activation_id in self._held
 
+    def ahead(self) -> list[Call]:
+        """The calls whose demand is announced before a thread is free for them."""
+        with self._lock:
+            return [waiting.ahead for waiting in self._ahead if waiting.ahead is not None]
+
     def _room(self) -> int:
         with self._lock:
             self._lock.wait_for(self._has_room)

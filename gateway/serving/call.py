@@ -54,6 +54,7 @@ class Call:
     answers_apart: bool = False  # the client's answer is beside the outcome; the record may have only its length
     vectors: Vectors | None = None  # an embedding model's answer, if it is apart
     losses: int = 0
+    n_put_off: int = 0  # by instances that had accepted it, and were too busy for it
     model_version: str = ""  # the version that made the answer's tokens
     adapter: str = ""  # the same, with its version; empty until the first token
 

@@ -3,7 +3,7 @@
 ::
 
     route? ──yes──────────────▶ POST ──200──▶ the caller reads the answer
-      │ no                       │ InstanceGone, InstanceBusy, Unreachable: nothing ran
+      │ no                       │ an error of elsewhere.py
       ▼                          │
     demand + wait ◀──────────────┘
 
@@ -21,19 +21,23 @@ from gateway.processor import waiting
 from gateway.serving.call import Call
 from gateway.serving.moving.migration import Migrations
 from gateway.serving.routing.demand import Demand
-from gateway.serving.routing.invoker_pool import InvokerPool, Reply, Unreachable
+from gateway.serving.routing.elsewhere import Sign, give_back, sign_of
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply
 from gateway.serving.routing.routes import Route
 from gateway.serving.routing.sending import send_run
 from gateway.serving.routing.versions import Versions
 from gateway.serving.routing.waiting_room import Ticket, WaitingRoom
 from thaw.action import Action
 from thaw.clock import wall_ms
-from thaw.errors import InstanceBusy, InstanceGone, PlatformError, TimeLimitExceeded, WorkerLost
+from thaw.errors import PlatformError, ThawError, TimeLimitExceeded, Unavailable
 from thaw.logs import Log
 from thaw.tracing.trace import Phase
 
 MAX_LOSSES: Final = 3
 """The number of workers that one activation may lose before it counts as the cause."""
+_MAX_PUT_OFF: Final = 3
+"""The number of times that one activation may be put off by instances that had accepted it.  Each may have taken as
+long as a request waits for its grammar."""
 _REFUSED_S: Final = (0.05, 0.1, 0.25, 0.5)
 """Waits between two tries at an instance whose slots other gateways hold, or whose host cannot be reached; a slot freed
 here is used at once."""
@@ -81,22 +85,14 @@ class Dispatcher:
                 yield reply
                 reply.read_head()
                 return route, reply
-            except InstanceGone:
-                self.room.refused(route, gone=True)
-            except (InstanceBusy, Unreachable):
-                self.room.refused(route, gone=False)
-                refusals += 1
-            except WorkerLost as e:
-                self.room.lost(route)
-                self.note_loss(call, e)
-            except TimeLimitExceeded:
-                self.room.release(route)
-                raise time_limit(call) from None
-            except BaseException:
+            except BaseException as e:
                 if reply is not None:
                     reply.abort()
-                self.room.release(route)
-                raise
+                give_back(self.room, route, e)
+                if not isinstance(e, ThawError):
+                    raise
+                self.go_on(call, e, was_accepted=False)
+                refusals += sign_of(e) is Sign.BUSY
 
     def _claim(self, call: Call) -> None:
         """Take the one right to run a call that is not idempotent, before anything runs."""
@@ -104,8 +100,21 @@ class Dispatcher:
             raise PlatformError("A gateway was lost while this function ran; it is not run twice.")
         call.claim = None
 
-    def note_loss(self, call: Call, error: WorkerLost) -> None:
-        """Return when the call may go on elsewhere, else raise ``error``."""
+    def go_on(self, call: Call, error: ThawError, *, was_accepted: bool = True) -> None:
+        """Return when the call goes on elsewhere after ``error``, which ended it where it ran; else raise it."""
+        if isinstance(error, TimeLimitExceeded):
+            raise time_limit(call) from None
+        if (sign := sign_of(error)) is None:
+            raise error
+        if sign is Sign.LOST:
+            self._note_loss(call, error)
+        elif sign is Sign.BUSY and was_accepted:
+            call.n_put_off += 1
+            if call.n_put_off > _MAX_PUT_OFF:
+                raise Unavailable(error.message, hint="send the request again") from error
+
+    def _note_loss(self, call: Call, error: ThawError) -> None:
+        """Raises ``error`` for a call that may not run again."""
         call.losses += 1
         self._log.event("worker_lost", activation_id=call.activation_id, losses=call.losses, error=error.message)
         if not call.action.idempotent or call.losses > MAX_LOSSES:
@@ -204,6 +213,7 @@ def _ticket(call: Call) -> Ticket:
         model_version=call.model_version if call.emitted else "",
         called=call.action.name,
         looks=True,  # it may have changed since the request came
+        adapter=call.wanted_adapter,
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway.serving.call import Call
-from gateway.serving.dispatch import Dispatcher, time_limit
+from gateway.serving.dispatch import Dispatcher
+from gateway.serving.routing.elsewhere import give_back
 from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.routing.routes import Route
 from gateway.serving.runs import Outcome, sentences
 from gateway.serving.vectors import Vectors, too_long
 from relay.protocol.messages import RunFailed, RunFinished, RunVectors
 from thaw.activation import ActivationStatus
-from thaw.errors import ProtocolError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import ProtocolError, ThawError, from_info
 from thaw.tracing.trace import Phase
 
 _VECTOR_BYTES: Final = 64
@@ -30,11 +31,9 @@ def embeddings_outcome(dispatcher: Dispatcher, call: Call) -> Outcome:
         route, reply = _reached(dispatcher, call)
         try:
             finished, found = _read(dispatcher, call, route, reply)
-        except WorkerLost as e:
-            dispatcher.note_loss(call, e)
+        except ThawError as e:
+            dispatcher.go_on(call, e)
             continue
-        except TimeLimitExceeded:
-            raise time_limit(call) from None
         return _outcome(call, finished, Vectors(found, finished.prompt_tokens), dispatcher.result_bytes)
 
 
@@ -64,7 +63,8 @@ def _reached(dispatcher: Dispatcher, call: Call) -> tuple[Route, Reply]:
 
 def _read(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> tuple[RunFinished, tuple[str, ...]]:
     """The end of the answer, and its vectors by number.  Gives the route back."""
-    whole = lost = False
+    whole = False
+    error: ThawError | None = None
     found: dict[int, str] = {}
     n_bytes = 0
     try:
@@ -83,13 +83,13 @@ def _read(dispatcher: Dispatcher, call: Call, route: Route, reply: Reply) -> tup
                 raise too_long(dispatcher.llm_result_bytes)
         reply.finish()
         whole = True
-    except WorkerLost:
-        lost = True
+    except ThawError as e:
+        error = e
         raise
     finally:
         if not whole:
             reply.abort()
-        dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+        give_back(dispatcher.room, route, error)
     if message.reason != "stop" or sorted(found) != list(range(len(found))) or len(found) != n_inputs(call.payload):
         raise ProtocolError(f"{len(found)} vectors came for {n_inputs(call.payload)} texts ({message.reason})")
     return message, tuple(found[i] for i in range(len(found)))

@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.serving.call import Call
-from gateway.serving.dispatch import Dispatcher, time_limit
+from gateway.serving.dispatch import Dispatcher
 from gateway.serving.execute import to_end
+from gateway.serving.routing.elsewhere import give_back
 from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.runs import Outcome, function_outcome
 from relay.protocol.messages import RunFailed, RunFinished, RunHead, RunPart
 from thaw.activation import ActivationStatus
-from thaw.errors import ProtocolError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import ProtocolError, ThawError, TimeLimitExceeded, from_info
 
 Answer = Generator[RunHead | bytes, None, Outcome]
 """The head and the parts of an answer, and its outcome.  A whole answer is in its outcome, and has no parts."""
@@ -29,7 +30,8 @@ def http_answer(dispatcher: Dispatcher, call: Call) -> Answer:
     """Raises ThawError."""
     while True:
         route, reply = to_end(dispatcher.reach(call))
-        has_begun = whole = lost = False
+        has_begun = whole = False
+        error: ThawError | None = None
         try:
             if reply.is_in_messages:
                 head = _head(reply)
@@ -40,17 +42,15 @@ def http_answer(dispatcher: Dispatcher, call: Call) -> Answer:
                 outcome = replace(outcome, n_bytes=reply.n_bytes)
             whole = True
             return outcome
-        except WorkerLost as e:
-            lost = True
-            if has_begun:
+        except ThawError as e:
+            error = e
+            if has_begun and not isinstance(e, TimeLimitExceeded):
                 raise
-            dispatcher.note_loss(call, e)
-        except TimeLimitExceeded:
-            raise time_limit(call) from None
+            dispatcher.go_on(call, e)
         finally:
             if not whole:
                 reply.abort()
-            dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+            give_back(dispatcher.room, route, error)
 
 
 def _head(reply: Reply) -> RunHead:

@@ -1,8 +1,9 @@
 """Running a call to its end: an LLM's stream of tokens, or an ordinary function's one answer.
 
 Each token is passed on exactly once (interfaces: engine protocol).  A token's index counts from 0 per activation; a
-token that was seen already is dropped, and a gap is a failure.  When a worker is lost, its answer goes on elsewhere
-from the tokens already emitted.  When a worker leaves, its answer moves elsewhere while it goes on (moving/).
+token that was seen already is dropped, and a gap is a failure.  When a worker is lost (routing/elsewhere.py), its
+answer goes on elsewhere from the tokens already emitted.  When a worker leaves, its answer moves elsewhere while it
+goes on (moving/).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any, TypeVar
 
 from gateway.serving.answers.kept import prompt_bytes, token_bytes
 from gateway.serving.call import Call
-from gateway.serving.dispatch import Dispatcher, time_limit
+from gateway.serving.dispatch import Dispatcher
 from gateway.serving.moving.between_tokens import Moving
+from gateway.serving.routing.elsewhere import give_back
 from gateway.serving.routing.invoker_pool import Reply
 from gateway.serving.routing.routes import Route
 from relay.protocol.messages import RunFailed, RunFinished, RunPrompt, RunToken
 from thaw.activation import ActivationStatus
-from thaw.errors import DeveloperError, ProtocolError, ThawError, TimeLimitExceeded, WorkerLost, from_info
+from thaw.errors import DeveloperError, ProtocolError, ThawError, from_info
 from thaw.tracing.trace import Phase
 
 T = TypeVar("T")
@@ -47,11 +49,9 @@ def llm_tokens(dispatcher: Dispatcher, call: Call) -> Generator[str | RunToken |
             try:
                 yield from _tokens(dispatcher, call, route, reply, moving)
                 return
-            except WorkerLost as e:
-                dispatcher.note_loss(call, e)
+            except ThawError as e:
+                dispatcher.go_on(call, e)
                 yield "the worker was lost, continuing elsewhere"
-            except TimeLimitExceeded:
-                raise time_limit(call) from None
     finally:
         moving.end()
 
@@ -71,7 +71,8 @@ def sentences(steps: Generator[str | Reply, None, T]) -> Generator[str, None, T]
 def _tokens(
     dispatcher: Dispatcher, call: Call, route: Route, reply: Reply, moving: Moving
 ) -> Iterator[RunToken | RunFinished]:
-    whole = lost = moves = False
+    whole = moves = False
+    error: ThawError | None = None
     arrived: Any = None  # the first message of a worker to which the run has moved
     try:
         while True:
@@ -91,13 +92,13 @@ def _tokens(
                     moves = moving.is_under_way
         reply.finish()
         whole = True
-    except WorkerLost:
-        lost = True
+    except ThawError as e:
+        error = e
         raise
     finally:
         if not whole:
             reply.abort()
-        dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+        give_back(dispatcher.room, route, error)
     if message.prompt is not None:
         _bound_prompt(call, message.prompt, dispatcher.llm_result_bytes)
     yield message
@@ -145,17 +146,15 @@ def function_steps(dispatcher: Dispatcher, call: Call) -> Generator[str | Reply,
     yields.  Raises ThawError."""
     while True:
         route, reply = yield from dispatcher.reach(call)
-        lost = False
+        error: ThawError | None = None
         try:
             body = reply.read_json()
             return replace(function_outcome(reply.status, body), n_bytes=reply.n_bytes)
-        except WorkerLost as e:
-            lost = True
-            dispatcher.note_loss(call, e)
-        except TimeLimitExceeded:
-            raise time_limit(call) from None
+        except ThawError as e:
+            error = e
+            dispatcher.go_on(call, e)
         finally:
-            dispatcher.room.lost(route) if lost else dispatcher.room.release(route)
+            give_back(dispatcher.room, route, error)
 
 
 def function_outcome(status: int, body: object) -> Outcome:

@@ -54,6 +54,8 @@ from thaw.logs import Log
 from thaw.model import FileRange, ModelFacts
 from thaw.plan import PlanModel
 
+LABEL: Final = "adapter"
+"""The names of its fetches begin with this: a restarted invoker cancels those of the last one."""
 AHEAD_S: Final = 60.0
 """How long the bytes of an adapter may take to come before a run has asked for them."""
 
@@ -224,7 +226,7 @@ class Adapters:
     def _fetched(self, facts: ModelFacts, namespace: str, deadline: float) -> Iterator[tuple[memoryview, memoryview]]:
         """The bytes of the two files, while the block runs."""
         mark, fetch = random_hex_id(), self._fetch
-        group_id, reader_id = GroupId(f"adapter-{mark}"), InstanceId(f"adapter-{mark[:24]}")
+        group_id, reader_id = GroupId(f"{LABEL}-{mark}"), InstanceId(f"{LABEL}-{mark[:24]}")
         request = self._request(facts, group_id, namespace)
         try:
             started = fetch.start(request, deadline_s=left_s(deadline))

@@ -1,5 +1,5 @@
 """The recovery of an invoker that follows another one: it adopts containers that serve or wait, ends the others, and
-reports both.
+reports both.  fetchd outlives an invoker, so the fetches of starts that ended with the last one are cancelled.
 
 A container can be adopted if it speaks as this version does (CONTRACT), answers, and is no other living invoker's.  Of
 the stem cells only those of Python functions are: that of a model has a descriptor socket of a fetchd that may be gone.
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from invoker.containers import adapters, spare_cells
 from invoker.containers.consolidate import Consolidating, as_worker, health_of
 from invoker.containers.fleet import Fleet
 from invoker.containers.instance import State
@@ -25,10 +26,13 @@ from relay.state.registry import Registry
 from thaw import wire
 from thaw.action import KIND_LLM, KIND_PYTHON, Action
 from thaw.clock import wall_ms
-from thaw.errors import NotFound, PlatformError, ProtocolError, WorkerLost
-from thaw.ids import HostId, InstanceId, Namespace
+from thaw.errors import NotFound, PlatformError, ProtocolError, ThawError, WorkerLost
+from thaw.ids import GroupId, HostId, InstanceId, Namespace
 from thaw.instance import InstanceRecord, InstanceState
 from thaw.logs import Log
+
+_OWN_FETCHES: Final = (f"{adapters.LABEL}-", f"{spare_cells.LABEL}-")
+"""An invoker begins these for itself, under names of its own."""
 
 
 def recover(
@@ -64,6 +68,8 @@ def recover(
         log.event("instance_adopted", instance_id=live.record.instance_id)
     _end(fleet, left, log)
     _close_descriptor_sockets(fleet, in_use, log)
+    kept = {record.group_id for instance_id, record in known.items() if instance_id in adopted}
+    _cancel_fetches(fleet, {record.group_id for record in known.values()} - kept, log)
     lost = WorkerLost("the host's invoker was restarted and the container is no more").info()
     for instance_id, record in known.items():
         if instance_id not in adopted:
@@ -133,6 +139,18 @@ def _adopt(fleet: Fleet, owned: Owned, live: Live) -> None:
     live.state = State.IDLE
     fleet.driver.adopt(owned)
     fleet.announce(live)
+
+
+def _cancel_fetches(fleet: Fleet, groups: set[GroupId], log: Log) -> None:
+    """Cancel what fetchd still fetches for these groups, and for adapters and checks of the last invoker.  Otherwise it
+    would fetch to the last byte, and take its part of the link and of the pool for nobody."""
+    try:
+        of_fetches = {GroupId(fetch.group_id) for fetch in fleet.fetch.status().fetches}
+        for group_id in sorted(g for g in of_fetches if g in groups or g.startswith(_OWN_FETCHES)):
+            fleet.fetch.cancel(group_id, fleet.epoch)
+            log.event("fetch_cancelled", group_id=group_id)
+    except ThawError as e:
+        log.event("fetches_not_cancelled", error=e.message)
 
 
 def _close_descriptor_sockets(fleet: Fleet, used: set[InstanceId], log: Log) -> None:

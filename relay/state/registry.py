@@ -47,7 +47,14 @@ redis.call('UNLINK', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1])
 return ARGV[1]
 """
-_ALIVE: Final = REPLACE + "replace_string(KEYS[1], '1', ARGV[1])"
+_ALIVE: Final = (
+    REPLACE
+    + """
+local was_alive = redis.call('EXISTS', KEYS[1])
+replace_string(KEYS[1], '1', ARGV[1])
+return was_alive
+"""
+)
 _PUT_INSTANCE: Final = (
     REPLACE
     + TELL
@@ -217,11 +224,13 @@ class Registry:
 
     # gateways ------------------------------------------------------------------------------------------------------
 
-    def gateway_alive(self, gateway_id: GatewayId) -> None:
+    def gateway_alive(self, gateway_id: GatewayId) -> bool:
+        """Renew the gateway's lease.  Return False if it had run out, so that the gateway may have been called lost."""
         with redis_link.translated("report a gateway"):
             pipe = self._redis.pipeline(transaction=False)
             pipe.eval(_ALIVE, 1, keys.gateway_lease(gateway_id), str(LEASE_MS))
-            self._clock.execute(pipe)
+            (was_alive,) = self._clock.execute(pipe)
+            return bool(was_alive)
 
     def forget_gateway(self, gateway_id: GatewayId) -> None:
         """After a clean stop: other gateways may claim its entries at once."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -20,7 +23,7 @@ from tests.thaw_runtime.models import read_segment, real_model, write_tiny_model
 from tests.thaw_runtime.remote_engine import RemoteEngine
 from tests.toy_engine import ToyEngine
 from thaw.config import EngineConfig, LlmConfig, ModelConfig
-from thaw.errors import BadParameter, WorkerLost
+from thaw.errors import BadParameter, InstanceBusy, WorkerLost
 from thaw.ids import ActionName, GroupId, HostId, random_hex_id
 from thaw.plan import TransportKind
 from thaw_runtime.engine import main as engine_main
@@ -417,3 +420,76 @@ def test_the_schemas_of_tools_are_checked_and_their_white_space_is_bounded(bench
         so_far = tokenizer.encode("<{" + " \n" * (n_spaces // 2) + '"', add_special_tokens=False).ids
         last = bench.run(constrained(tag(small)), output_so_far=tuple(so_far))[-1]
         assert isinstance(last, Finished) is follows
+
+
+GRAMMARS = "thaw_runtime.engine.vllm.grammars"
+in_this_process = pytest.mark.parametrize("bench", [vllm("vllm")], indirect=True)
+
+
+def is_put_off(events: Sequence[Event]) -> bool:
+    return isinstance(events[-1], Failed) and events[-1].error.code == InstanceBusy.__name__
+
+
+def grammar_process(bench: Bench) -> int:
+    pid: int = bench.engine._grammars._process.pid  # type: ignore[attr-defined]
+    return pid
+
+
+LONG = constrained(Grammar(GrammarKind.REGEX, "[a-z ]{70,}", "guided_regex"), max_tokens=60)
+
+
+def children(pid: int) -> list[int]:
+    """Of the grammar process: one for each request."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@in_this_process
+@pytest.mark.parametrize("late", ["at first", "later"])
+def test_a_grammar_that_a_busy_machine_makes_late_puts_its_request_off(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """It goes on from the tokens so far, here or elsewhere, as if uninterrupted."""
+    whole = tokens(bench.run(LONG))
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{GRAMMARS}.{'_FIRST_MASK_S' if late == 'at first' else '_MASK_S'}", 1e-6)
+        name = bench.submit(LONG)
+        if late == "later":
+            bench.listener.wait(name, n_tokens=1)
+            for child in children(grammar_process(bench)):
+                os.kill(child, signal.SIGSTOP)
+        events = bench.listener.wait(name)
+    assert is_put_off(events)
+    so_far = tuple(tokens(events))
+    assert so_far == tuple(whole[: len(so_far)])
+    rest = tokens(bench.run(LONG, output_so_far=so_far))
+    assert [*so_far, *rest] == whole
+
+
+@in_this_process
+def test_a_request_whose_grammars_process_was_killed_is_put_off(bench: Bench) -> None:
+    """The kernel kills a request's process for its own time or memory alone, and then that of all requests lives."""
+    whole = tokens(bench.run(LONG))
+    name = bench.submit(LONG)
+    bench.listener.wait(name, n_tokens=1)
+    pid = grammar_process(bench)
+    of_requests = children(pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    for child in of_requests:
+        os.kill(child, signal.SIGKILL)
+    assert is_put_off(bench.listener.wait(name))
+    assert tokens(bench.run(LONG)) == whole
+    assert grammar_process(bench) != pid
+
+
+@in_this_process
+def test_a_grammar_process_that_does_not_come_up_in_time_puts_its_request_off_and_is_begun_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tokens(bench.run(constrained()))
+    os.kill(grammar_process(bench), signal.SIGKILL)
+    bench.engine._grammars._process.wait(20)  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{GRAMMARS}._PROCESS_S", 1e-3)
+        assert is_put_off(bench.run(constrained()))
+    assert tokens(bench.run(constrained()))

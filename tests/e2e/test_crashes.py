@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +105,49 @@ def test_a_killed_worker_under_an_answer_costs_no_token_and_doubles_none(besiege
     for text in texts(response, after_each=once(lambda: kill_workers(besieged), at=10)):
         received.append(text)
     assert "".join(received) == uninterrupted
+
+
+def test_every_request_that_comes_while_the_engine_dies_is_answered(besieged: Machine) -> None:
+    """One comes every 10 ms: a chat, a stream and a 202 in turn.  The container outlives its engine by 2 s, because a
+    client has not sent its whole request."""
+    answered(besieged)
+    with closing(Pipelines(besieged)) as view:
+        engine, _ = busiest_process(view, "chat")
+        (container,) = view.containers("chat")
+    body, pause, n = {"prompt": OF_FRANCE.prompt, "max_tokens": 2, "temperature": 0}, threading.Event(), 120
+
+    def ask(i: int) -> tuple[int, str]:
+        if i % 3 == 2:
+            accepted = besieged.request("POST", "/api/v1/namespaces/_/actions/chat", json=body)
+            return accepted.status_code, accepted.json().get("activationId", accepted.text)
+        said = besieged.request("POST", "/v1/completions", json={"model": "chat", "stream": i % 3 == 1, **body})
+        return said.status_code, said.text
+
+    with socket.socket(socket.AF_UNIX) as half, ThreadPoolExecutor(n) as clients:
+        half.connect(str(container.directory / "s"))
+        half.sendall(b"POST /run HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        asked = []
+        for i in range(n):
+            asked.append(clients.submit(ask, i))
+            if i == n // 4:
+                os.kill(engine, signal.SIGKILL)
+            pause.wait(0.01)
+        found = [one.result() for one in asked]
+    assert [status for status, _ in found] == [202 if i % 3 == 2 else 200 for i in range(n)]
+    assert not [text for _, text in found if "error" in text]
+    for _, activation_id in found[2::3]:
+        assert json.dumps(OF_FRANCE.text) in ended(besieged, activation_id)
+
+
+def ended(machine: Machine, activation_id: str) -> str:
+    """Wait until a 202 has its record."""
+    until = time.monotonic() + 60
+    while True:
+        reply = machine.request("GET", f"/api/v1/namespaces/_/activations/{activation_id}")
+        if reply.status_code == 200:
+            return reply.text
+        assert time.monotonic() < until, reply.text
+        time.sleep(0.2)
 
 
 def test_embeddings_begin_anew_and_are_whole_though_the_engine_is_killed_under_them(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +17,7 @@ from relay.state import redis_link
 from relay.state.registry import Registry
 from tests.conftest import ValkeyServer
 from tests.gateway.calls import GUEST, HELLO, call_of
+from tests.gateway.conftest import Start
 from thaw.ids import ActionName, ActivationId, GatewayId
 from thaw.logs import Log
 
@@ -152,3 +155,60 @@ def test_no_gateway_is_taken_for_dead_while_leases_may_have_ended_for_want_of_a_
 ) -> None:
     own = OwnHeartbeats(3.0)
     assert [own.may_claim(now_s) for now_s in beats_s] == claims
+
+
+def test_demand_that_was_added_ahead_is_said_again_until_its_run_has_begun(parts: Parts) -> None:
+    ahead, begun = call_of("a"), call_of("b")
+    for call in (ahead, begun):
+        parts.demand.add(call, ahead=True)
+        parts.registry.drop_demand(call.activation_id, HELLO, OURS)
+    begun.announced_s = None
+    parts.demand.restore((), lambda _: True, (ahead, begun))
+    assert [(d.activation_id, d.ahead) for d in parts.registry.demand()] == [("a", True)]
+
+
+def test_a_run_that_begins_and_ends_while_its_demand_is_said_again_leaves_none(parts: Parts) -> None:
+    ahead = call_of("a")
+    parts.demand.add(ahead, ahead=True)
+
+    def runs() -> None:
+        ahead.announced_s = None
+        parts.registry.drop_demand(ahead.activation_id, HELLO, OURS)
+
+    parts.registry.meanwhile = runs
+    parts.demand.restore((), lambda _: True, (ahead,))
+    assert parts.names == set()
+
+
+def test_demand_is_said_again_with_its_adapter(parts: Parts) -> None:
+    ticket = parts.enter("a")
+    ticket.adapter = "s3://adapters/one"
+    parts.demand.restore(parts.room.all_waiting(), lambda _: False)
+    assert [d.adapter for d in parts.registry.demand()] == ["s3://adapters/one"]
+
+
+def test_a_heartbeat_knows_whether_the_lease_had_run_out(parts: Parts) -> None:
+    assert [parts.registry.gateway_alive(OURS) for _ in range(2)] == [False, True]
+    parts.registry.forget_gateway(OURS)
+    assert parts.registry.gateway_alive(OURS) is False
+
+
+@pytest.mark.parametrize("drops", [1, 2])
+def test_a_gateway_that_stood_still_says_again_for_what_its_requests_wait(start_gateway: Start, drops: int) -> None:
+    """The scheduler has called it lost, and dropped its demand.  It may do so just after the gateway's first beat."""
+    gateway = start_gateway(THAW_GATEWAY_HEARTBEAT_S="1.5")
+    gateway.put_python()
+    asked = gateway.soon(gateway.invoke, n=1)
+    (demand,) = gateway.invoker.wait_for_demand()
+    registry = gateway.invoker.registry
+    os.killpg(gateway.process.pid, signal.SIGSTOP)
+    registry.forget_gateway(demand.gateway)  # as if it had run out
+    registry.drop_demand(demand.activation_id, demand.action, demand.gateway)
+    os.killpg(gateway.process.pid, signal.SIGCONT)
+    (again,) = gateway.invoker.wait_for_demand()
+    for _ in range(1, drops):
+        registry.drop_demand(demand.activation_id, demand.action, demand.gateway)
+        (again,) = gateway.invoker.wait_for_demand()
+    assert again.activation_id == demand.activation_id
+    gateway.invoker.ready("guest/hello")
+    assert asked.result(60).json()["response"]["result"] == {"n": 1}

@@ -74,6 +74,7 @@ class World:
             action=SimpleNamespace(**names, is_llm=config is not None, config=config, adapter=""),
             received_s=time.monotonic(),
             subject=SimpleNamespace(namespace=Namespace("guest")),
+            wanted_adapter="",
             announced_s=None,
             hangup=self.hangup,
         )

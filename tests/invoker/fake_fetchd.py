@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from relay.clients.fetch import FetchClient
-from relay.protocol.messages import FetchDone, FetchStart, FetchStarted, SegmentStatus, Status
+from relay.protocol.messages import FetchDone, FetchStart, FetchStarted, FetchStatus, SegmentStatus, Status
 from thaw.errors import ThawError, Unavailable
 from thaw.ids import GroupId, InstanceId
 from thaw.model import ModelFacts
@@ -24,6 +24,7 @@ class FakeFetchd(FetchClient):
         self.holders: set[str] = set()  # the holders of its only segment, which takes two slabs
         self.files = {"config.json": 2, "tokenizer.json": 4, "model.safetensors": 4}
         self.failure: ThawError | None = None
+        self.fetching: dict[GroupId, FetchStart] = {}
         self.ended = threading.Event()
         self.is_up = threading.Event()  # no fetch begins before this is set
         self.is_up.set()
@@ -37,16 +38,19 @@ class FakeFetchd(FetchClient):
         self.requests.append(request)
         assert self.is_up.wait(20)
         self.holders.add(f"fetch:{request.group_id}/{request.stage}")
+        self.fetching[request.group_id] = request
         return FetchStarted("segment-1", 10, False)
 
     def wait(self, group_id: GroupId, stage: int, *, deadline_s: float) -> FetchDone:
         assert self.ended.wait(deadline_s)
+        self.fetching.pop(group_id, None)
         if self.failure is not None:
             raise self.failure
         return FetchDone("segment-1", 10, 10, (event(Phase.FETCH_END, group_id=group_id),))
 
     def cancel(self, group_id: GroupId, epoch: int, *, deadline_s: float = 0) -> None:
         self.calls.append("cancel")
+        self.fetching.pop(group_id, None)
         self.holders = {h for h in self.holders if not h.startswith(f"fetch:{group_id}/")}
         if not self.ended.is_set():
             self.failure = Unavailable("the fetch was cancelled")
@@ -76,4 +80,5 @@ class FakeFetchd(FetchClient):
 
     def status(self, *, deadline_s: float = 0) -> Status:
         segment = SegmentStatus("segment-1", "u", 10, 10, tuple(self.holders), "v", "its key", 2, True)
-        return Status(1 << 30, 1 << 29, (segment,), (), 1e8, 1 << 26)
+        fetches = tuple(FetchStatus(g, r.stage, r.model.uri, 10, 0, 0.0) for g, r in list(self.fetching.items()))
+        return Status(1 << 30, 1 << 29, (segment,), fetches, 1e8, 1 << 26)

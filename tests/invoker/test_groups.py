@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,41 @@ def test_a_restarted_invoker_adopts_every_stage(valkey_url: str, run_dir: Path, 
             new.gone(record.instance_id)
         until(lambda: not old.fetchd.open)
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False, False]
+
+
+def test_a_restarted_invoker_cancels_the_fetches_of_starts_that_ended_with_the_last_one(
+    valkey_url: str, run_dir: Path, fake_engine: None
+) -> None:
+    """fetchd lives on.  Fetches of others than invokers go on."""
+    old = LlmHost(valkey_url, run_dir)
+    old.start()
+    fetchd, plan = old.fetchd, two_stages()
+    ids = old.start_group(plan)
+    (of_group,) = fetchd.fetching.values()
+    names = "adapter-a", "preflight-b", "a model port's"
+    fetchd.fetching |= {GroupId(name): replace(of_group, group_id=GroupId(name)) for name in names}
+    abandon(old)
+    fetchd.fetching[plan.group_id] = of_group  # the old invoker's threads live on in this test, and may have cancelled
+    with LlmHost(valkey_url, run_dir, fetchd) as new:
+        for instance_id in ids:
+            assert new.failed(instance_id).code == "WorkerLost"
+        assert set(fetchd.fetching) == {"a model port's"}
+
+
+def test_a_restarted_invoker_leaves_the_fetches_of_what_it_adopts(
+    valkey_url: str, run_dir: Path, fake_engine: None
+) -> None:
+    old = LlmHost(valkey_url, run_dir)
+    old.start()
+    record = old.ready_llm()
+    (of_group,) = old.fetchd.requests
+    abandon(old)
+    old.fetchd.fetching[record.group_id] = of_group  # the rest of the model, say
+    with LlmHost(valkey_url, run_dir, old.fetchd) as new:
+        new.events.instance(record.instance_id, InstanceState.READY)
+        assert record.group_id in old.fetchd.fetching
+        new.release(record.instance_id)
+        new.gone(record.instance_id)
 
 
 class StrictFetchd(FakeFetchd):

@@ -77,7 +77,9 @@ def test_a_full_state_server_refuses_a_202_and_a_start_with_what_the_page_says_a
         fuller = None
         try:
             put_code(gateway, CODE, "f")
-            with redis.Redis.from_url(own_valkey.url) as filler:  # the server keeps as large a buffer for its connection
+            with redis.Redis.from_url(
+                own_valkey.url
+            ) as filler:  # the server keeps as large a buffer for its connection
                 filler.set("ballast", b"x" * 20 * MIB)
             memory: Any = client.info("memory")
             client.config_set("maxmemory", memory["used_memory"] // 2)

@@ -191,8 +191,9 @@ def run_probe(name: str, *words: str, stdin: str = "") -> subprocess.CompletedPr
 def run_body(body: Mapping[str, Any], endpoint: str, **value: Any) -> dict[str, Any]:
     activation = value.pop("activation_id", "a" * 32)
     deadline = value.pop("deadline", None)
+    namespace = value.pop("namespace", "guest")
     run = {"endpoint": endpoint, "body": dict(body), "seed": 3, **value}
-    return {"value": run, "activation_id": activation, "deadline": deadline}
+    return {"value": run, "activation_id": activation, "deadline": deadline, "namespace": namespace}
 
 
 def frames(reply: Any) -> Iterator[dict[str, Any]]:

@@ -46,6 +46,17 @@ def cached(end: dict[str, Any]) -> int:
     return int(prefill["attrs"].get("cached_tokens", 0))
 
 
+def test_a_caller_of_a_shared_function_finds_only_its_own_namespaces_prompts_in_the_cache(
+    workers: tuple[Container, Container],
+) -> None:
+    """The function is guest's.  What a prompt takes would tell whether somebody else has sent it."""
+    container, _ = workers
+    body = {"prompt": f"Who else has asked this? {PROMPT}", "max_tokens": 1}
+    found = [cached(container.stream(body, namespace=name)[-1]) for name in ("guest", "spy", "other") * 2]
+    assert found[:3] == [0, 0, 0]
+    assert all(found[3:])
+
+
 @pytest.mark.parametrize(  # tests/e2e/test_moves.py moves greedy runs too
     "sampling", [pytest.param("greedy", marks=pytest.mark.full), "seeded, with penalties"]
 )

@@ -6,24 +6,31 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.serving.routing.elsewhere import sign_of
+from relay.clients.channel import Channel
 from relay.clients.http_unix import UnixConnection
 from tests.thaw_runtime.conftest import STREAM, TOY, Container, frames, llm_init, run_body
 from tests.thaw_runtime.fake_descriptor_socket import FakeDescriptorSocket
 from tests.thaw_runtime.models import write_tiny_model
 from thaw import wire
-from thaw.errors import ErrorInfo
+from thaw.errors import ErrorInfo, InstanceGone, TimeLimitExceeded, WorkerLost, from_info
+from thaw_runtime.engine.link import EngineLink
+from thaw_runtime.llm.container import LONG_BYTES, LlmContainer
 from thaw_runtime.llm.proxy import EXIT_ENGINE_LOST, EXIT_KILLED
 
 PROMPT = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
@@ -247,6 +254,40 @@ def test_an_answer_that_another_version_of_the_model_began_is_refused(container:
         assert messages[-1]["t"] == "RunFinished"
 
 
+@pytest.mark.parametrize(
+    ("body", "endpoint"),
+    [
+        ({"prompt": "x" * 1_000_000}, "completions"),
+        ({"prompt": ["x" * 1_000_000]}, "completions"),
+        ({"prompt": "x" * 500_000, "suffix": "x" * 500_000}, "completions"),
+    ],
+)
+def test_a_text_that_cannot_have_so_few_tokens_is_refused_before_it_is_tokenised(
+    ready: Container, body: dict[str, Any], endpoint: str
+) -> None:
+    status, reply = ready.run(body, endpoint)
+    assert (status, reply["info"]["hint"]) == (400, "context_length_exceeded")
+    assert reply["error"].startswith(
+        "This model's maximum context length is 512 tokens. However, your prompt contains 1000000 characters, and 512 "
+        "tokens have "
+    )
+
+
+def test_long_texts_take_turns_and_hold_up_no_short_one() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        container = LlmContainer(EngineLink(Channel(ours), os.getpid()), "")
+        body = {"value": {}, "deadline": str(int(time.time() * 1000) + 200)}
+        with container._turn(None), ThreadPoolExecutor(2) as threads:
+            long, short = (threads.submit(container.run, body, "", n) for n in (LONG_BYTES + 1, LONG_BYTES))
+            with pytest.raises(InstanceGone):  # it has not been initialised, and says so at once
+                short.result(20)
+            with pytest.raises(TimeLimitExceeded):
+                long.result(20)
+        with pytest.raises(InstanceGone):
+            container.run({"value": {}}, "", LONG_BYTES + 1)
+
+
 @pytest.fixture
 def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the engines of containers that start later slow: 500 tokens take more than a minute."""
@@ -284,6 +325,44 @@ def test_a_dead_engine_fails_its_runs_and_ends_the_container(ready: Container) -
     assert (last["t"], last["error"]["code"]) == ("RunFailed", "WorkerLost")
     assert "killed by SIGKILL" in last["error"]["message"]
     assert ready.process.wait(10) == EXIT_KILLED + signal.SIGKILL
+
+
+def asked(path: str, body: dict[str, Any]) -> BaseException | None:
+    """Ask the container once.  Returns the error with which a gateway sees the answer end; None for a whole answer."""
+    with closing(UnixConnection(path, timeout=30)) as http:
+        try:
+            http.request("POST", "/run", json.dumps(run_body(body, "completions")), STREAM)
+            reply = http.getresponse()
+            last = json.loads(reply.read())["info"] if reply.status != 200 else list(frames(reply))[-1]
+        except (OSError, HTTPException, IndexError) as e:
+            return WorkerLost(f"the connection broke: {e!r}")
+    error = last if reply.status != 200 else last.get("error")
+    return None if error is None else from_info(wire.from_plain(ErrorInfo, error))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_every_run_that_comes_while_the_engine_dies_is_one_that_goes_on_elsewhere(
+    ready: Container, is_kept: bool
+) -> None:
+    """One comes every 10 ms, until the container has ended.  A client that has not sent its whole request keeps the
+    container as long as one may."""
+    engine, ends = int(ready.out.read_text().split()[1]), list[Future[BaseException | None]]()
+    if is_kept:
+        ready.http.putrequest("POST", "/run")
+        ready.http.putheader("Content-Length", "100")
+        ready.http.endheaders(b"{")
+    pause, n_before = threading.Event(), 20
+    with ThreadPoolExecutor(64) as clients:
+        while ready.process.poll() is None:
+            ends.append(clients.submit(asked, ready.socket, PROMPT))
+            if len(ends) == n_before:
+                os.kill(engine, signal.SIGKILL)
+            assert len(ends) < 3000, "the container stays"
+            pause.wait(0.01)
+    found = [end.result(60) for end in ends]
+    assert None in found[:n_before]
+    assert not [error for error in found if error is not None and sign_of(error) is None]
+    assert any(isinstance(error, InstanceGone) for error in found) or not is_kept
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])

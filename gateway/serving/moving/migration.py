@@ -29,7 +29,8 @@ from gateway.serving.moving import move_rules
 from gateway.serving.moving.move import Limits, Move
 from gateway.serving.moving.move_rules import Command, Event, Next, State
 from gateway.serving.routing.demand import Demand
-from gateway.serving.routing.invoker_pool import InvokerPool, Reply, Unreachable
+from gateway.serving.routing.elsewhere import give_back
+from gateway.serving.routing.invoker_pool import InvokerPool, Reply
 from gateway.serving.routing.routes import Route
 from gateway.serving.routing.sending import send_run
 from gateway.serving.routing.versions import Versions
@@ -37,7 +38,6 @@ from gateway.serving.routing.waiting_room import WaitingRoom
 from relay.protocol.messages import RunFailed, RunFinished
 from thaw.errors import (
     InstanceBusy,
-    InstanceGone,
     PlatformError,
     ProtocolError,
     ThawError,
@@ -130,7 +130,7 @@ class Migrations:
                     self._settle(move)
                 case Command.DROP_AT_DEST:
                     move.hangup.set()
-                    self._drop(move.destination, error)
+                    give_back(self._room, move.destination, error)
                 case Command.CONTINUE_AT_DEST:
                     move.hangup.set()
                 case Command.ASK_AGAIN:
@@ -158,15 +158,6 @@ class Migrations:
     def _found(self, move: Move) -> None:
         if Command.COMPUTE_AT_DEST in move.take(Event.SLOT_FOUND):
             self._give_to_worker(move)
-
-    def _drop(self, route: Route, error: ThawError | None) -> None:
-        """Give a slot back; the reason decides how the room regards the instance."""
-        if isinstance(error, (InstanceGone, InstanceBusy, Unreachable)):
-            self._room.refused(route, gone=isinstance(error, InstanceGone))
-        elif isinstance(error, WorkerLost):
-            self._room.lost(route)
-        else:
-            self._room.release(route)
 
     # the asker -----------------------------------------------------------------------------------------------------
 

@@ -93,6 +93,7 @@ class Move:
             moves=True,
             model_version=self.call.model_version,
             called=self.call.action.name,
+            adapter=self.call.wanted_adapter,
         )
 
     @property

@@ -1,7 +1,8 @@
 """Demand: this gateway's requests without a route, in the registry, for the scheduler to start instances.
 
 A request's own thread adds and withdraws its demand.  After the state server was away, the heartbeat and the
-reconnection correct it: demand that no request waits for would start instances and keep them.
+reconnection correct it: demand that no request waits for would start instances and keep them.  After the gateway itself
+was away for longer than its lease, the heartbeat says all demand again, because the scheduler has dropped it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ class Demand:
         a failed start may have ended the first demand.  ``ahead``: it will wait later.  Raises Unavailable."""
         if call.announced_s is None:
             call.announced_s = time.monotonic()
-        action = call.action
-        self._put(call.activation_id, action.served_by, call.received_ms, ahead=ahead, adapter=call.wanted_adapter)
+        self._say(call, ahead=ahead)
 
     def withdraw(self, call: Call) -> None:
         """An activation may run a second time while its first run ends: its client reconnected, and its answer is
@@ -67,16 +67,28 @@ class Demand:
             with self._lock:
                 self._left.pop(activation_id, None)
 
-    def restore(self, waiting: Iterable[Ticket], is_held: Callable[[ActivationId], bool]) -> None:
-        """Put the demand right after a reconnection: some may be gone with a server, and some may have outlived its
-        request.  ``is_held`` knows of requests that will wait.  Raises Unavailable."""
+    def restore(
+        self, waiting: Iterable[Ticket], is_held: Callable[[ActivationId], bool], ahead: Iterable[Call] = ()
+    ) -> None:
+        """Say all demand again, and put it right: some may be gone with a server or with this gateway's lease, and some
+        may have outlived its request.  ``is_held`` knows of requests that will wait, and ``ahead`` are those of them
+        whose demand was added ahead.  Raises Unavailable."""
         known = {ticket.activation_id: ticket.action for ticket in waiting}
         for activation_id, action in known.items():
             self._agree(activation_id, action)
+        for call in ahead:
+            if call.announced_s is not None:
+                self._say(call, ahead=True)
+                if call.announced_s is None:  # its run has begun meanwhile, and has perhaps ended
+                    self._agree(call.activation_id, call.action.served_by)
         for demand in self._registry.demand():
             of_nobody = demand.activation_id not in known and not is_held(demand.activation_id)
             if demand.gateway == self._gateway and of_nobody:
                 self._agree(demand.activation_id, demand.action)
+
+    def _say(self, call: Call, *, ahead: bool) -> None:
+        action = call.action.served_by
+        self._put(call.activation_id, action, call.received_ms, ahead=ahead, adapter=call.wanted_adapter)
 
     def _agree(self, activation_id: ActivationId, action: ActionName) -> None:
         """Make the registry agree with the room.  The request's own thread may have written meanwhile, so check
@@ -87,7 +99,7 @@ class Demand:
                 self._registry.drop_demand(activation_id, action, self._gateway)
             else:
                 waited_ms = max(0, round(1000 * (time.monotonic() - ticket.since_s)))
-                self._put(activation_id, action, wall_ms() - waited_ms)
+                self._put(activation_id, action, wall_ms() - waited_ms, adapter=ticket.adapter)
             if (self._room.waiting(action, activation_id) is None) == (ticket is None):
                 return
 

@@ -2,7 +2,7 @@
 
 Whether a request may be repeated depends on what the invoker can have seen.  Without a connection (Unreachable), and
 when the invoker answers InstanceGone or InstanceBusy, nothing ran.  A connection that breaks afterwards is WorkerLost:
-the request may have run.
+the request may have run.  So is one of an instance that is gone and silent (gone.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gateway.processor import computes_freely, waiting
 from gateway.serving.hangup import Hangup
+from gateway.serving.routing.gone import GoneInstances
 from gateway.serving.routing.run_keys import RunKeys
 from relay.clients.http11 import Connection
 from relay.protocol import messages
@@ -32,6 +33,7 @@ from thaw.errors import (
     WorkerLost,
     from_info,
 )
+from thaw.ids import InstanceId
 
 STREAM_TYPE: Final = "application/x-thaw-stream"
 IDLE_S: Final = 20.0
@@ -39,6 +41,7 @@ IDLE_S: Final = 20.0
 _CONNECT_S: Final = 5.0
 _TIMEOUT_SLACK_S: Final = 0.5
 """A socket's timeout may be late by this much: setting it is a system call, and it is not made for every token."""
+_NOT_WAITING_S: Final = float("inf")
 _MAX_LOGS_BYTES: Final = 1 << 30
 """The limit of an invoker's own answer.  The invoker limits the lines of each run (limits.logs)."""
 _MAX_OUTPUT_BYTES: Final = 16 << 20
@@ -53,7 +56,7 @@ class InvokerPool:
     """``result_bytes``: the longest answer that is taken from a container (a function's; a stream has its frames)."""
 
     def __init__(self, token: str, result_bytes: int = 1 << 20) -> None:
-        self.result_bytes, self.run_keys = result_bytes, RunKeys(token)
+        self.result_bytes, self.run_keys, self.gone = result_bytes, RunKeys(token), GoneInstances()
         self._headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         self._accept = f"Accept: {STREAM_TYPE};whole={result_bytes}\r\n"
         self._lock = threading.Lock()
@@ -69,11 +72,12 @@ class InvokerPool:
         deadline_s: float,
         hangup: Hangup,
         headers: str = "",
+        instance_id: InstanceId | None = None,
     ) -> Reply:
         """Send a request.  ``headers`` are whole lines.  ``stream``: the answer may come in messages (read_message); an
-        image's server answers so if its result is longer than read_json() takes, or of unknown length.  Raises
-        Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
-        reply = Reply(self, address, self._connect(address), deadline_s, hangup)
+        image's server answers so if its result is longer than read_json() takes, or of unknown length.
+        ``instance_id``: whose run it is.  Raises Unreachable, WorkerLost, ClientGone, TimeLimitExceeded."""
+        reply = Reply(self, address, self._connect(address), deadline_s, hangup, instance_id)
         reply.send(path, self._headers + headers + (self._accept if stream else ""), body)
         return reply
 
@@ -129,15 +133,25 @@ class Reply:
     once."""
 
     def __init__(
-        self, pool: InvokerPool, address: str, connection: Connection, deadline_s: float, hangup: Hangup
+        self,
+        pool: InvokerPool,
+        address: str,
+        connection: Connection,
+        deadline_s: float,
+        hangup: Hangup,
+        instance_id: InstanceId | None = None,
     ) -> None:
         self._pool, self._address, self._connection = pool, address, connection
-        self._deadline_s, self._hangup = deadline_s, hangup
+        self._deadline_s, self._hangup, self._instance_id = deadline_s, hangup, instance_id
+        self._silence_s: float | None = None
+        self._waits_since_s = _NOT_WAITING_S
         self._waking: AbstractContextManager[None] | None = None
         self._ended = self._has_come = False
         self._timeout_set_s = float("-inf")
         self._plain: Any = None
         self.status = self.n_bytes = 0
+        if instance_id is not None:
+            pool.gone.enter(instance_id, self)
 
     def send(self, path: str, headers: str, body: bytes) -> None:
         with self._guarded():
@@ -147,10 +161,14 @@ class Reply:
             self._connection.send("POST", path, headers, body)
 
     def comes_within(self, timeout_s: float) -> bool:
-        """True when the answer begins by then, or never will: reading it does not have to wait."""
-        left_s = self._deadline_s - time.monotonic()
+        """True when the answer begins by then, or never will: reading it does not have to wait.  An instance that is
+        gone is not waited for here for so long."""
+        now_s = self._waits_since_s = time.monotonic()
+        left_s = self._deadline_s - now_s
+        silence_s = timeout_s if self._silence_s is None else self._silence_s
         with waiting():
-            self._has_come = self._connection.is_readable(min(timeout_s, left_s))
+            self._has_come = self._connection.is_readable(min(timeout_s, left_s, silence_s))
+        self.waits_no_more()
         return self._has_come or left_s <= timeout_s
 
     def read_head(self) -> None:
@@ -213,6 +231,8 @@ class Reply:
         if self._ended:
             return
         self._ended = True
+        if self._instance_id is not None:
+            self._pool.gone.leave(self._instance_id, self)
         if self._waking is not None:
             self._waking.__exit__(None, None, None)
         # the client may have gone just now and be about to cut the connection
@@ -234,12 +254,22 @@ class Reply:
         if isinstance(plain, dict) and isinstance(plain.get("info"), dict):
             raise from_info(wire.from_plain(ErrorInfo, plain["info"]))
 
+    def limit_silence(self, silence_s: float | None) -> None:
+        self._silence_s = silence_s
+
+    def cut_if_waiting(self, since_s: float) -> None:
+        if self._waits_since_s <= since_s:
+            self._shut()
+
     def _guarded(self) -> _Guarded:
-        now_s = time.monotonic()
+        now_s = self._waits_since_s = time.monotonic()
         if now_s >= self._deadline_s:
             self.abort()
             raise TimeLimitExceeded("The action exceeded its time limits.")
-        if now_s - self._timeout_set_s > _TIMEOUT_SLACK_S:
+        if (silence_s := self._silence_s) is not None:  # read after the wait has begun: see cut_if_waiting()
+            self._connection.sock.settimeout(min(silence_s, self._deadline_s - now_s))
+            self._timeout_set_s = float("-inf")
+        elif now_s - self._timeout_set_s > _TIMEOUT_SLACK_S:
             self._connection.sock.settimeout(self._deadline_s - now_s)
             self._timeout_set_s = now_s
         return _Guarded(self, self._hangup)
@@ -247,6 +277,13 @@ class Reply:
     @property
     def is_late(self) -> bool:
         return time.monotonic() >= self._deadline_s
+
+    @property
+    def is_of_gone_instance(self) -> bool:
+        return self._silence_s is not None
+
+    def waits_no_more(self) -> None:
+        self._waits_since_s = _NOT_WAITING_S
 
     def _shut(self) -> None:
         try:
@@ -268,6 +305,7 @@ class _Guarded:
         return
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._reply.waits_no_more()
         if error is None:
             return
         self._reply.abort()
@@ -275,7 +313,7 @@ class _Guarded:
             self._hangup.check()
             # ETIMEDOUT means that the host has vanished.  An invoker, too, cuts an answer that is late.
             timed_out = isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT
-            if timed_out or self._reply.is_late:
+            if self._reply.is_late or (timed_out and not self._reply.is_of_gone_instance):
                 raise TimeLimitExceeded("The action exceeded its time limits.") from error
             raise WorkerLost(f"the connection to the container broke: {error!r}") from error
 

@@ -47,6 +47,7 @@ def send_run(
         deadline_s=given_up_s,
         hangup=hangup or call.hangup,
         headers=_headers(call, deadline_s),
+        instance_id=record.instance_id,
     )
 
 

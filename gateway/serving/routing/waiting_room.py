@@ -55,6 +55,7 @@ class Ticket:
     ahead: bool = False
     called: ActionName | None = None
     looks: bool = False
+    adapter: str = ""  # that the request's demand names
 
     def is_of(self, action: ActionName) -> bool:
         """Whether its client asked for ``action``."""
@@ -190,6 +191,10 @@ class WaitingRoom:
             for ticket in waiting:
                 ticket.look()  # it may have missed that its action changed
             return waiting
+
+    def all_waiting(self) -> list[Ticket]:
+        with self._lock:
+            return [t for queue in self._queues.values() for t in queue]
 
     def waiting(self, action: ActionName, activation_id: ActivationId) -> Ticket | None:
         with self._lock:

@@ -143,6 +143,7 @@ def _ticket(call: Call) -> Ticket:
         called=action.name,
         ahead=True,
         looks=True,  # it may have changed since the request came
+        adapter=call.wanted_adapter,
     )
 
 

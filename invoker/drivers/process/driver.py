@@ -52,6 +52,7 @@ KEPT_ENVIRONMENT: Final = (
     "THAW_LLM_ENGINE",
     "THAW_CPU_CEILING",
     "THAW_LOGITS_NOISE",
+    "THAW_SHARED_PREFIXES",
 )
 _KILLED_S: Final = 10.0  # from SIGKILL to the end, memory of gigabytes included
 _EXIT_STATUS_S: Final = 0.5  # between a process's end and its zygote's report of it

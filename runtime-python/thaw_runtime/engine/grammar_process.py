@@ -199,7 +199,8 @@ def serve(channel: Channel) -> None:
         while True:
             message, fds = channel.receive()
             if "end" in message:
-                _end(children.pop(message["end"]))
+                if (ended := children.pop(message["end"], None)) is not None:  # else it is one of an earlier process
+                    _end(ended)
                 continue
             sock = socket.socket(fileno=fds[0])
             pid = os.fork()

@@ -82,6 +82,7 @@ class EngineRequest:
     first_index: int = 0
     output_so_far: tuple[int, ...] = ()
     adapter: str = ""  # the name under which it was loaded; empty: the base model answers
+    cache_salt: str = ""  # it finds only prompts with the same one in the prefix cache
 
     @property
     def over(self) -> str | None:
@@ -102,6 +103,7 @@ class EmbedRequest:
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
     dimensions: int = 0
+    cache_salt: str = ""  # as an EngineRequest's
 
 
 @dataclass(frozen=True, slots=True)

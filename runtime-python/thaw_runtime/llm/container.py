@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, Final
 
 from relay.clients.fetch import DescriptorClient
@@ -16,7 +16,7 @@ from relay.protocol.messages import TEXT_ENDPOINTS, InitReply, LlmInit, LlmRun, 
 from relay.protocol.model_kinds import check_kind
 from thaw import wire
 from thaw.checkpoints import versions
-from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported
+from thaw.errors import BadRequest, Conflict, InstanceGone, ModelChanged, ModelUnsupported, TimeLimitExceeded
 from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import GRANT_DEADLINE_S, Consolidated, Embeds
@@ -33,6 +33,8 @@ from thaw_runtime.process.start_trace import StartTrace
 Answer = RunStream | EmbeddingRun | TextAnswer
 CHECK_BYTES: Final = 384 << 20
 """The memory that the tokenizer and the chat template of a checked model may take."""
+LONG_BYTES: Final = 256 << 10
+"""A body of this length takes a core for some tenths of a second."""
 
 
 class LlmContainer:
@@ -41,6 +43,7 @@ class LlmContainer:
         self._descriptor_socket = descriptor_socket
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
+        self._long_text = threading.Lock()
         self._state = "new"
         self._owed = 0
         self._text: ModelText | None = None
@@ -131,11 +134,27 @@ class LlmContainer:
             tool_parser = self._init.config.engine.tool_parser if self._init is not None else ""
             self._text = load_model_text(segment, tool_parser)
 
-    def run(self, body: Mapping[str, Any], adapter: str = "") -> tuple[Answer, float | None]:
+    def run(self, body: Mapping[str, Any], adapter: str = "", n_bytes: int = 0) -> tuple[Answer, float | None]:
         """The request's stream, ready to start, and its monotonic deadline.  ``adapter`` names the loaded adapter that
-        answers; if it is empty, the base model answers.  Raises BadRequest, InstanceGone, AdapterMissing for an adapter
-        that is not loaded, ModelUnsupported for a function's adapter that the host has not loaded, and ModelChanged for
-        an answer that another version of the model began."""
+        answers; if it is empty, the base model answers.  ``n_bytes``: the length of the body as it came.  Raises
+        BadRequest, InstanceGone, AdapterMissing for an adapter that is not loaded, ModelUnsupported for a function's
+        adapter that the host has not loaded, ModelChanged for an answer that another version of the model began, and
+        TimeLimitExceeded."""
+        deadline = _deadline(body)
+        with self._turn(deadline) if n_bytes > LONG_BYTES else nullcontext():
+            return self._made(body, adapter), deadline
+
+    @contextmanager
+    def _turn(self, deadline: float | None) -> Iterator[None]:
+        """Long texts are tokenised one after another, so that short ones find a core.  Raises TimeLimitExceeded."""
+        if not self._long_text.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+            raise TimeLimitExceeded("the action ran longer than its time limit")
+        try:
+            yield
+        finally:
+            self._long_text.release()
+
+    def _made(self, body: Mapping[str, Any], adapter: str) -> Answer:
         value = body.get("value")
         if not isinstance(value, dict):
             raise BadRequest('/run wants {"value": {endpoint, body, seed, …}}')
@@ -154,11 +173,11 @@ class LlmContainer:
         # One activation may come twice (when it is resumed on the same worker), but an engine's ids must be unique.
         request_id = f"{activation_id or 'run'}-{time.monotonic_ns():x}"
         if is_text:
-            return TextAnswer(self._text, run, trace), _deadline(body)
+            return TextAnswer(self._text, run, trace)
         of_request = self._link, self._text, run, request_id, self._max_model_len, trace
         if (embeds := _embeds(run, self._embeds)) is not None:
-            return EmbeddingRun(*of_request, embeds), _deadline(body)
-        return RunStream(*of_request, adapter), _deadline(body)
+            return EmbeddingRun(*of_request, embeds, _cache_salt(body, self._init))
+        return RunStream(*of_request, adapter, _cache_salt(body, self._init))
 
     def _check_adapter(self, run: LlmRun, init: LlmInit, adapter: str) -> None:
         if not adapter and (run.adapter or init.config.model.adapter):
@@ -192,9 +211,10 @@ class LlmContainer:
                 self._owed -= 1
                 self._idle.notify_all()
 
-    def wait_told(self, deadline_s: float) -> None:
-        """After the loss of the engine, wait until every client has been answered, including the client of /init."""
+    def engine_lost(self, deadline_s: float) -> None:
+        """Take no run any more, and wait until every client has been answered, including the client of /init."""
         with self._idle:
+            self._state = "failed"
             self._idle.wait_for(lambda: self._owed == 0, timeout=deadline_s)
 
     def _set_state(self, state: str) -> None:
@@ -220,6 +240,13 @@ def _embeds(run: LlmRun, found: Embeds | None) -> Embeds | None:
     """Return None for a run that generates text.  Raises BadRequest for a run that the model's kind does not answer."""
     check_kind(run.endpoint, embeds=found is not None)
     return found
+
+
+def _cache_salt(body: Mapping[str, Any], init: LlmInit) -> str:
+    """Callers of another namespace than the function's (it is in a shared package) have a part of the prefix cache for
+    each namespace: what is found there would tell them what others have asked, by the time that a prompt takes."""
+    caller, owner = str(body.get("namespace") or ""), init.action.partition("/")[0]
+    return "" if caller == owner else caller
 
 
 def _deadline(body: Mapping[str, Any]) -> float | None:

@@ -11,8 +11,8 @@ from thaw.errors import BadParameter, BadRequest
 from thaw.tracing.trace import Phase
 from thaw_runtime.engine.link import EngineLink
 from thaw_runtime.engine.protocol import Embedded, EmbedRequest, Embeds, Event, Failed
-from thaw_runtime.llm.model_text import ModelText
-from thaw_runtime.llm.openai_request import CONTEXT_HINT, check_ids
+from thaw_runtime.llm.model_text import CONTEXT_HINT, ModelText
+from thaw_runtime.llm.openai_request import check_ids
 from thaw_runtime.llm.runs import RunMessage
 from thaw_runtime.process.start_trace import StartTrace
 
@@ -36,9 +36,10 @@ class EmbeddingRun:
         max_model_len: int,
         trace: StartTrace,
         embeds: Embeds,
+        cache_salt: str = "",
     ) -> None:
         """Raises BadRequest."""
-        self._link, self._trace, self.request_id = link, trace, request_id
+        self._link, self._trace, self.request_id, self._cache_salt = link, trace, request_id, cache_salt
         self._dimensions = _dimensions(run.body, embeds)
         self._prompts = _prompts(run.body.get("input"), text, max_model_len)
         self._left, self._running = False, ""
@@ -78,7 +79,7 @@ class EmbeddingRun:
         name = f"{self.request_id}-{first}"
         if self._left:
             return
-        answer = self._link.submit(EmbedRequest(name, part, self._dimensions))
+        answer = self._link.submit(EmbedRequest(name, part, self._dimensions, self._cache_salt))
         self._running = name
         try:
             while True:
@@ -101,6 +102,9 @@ def _prompts(asked: Any, text: ModelText, max_model_len: int) -> list[tuple[int,
     one = isinstance(asked, str) or (isinstance(asked, list) and all(type(t) is int for t in asked))
     parts: Sequence[Any] = [asked] if one else asked
     prompts: list[tuple[int, ...]] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            text.check_length(part, max_model_len, "input" if one else f"input[{i}]")
     for at in range(0, len(parts), _TEXTS_AT_ONCE):
         prompts += _encoded(parts[at : at + _TEXTS_AT_ONCE], text)
     for i, prompt in enumerate(prompts):

@@ -20,6 +20,8 @@ from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_json, read_sidecar
 from thaw_runtime.weights.tokenizer_files import made, read_tokenizer_files
 
+CONTEXT_HINT: Final = "context_length_exceeded"
+
 DEFAULT_SAMPLING_KEYS = (
     "temperature",
     "top_p",
@@ -66,6 +68,7 @@ class ModelText:
     tool_parser: str = ""  # as the function's config names it
     lowers_case: bool = False  # an embedding model reads its texts in lower case
     tool_template: ChatTemplate | None = None  # the template of requests with tools, if the checkpoint has its own
+    longest_token: int | None = None  # its characters; None: any text is tokenised, however long it is
 
     @property
     def tool_format(self) -> ToolFormat | None:
@@ -74,6 +77,16 @@ class ModelText:
             return FORMATS[self.tool_parser]
         template = self.tool_template or self.template
         return HERMES if template is None else template.tool_format
+
+    def check_length(self, text: str, most_tokens: int, what: str = "your prompt") -> None:
+        """Refuse a text that cannot have so few tokens, before the time is spent to tokenise it.  vLLM's server has the
+        same bound.  Raises BadRequest."""
+        if self.longest_token is not None and len(text) > (most := most_tokens * self.longest_token):
+            raise BadRequest(
+                f"This model's maximum context length is {most_tokens} tokens. However, {what} contains {len(text)} "
+                f"characters, and {most_tokens} tokens have {most} at most. Please reduce its length.",
+                hint=CONTEXT_HINT,
+            )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -94,14 +107,17 @@ class ModelText:
         tools: Sequence[Any] = (),
         *,
         goes_on: bool = False,
+        most_tokens: int | None = None,
     ) -> tuple[int, ...]:
-        """Raises BadRequest for a model without a chat template."""
+        """Raises BadRequest for a model without a chat template, and as check_length()."""
         template = (tools and self.tool_template) or self.template
         if template is None:
             raise BadRequest("this model has no chat template", hint="use /v1/completions")
         # The template itself writes the special tokens.
         render = template.render_open if goes_on else template.render
         prompt = render(messages, variables, tools)
+        if most_tokens is not None:
+            self.check_length(prompt, most_tokens)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def fill_in(self, prefix: object, suffix: str) -> tuple[int, ...]:
@@ -165,6 +181,7 @@ def _load(segment: Segment, tool_parser: str) -> ModelText:
         tool_parser=tool_parser,
         lowers_case=pooling.lowers_case(partial(read_sidecar, segment)),
         tool_template=templates.get("tool_use"),
+        longest_token=max(map(len, read.tokenizer.get_vocab(with_added_tokens=True)), default=None),
     )
 
 

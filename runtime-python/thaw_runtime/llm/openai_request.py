@@ -14,14 +14,13 @@ from typing import Any
 from relay.protocol.messages import MAX_RUN_MESSAGE_BYTES, LlmRun
 from thaw.errors import BadParameter, BadRequest
 from thaw_runtime.engine.protocol import EngineRequest, Grammar, Sampling
-from thaw_runtime.llm.model_text import ModelText
+from thaw_runtime.llm.model_text import CONTEXT_HINT, ModelText
 from thaw_runtime.llm.tools import ToolUse, tool_use
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_BIAS = 100.0  # OpenAI's limit
-CONTEXT_HINT = "context_length_exceeded"
 _ECHOED_BYTES = 50
 _RANKED_BYTES = 100
 """The bytes of one logprob of a prompt token in the message that ends an answer: for ``echo`` and for
@@ -43,7 +42,7 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     """
     body = run.body
     tools = tool_use(body, text.tool_format)
-    prompt = _prompt(run.endpoint, body, text, tools)
+    prompt = _prompt(run.endpoint, body, text, tools, max_model_len)
     if not prompt:
         raise BadRequest("the prompt is empty")
     check_ids(prompt, text)
@@ -60,7 +59,9 @@ def parse_run(run: LlmRun, request_id: str, text: ModelText, max_model_len: int)
     return ParsedRun(request, stops, tools, emits=not run.prefill_only and body.get("max_tokens") != 0)
 
 
-def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: ToolUse) -> tuple[int, ...]:
+def _prompt(
+    endpoint: str, body: Mapping[str, Any], text: ModelText, tools: ToolUse, max_model_len: int
+) -> tuple[int, ...]:
     if endpoint == "chat":
         variables = body.get("chat_template_kwargs") or {}
         if not isinstance(variables, dict) or {"messages", "tools"} & variables.keys():
@@ -68,15 +69,17 @@ def _prompt(endpoint: str, body: Mapping[str, Any], text: ModelText, tools: Tool
         goes_on = bool(body.get("continue_final_message"))
         if goes_on or body.get("add_generation_prompt") is not None:
             variables = {**variables, "add_generation_prompt": not goes_on and bool(body.get("add_generation_prompt"))}
-        return text.encode_chat(body["messages"], variables, tools.offered, goes_on=goes_on)
+        return text.encode_chat(body["messages"], variables, tools.offered, goes_on=goes_on, most_tokens=max_model_len)
     if endpoint != "completions":
         raise BadRequest(f"unknown endpoint {endpoint!r}", hint="chat or completions")
     prompt = body.get("prompt")
     if body.get("suffix"):
+        text.check_length(f"{prompt}{body['suffix']}", max_model_len)
         return text.fill_in(prompt, body["suffix"])
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
+        text.check_length(prompt, max_model_len)
         return text.encode(prompt)
     if isinstance(prompt, list) and prompt and all(type(t) is int for t in prompt):
         return tuple(prompt)

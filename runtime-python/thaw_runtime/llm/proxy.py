@@ -113,7 +113,7 @@ class Handler(http11.Handler):
 
     def _run(self, body: dict[str, Any]) -> None:
         adapter = decoded(self.headers.get(ADAPTER_HEADER) or "")
-        stream, deadline = self.server.container.run(body, adapter)
+        stream, deadline = self.server.container.run(body, adapter, int(self.headers.get("content-length") or 0))
         unwatch = self.server.hangups.watch(self.connection, stream.hang_up)
         try:
             self._stream(stream.messages(deadline))
@@ -181,7 +181,7 @@ def serve(socket_path: str, descriptor_socket: str, channel: Channel, engine_pid
     """Serve until the engine is lost, which ends this process: a container without an engine is of no use."""
 
     def lost(signal_number: int) -> None:
-        container.wait_told(TELL_DEADLINE_S)
+        container.engine_lost(TELL_DEADLINE_S)
         log.event("container_ends", reason="engine lost")
         os._exit(EXIT_KILLED + signal_number if signal_number else EXIT_ENGINE_LOST)
 

@@ -42,12 +42,14 @@ class RunStream:
         max_model_len: int,
         trace: StartTrace,
         adapter: str = "",
+        cache_salt: str = "",
     ) -> None:
         self._link = link
         self._text = text
         self._trace = trace
         parsed = parse_run(run, request_id, text, max_model_len)
-        self.parsed: ParsedRun = replace(parsed, engine=replace(parsed.engine, adapter=adapter)) if adapter else parsed
+        engine = replace(parsed.engine, adapter=adapter, cache_salt=cache_salt)
+        self.parsed: ParsedRun = replace(parsed, engine=engine)
         request = self.parsed.engine
         form = self.parsed.tools.format
         self._stream = text.stream(request.prompt_token_ids, self.parsed.stops)

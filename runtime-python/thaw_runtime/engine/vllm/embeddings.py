@@ -22,6 +22,7 @@ from relay.protocol.messages import LlmInit
 from thaw.checkpoints import pooling
 from thaw.errors import BadRequest, DeveloperError, ErrorInfo, ModelUnsupported, WorkerLost
 from thaw_runtime.engine.protocol import Embedded, EmbedRequest, Embeds, Event, Failed, Finished, Usage
+from thaw_runtime.engine.vllm.settings import cache_salt_of
 from thaw_runtime.shown import shown
 from thaw_runtime.weights.readable_segment import Segment
 from thaw_runtime.weights.sidecars import model_config, read_sidecar
@@ -164,6 +165,7 @@ class Embeddings:
             prompt_token_ids=list(opened.request.prompts[number]),
             sampling_params=None,
             pooling_params=opened.params,
+            cache_salt=cache_salt_of(opened.request.cache_salt),
             block_hasher=self._core.request_block_hasher,
         )
         self._core.add_request(made)

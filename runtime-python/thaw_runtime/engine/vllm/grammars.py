@@ -8,8 +8,9 @@
 
 vLLM compiles in its own front end, with its own tokenizer, and computes the masks on the engine's thread.  This engine
 has neither front end nor tokenizer, and some grammars take for ever to compile, or to compute one mask.  So each
-request has its own process for both (grammar_process.py), which is killed when it exceeds its time.  The scheduler gets
-only requests whose first mask is there.
+request has its own process for both (grammar_process.py), which the kernel kills when it exceeds its processor time or
+memory: that is the request's fault.  A process that is late without that is not: the machine is busy, and the gateway
+sends the request again, here or elsewhere.  The scheduler gets only requests whose first mask is there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
 from relay.clients.channel import Channel
-from thaw.errors import BadParameter, ErrorInfo, PlatformError, ProtocolError, ThawError
+from thaw.errors import BadParameter, ErrorInfo, InstanceBusy, PlatformError, ProtocolError, ThawError
 from thaw.logs import print_traceback
 from thaw_runtime.engine.grammar_process import MASK, REFUSED, TOKEN, Rules, schemas_of
 from thaw_runtime.engine.json_schemas import Unenforced, narrowed
@@ -47,6 +48,7 @@ _AT_ONCE: Final = 4
 """The number of grammars that are compiled at the same time."""
 _TOO_COSTLY: Final = "it takes too much time or memory to follow this grammar"
 _HINT: Final = "make it smaller, with less repetition inside repetition and fewer ways to write the same text"
+_BUSY: Final = "this host is too busy to follow the answer's grammar"
 
 MARKER: Final = StructuredOutputsParams(json_object=True)
 """Tells vLLM's scheduler that a request has a grammar.  The grammar itself is in another process."""
@@ -58,10 +60,12 @@ class FollowedGrammar(StructuredOutputGrammar):
     When it cannot be followed any further, ``problem`` says why, the mask allows every token, and none is accepted.
     """
 
-    def __init__(self, request: EngineRequest, sock: socket.socket) -> None:
+    def __init__(self, request: EngineRequest, sock: socket.socket, is_served: Callable[[], bool]) -> None:
+        """``is_served``: False once the process has ended that makes those of the requests."""
         grammar = request.sampling.grammar
         assert grammar is not None  # noqa: S101  the caller has a request with one
         self._param, self._stops, self._sock = grammar.param, frozenset(request.sampling.stop_token_ids), sock
+        self._is_served = is_served
         self.problem: ThawError | None = None
         self.is_begun = False  # True: no thread waits for the first mask any more
         self._is_over = False
@@ -71,14 +75,19 @@ class FollowedGrammar(StructuredOutputGrammar):
         """The mask of the next token; None if there is a problem."""
         if self._mask is None and self.problem is None:
             self._sock.settimeout(deadline_s)
+            received, is_late = b"", False
             try:
                 received = self._sock.recv(1 << 20)
-            except OSError:  # it is late
-                received = b""
+            except TimeoutError:
+                is_late = True
+            except OSError:
+                pass  # the request's process has ended, as it has where nothing is received
             if received[:1] == MASK:
                 self._mask = torch.frombuffer(bytearray(received[1:]), dtype=torch.int32)
             elif received[:1] == REFUSED:
                 self.problem = BadParameter(*json.loads(received[1:]))
+            elif is_late or not self._is_served():
+                self.problem = InstanceBusy(_BUSY)
             else:
                 self.problem = BadParameter(self._param, _TOO_COSTLY, hint=_HINT)
         return self._mask
@@ -191,7 +200,7 @@ class Grammars:
 
     def _begun(self, request: EngineRequest) -> Constrained | None:
         """Return the request with its first mask, or None if it has ended meanwhile.  Raises BadParameter,
-        PlatformError."""
+        InstanceBusy, PlatformError."""
         grammar, stops = request.sampling.grammar, request.sampling.stop_token_ids
         assert grammar is not None  # noqa: S101  the caller asks for a request that has one
         if not stops:
@@ -199,7 +208,7 @@ class Grammars:
         job = {"key": request.request_id, "stops": stops, "so_far": request.output_so_far, **asdict(rules_of(grammar))}
         self._ensure_process(grammar.param)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        followed = FollowedGrammar(request, ours)
+        followed = FollowedGrammar(request, ours, self._has_process)
         with theirs, self._lock:
             if request.request_id not in self._wanted:
                 return None
@@ -216,9 +225,9 @@ class Grammars:
         return Constrained(request, followed)
 
     def _ensure_process(self, param: str) -> None:
-        """Raises BadParameter, PlatformError."""
+        """Raises BadParameter, InstanceBusy, PlatformError."""
         with self._starting:
-            if self._process is not None and self._process.poll() is None:
+            if self._has_process():
                 return
             if self._files is None:
                 raise BadParameter(param, "the checkpoint has no tokenizer.json, which structured output needs")
@@ -227,16 +236,25 @@ class Grammars:
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             with theirs:
                 fd = theirs.fileno()
-                self._process = subprocess.Popen(command, pass_fds=[fd], env=env, stdin=subprocess.DEVNULL)
+                process = subprocess.Popen(command, pass_fds=[fd], env=env, stdin=subprocess.DEVNULL)
             channel = Channel(ours)
             channel.set_timeout(_PROCESS_S)
-            self._set_up(channel, self._files)
+            try:
+                self._set_up(channel, self._files)
+            except ThawError:
+                channel.close()
+                process.kill()
+                process.wait()
+                raise
             channel.set_timeout(_END_S)
             with self._lock:
-                self._channel = channel
+                self._process, self._channel = process, channel
+
+    def _has_process(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def _set_up(self, channel: Channel, files: TokenizerFiles) -> None:
-        """Raises PlatformError."""
+        """Raises InstanceBusy, PlatformError."""
         fd, n_bytes = os.memfd_create("tokenizer"), len(files.vocabulary)
         try:
             with open(fd, "wb", closefd=False) as f:
@@ -244,6 +262,8 @@ class Grammars:
             sizes = {"vocab_size": self._vocab_size, "n_threads": self._n_threads, "vocabulary_bytes": n_bytes}
             channel.send(sizes, (fd,))
             channel.receive()
+        except TimeoutError as e:
+            raise InstanceBusy(_BUSY) from e
         except (OSError, ProtocolError) as e:
             raise PlatformError(f"the process that follows grammars does not start: {e}") from e
         finally:

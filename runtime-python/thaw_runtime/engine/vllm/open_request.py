@@ -65,7 +65,7 @@ class OpenRequest:
 
     def _broken_grammar(self) -> ThawError:
         """Return the error of an answer whose grammar could not be followed.  It is an error of the request, because
-        another worker would fail with the same rules."""
+        another worker would fail with the same rules, unless the grammar names another problem."""
         grammar = self._request.sampling.grammar
         assert self._grammar is not None and grammar is not None  # noqa: S101, PT018  the caller looks
         return self._grammar.problem or BadParameter(grammar.param, "the answer does not follow it")

@@ -12,6 +12,7 @@ from thaw.settings import SettingError, load, setting
 
 CPU_CEILING: Final = "THAW_CPU_CEILING"
 LOGITS_NOISE: Final = "THAW_LOGITS_NOISE"
+SHARED_PREFIXES: Final = "THAW_SHARED_PREFIXES"
 CEILINGS: Final = ("avx2", "avx512", "avx512_bf16")
 
 
@@ -29,6 +30,18 @@ class EngineSettings:
         "for tests: the seed of noise on logits, as large as the rounding of the model's type; empty: none",
         None,
     )
+    shared_prefixes: bool = setting(
+        SHARED_PREFIXES,
+        "callers of a model in a shared package find in the prefix cache what other namespaces have asked, too: they "
+        "wait less, and may learn by the time that a prompt takes whether somebody has sent it. A container's image "
+        "sets it; without containers, the invoker",
+        False,
+    )
+
+
+def cache_salt_of(wanted: str) -> str | None:
+    """Return the salt that a request's prompt gets in the prefix cache, as vLLM takes it."""
+    return None if not wanted or engine_settings().shared_prefixes else wanted
 
 
 def engine_settings() -> EngineSettings:

@@ -14,6 +14,7 @@ from vllm.v1.request import Request
 
 from thaw_runtime.engine.protocol import EngineRequest
 from thaw_runtime.engine.vllm.grammars import MARKER
+from thaw_runtime.engine.vllm.settings import cache_salt_of
 from thaw_runtime.pipeline.wire import NewSequence, Sampled, Step
 
 
@@ -49,6 +50,7 @@ def vllm_request(request: EngineRequest, lora: LoRARequest | None, block_hasher:
         sampling_params=sampling_params(request),
         pooling_params=None,
         lora_request=lora,
+        cache_salt=cache_salt_of(request.cache_salt),
         block_hasher=block_hasher,
     )
 

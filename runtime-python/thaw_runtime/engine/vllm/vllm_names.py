@@ -342,7 +342,7 @@ NAMES: Final = (
     _names("vllm.v1.request", "Request", "hand a request to the engine"),
     _names(
         "vllm.v1.request:Request.__init__",
-        "request_id prompt_token_ids sampling_params pooling_params block_hasher",
+        "request_id prompt_token_ids sampling_params pooling_params block_hasher cache_salt",
         "hand a request to the engine",
         Kind.PARAMETER,
     ),
