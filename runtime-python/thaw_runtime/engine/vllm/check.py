@@ -148,6 +148,7 @@ def _build(config: Any, segment: Segment, meeting: str) -> int:
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):
                     _try(layer)
+    config.compilation_config.static_forward_context.clear()  # it would keep layers, whose memory the trials need
     return n_bytes
 
 

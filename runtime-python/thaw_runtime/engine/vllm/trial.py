@@ -4,8 +4,8 @@ Only this shows that a stage can compute: that vLLM's own class takes part in a 
 that this processor has the kernels, and that they take the engine's type.  Each stage is tried in a fork, so that none
 sees what another one left behind, and a fork that crashes is an answer, too.
 
-No weight is read.  Linear layers give zeros of the right shape; experts and layers with a method of their own compute
-with zeros while they are small enough to be prepared (``_MOST_PREPARED``), and give zeros otherwise.
+No weight is read.  Linear layers give zeros of the right shape.  Experts and layers with a method of their own compute
+with zeros, the first ones until ``_MOST_PREPARED`` bytes are prepared; the others, which are like them, give zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 from vllm.model_executor.layers.fused_moe.runner.moe_runner_interface import MoERunnerInterface
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -56,11 +56,14 @@ written to."""
 _LENGTH: Final = 256
 """The context of a trial, in tokens."""
 _REQUESTS: Final = 2
-_MOST_PREPARED: Final = 128 << 20
+_MOST_PREPARED: Final = 96 << 20
+"""All layers together.  A kernel's own form of the weights takes as much again, within the memory of a check."""
 _MOST_ZEROED: Final = 1 << 20
 _MOST_SAID: Final = 32_000
 _DEADLINE_S: Final = 60
 _LOAD_FORMAT: Final = "thaw_trial"
+_OF_THE_HOST: Final = (-signal.SIGKILL, -signal.SIGALRM)
+"""Ends of a fork that say nothing about the model: the host had too little memory, or was too slow."""
 
 
 def shorten(*configs: Any) -> None:
@@ -118,6 +121,8 @@ def run(trial: Trial, segment: Segment, directory: str) -> None:
         raise ModelUnsupported(f"the engine cannot compute {trial.name}: {message}")
     if status:
         exit_code = os.waitstatus_to_exitcode(status)
+        if exit_code in _OF_THE_HOST:
+            raise PlatformError(f"the trial of {trial.name} was ended ({exit_code})")
         raise ModelUnsupported(f"the engine crashed ({exit_code}) when it computed {trial.name}")
 
 
@@ -181,24 +186,29 @@ class EmptyLoader(SegmentLoader):
             for parameter in model.parameters():
                 if parameter.numel() * parameter.element_size() <= _MOST_ZEROED:
                     parameter.zero_()
+            left = _MOST_PREPARED
             for module in model.modules():
-                if isinstance(module, MoERunnerInterface) and _n_bytes(module) > _MOST_PREPARED:
-                    module.forward = _zeros_like_the_input
-                    module.routed_experts.quant_method = None  # vLLM passes over them
-                elif getattr(module, "quant_method", None) is not None:
-                    _prepare(module)
+                left -= _prepare(module, left)
             process_weights_after_loading(model, model_config, torch.device("cpu"))
         return model.eval()
 
 
-def _prepare(module: Any) -> None:
-    """Let a layer compute without its weights."""
-    is_plain = isinstance(module.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
-    if is_plain or (isinstance(module, LinearBase) and _n_bytes(module) > _MOST_PREPARED):
+def _prepare(module: Any, left: int) -> int:
+    """Let a layer compute without its weights.  Return the bytes that it computes with, at most ``left``."""
+    n_bytes = _n_bytes(module)
+    if isinstance(module, MoERunnerInterface):
+        if n_bytes > left:
+            module.forward = _zeros_like_the_input
+            module.routed_experts.quant_method = None  # vLLM passes over them
+        return 0  # its experts are a layer of their own
+    if getattr(module, "quant_method", None) is None:
+        return 0
+    if n_bytes > left or isinstance(module.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
         module.quant_method = _ZeroMethod(module.quant_method)
-    elif _n_bytes(module) <= _MOST_PREPARED:
-        for parameter in module.parameters():
-            parameter.zero_()
+        return 0
+    for parameter in module.parameters():
+        parameter.zero_()
+    return n_bytes
 
 
 class _ZeroMethod:
