@@ -170,7 +170,7 @@ class Recorder:
         asked: dict[str, list[tuple[int, RunRef]]] = {}
         for i, call in enumerate(calls):
             has_lines = not call.action.is_llm or isinstance(items[i].outcome.error, WorkerLost)
-            if has_lines and call.instance is not None and call.dispatched_ms is not None:
+            if has_lines and not _mixes_tenants(call) and call.instance is not None and call.dispatched_ms is not None:
                 ref = RunRef(call.instance.instance_id, call.activation_id)
                 asked.setdefault(call.instance.address, []).append((i, ref))
         # mostly there is one host, and this thread asks it; several are asked at once, so none waits for another
@@ -252,6 +252,12 @@ class Recorder:
                 if progress.n_done == progress.n_put:
                     del self._progress[item.namespace]
             self._settled.notify_all()
+
+
+def _mixes_tenants(call: Call) -> bool:
+    """Lines of runs at the same time are told apart by nothing.  The caller of somebody else's function gets none then,
+    because they may be another caller's."""
+    return call.action.limits.concurrency > 1 and call.subject.namespace != call.action.namespace
 
 
 def _of_failed_start(outcome: Outcome) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from invoker.containers.publish import Publisher
 from invoker.drivers.activation_logs import LogCollector
 from invoker.drivers.base import Driver, Exit, Handle
 from relay.clients.fetch import FetchClient
-from thaw.action import KIND_LLM, KIND_PYTHON
+from thaw.action import KIND_BLACKBOX, KIND_LLM, KIND_PYTHON
 from thaw.errors import (
     InstanceBusy,
     InstanceGone,
@@ -103,7 +103,14 @@ class Fleet:
         """Give ``live`` its container.  False if its start was given up meanwhile."""
         if live.kind == KIND_PYTHON:  # an LLM container's output stays on the host, and no gateway asks for it
             limit = (live.function.limits.logs if live.function else 10) * MIB
-            live.logs = LogCollector(handle, self.driver.logs, self.driver.truncate_logs, limit, self.driver.more_logs)
+            live.logs = LogCollector(
+                handle,
+                self.driver.logs,
+                self.driver.truncate_logs,
+                limit,
+                self.driver.more_logs,
+                of_image=live.cell_kind == KIND_BLACKBOX,
+            )
         with self._lock:
             if not live.attach(handle):
                 return False

@@ -85,8 +85,18 @@ class LogCollector:
     """The lines of one container's runs."""
 
     def __init__(
-        self, handle: Handle, read: Read, truncate: Truncate, limit_bytes: int, more: More = lambda *_: False
+        self,
+        handle: Handle,
+        read: Read,
+        truncate: Truncate,
+        limit_bytes: int,
+        more: More = lambda *_: False,
+        *,
+        of_image: bool = False,
     ) -> None:
+        """``of_image``: the container's own image writes the marks, and not Thaw's proxy, which lets no function print
+        one (thaw_runtime/action/streams.py)."""
+        self._of_image = of_image
         self._handle, self._read, self._truncate, self._more = handle, read, truncate, more
         self._lock = threading.Condition(threading.Lock())  # notified when a run has ended
         self._running: set[str] = set()
@@ -110,8 +120,16 @@ class LogCollector:
 
     def run_began(self, activation_id: str) -> None:
         """A reader of the run's lines waits from now until the run has ended: a gateway that hung up may ask for them
-        before this host notes the end."""
+        before this host notes the end.
+
+        An image of somebody else's lets its function print marks.  What no run has claimed by now is dropped, or each
+        later run would have the lines of the one before, which may be another tenant's."""
         with self._lock:
+            if self._of_image and not self._running:
+                for name in STREAMS:
+                    self._drain(name, "")
+                    if not self._waiting[name]:
+                        self._unclaimed[name].clear()
             self._running.add(activation_id)
 
     def run_lost(self, activation_id: str) -> None:

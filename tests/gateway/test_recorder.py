@@ -17,10 +17,11 @@ from gateway.serving.routing.invoker_pool import InvokerPool
 from gateway.serving.runs import Outcome
 from relay.protocol.data_port_messages import LogsFound, LogsWanted
 from relay.state import redis_link
+from relay.state.api_keys import Subject
 from relay.state.records import Ended, Records
 from relay.state.storage import Storage
 from tests.gateway.calls import CHAT, GUEST, action_of, call_of, instance_of
-from thaw.action import KIND_LLM
+from thaw.action import KIND_LLM, Limits
 from thaw.activation import Activation, ActivationStatus
 from thaw.errors import ErrorInfo, StorageFull, Unavailable, from_info
 from thaw.ids import Namespace
@@ -86,6 +87,27 @@ def test_the_logs_of_one_host_do_not_wait_for_those_of_another() -> None:
     assert [(one.activation_id, one.logs) for one in records.records] == [
         (str(n), (f"line of h{n % 2}",)) for n in range(4)
     ]
+
+
+class Host:
+    def logs(self, address: str, wanted: LogsWanted, *, timeout_s: float) -> LogsFound:
+        return LogsFound(tuple((f"line of {run.activation_id}",) for run in wanted.runs))
+
+
+def test_who_calls_somebody_elses_function_that_runs_at_the_same_time_for_others_gets_no_lines() -> None:
+    records = Away(failures=0)
+    writing = recorder_of(records, Host())
+    own, other = Subject(GUEST, "x"), Subject(Namespace("other"), "y")
+    for name, concurrency, subject in (("own", 8, own), ("one", 1, other), ("many", 8, other)):
+        action = action_of(limits=Limits(concurrency=concurrency))
+        made = call_of(name, action=action, subject=subject, dispatched_ms=1, instance=instance_of(address="h"))
+        writing.submit(made, OK)
+    write(writing)
+    assert {one.activation_id: one.logs for one in records.records} == {
+        "own": ("line of own",),
+        "one": ("line of one",),
+        "many": (),
+    }
 
 
 def test_the_record_of_a_202_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

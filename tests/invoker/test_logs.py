@@ -154,6 +154,33 @@ def test_sentinels_of_a_functions_own_and_a_stream_that_it_closed_cost_no_more_w
     assert len(logs._waiting["stderr"]) <= KEPT_ACTIVATIONS
 
 
+def test_marks_that_an_images_function_prints_shift_no_later_run() -> None:
+    """A caller had a shared function print its text, with the mark in it."""
+    files = Files()
+    logs = LogCollector(Handle("c", "k", Path()), files.read, files.truncate, 10_000, of_image=True)
+    for name, text in (("first", b"x\n" + END + b"what the first one wrote\n"), ("second", b"a\n"), ("third", b"b\n")):
+        logs.run_began(name)
+        files.data["stdout"] += text + END
+        files.data["stderr"] += END
+        logs.run_ended(name)
+    assert [texts(logs.lines(name)) for name in ("first", "second", "third")] == [
+        ["stdout: x"],
+        ["stdout: a"],
+        ["stdout: b"],
+    ]
+
+
+def test_lines_of_an_image_that_are_on_their_way_when_the_next_run_begins_are_still_the_last_runs() -> None:
+    files = Files()
+    logs = LogCollector(Handle("c", "k", Path()), files.read, files.truncate, 10_000, of_image=True)
+    logs.run_began("first")
+    logs.run_ended("first")
+    logs.run_began("second")
+    files.data = {"stdout": b"late\n" + END + b"next\n" + END, "stderr": END + END}
+    logs.run_ended("second")
+    assert [texts(logs.lines(name)) for name in ("first", "second")] == [["stdout: late"], ["stdout: next"]]
+
+
 def test_whoever_asks_for_lines_that_are_on_their_way_waits_for_more_of_that_container_until_the_deadline() -> None:
     asked: list[tuple[str, tuple[int, int]]] = []
     coming = [("stdout", b"a\n" + END), ("stderr", b"e\n"), ("stderr", END)]

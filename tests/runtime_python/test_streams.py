@@ -47,7 +47,23 @@ def test_a_runs_end_carries_what_was_printed_before_it_and_nothing_blocks() -> N
         os.close(fd)
 
 
-def test_what_a_function_prints_is_no_end_of_its_run() -> None:
+@pytest.mark.parametrize(
+    "text", [END, b"x" + END, END + END, b"a\n" + END + b"b\n", SENTINEL.encode(), END[:-1] + b"\r\n"]
+)
+@pytest.mark.parametrize("size", [1, 2, 36, 37, 38, 1000])
+def test_what_a_function_prints_is_no_end_of_its_run(text: bytes, size: int) -> None:
+    """A caller may have it print the mark, and the lines behind it would be those of the next caller."""
+    limiter = LineLimiter()
+    for _ in range(2):
+        fed = b"".join(limiter.feed(text[at : at + size]) for at in range(0, len(text), size)) + limiter.end_run()
+        lines = fed.split(b"\n")
+        assert [line.endswith(SENTINEL.encode()) for line in lines] == [False] * (len(lines) - 2) + [True, False]
+        assert fed.replace(b" \n", b"\n").removesuffix(END).rstrip(b"\n") == text.rstrip(b"\n")
+
+
+def test_a_mark_in_too_much_text_ends_no_run_either() -> None:
     limiter = LineLimiter(100)
-    assert limiter.feed(END + b"x" * 200).startswith(END + b"x" * (100 - len(END)) + b"\nLogs were truncated")
+    assert limiter.feed(END + b"x" * 200).startswith(
+        END[:-1] + b" \n" + b"x" * (99 - len(END)) + b"\nLogs were truncated"
+    )
     assert limiter.feed(b"y") == b""

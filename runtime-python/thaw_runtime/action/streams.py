@@ -19,7 +19,10 @@ from thaw_runtime.action.wire import SENTINEL
 LIMIT_BYTES: Final = 10 * 1024 * 1024
 """OpenWhisk's largest log limit; the invoker applies the action's own limit."""
 
-_MARK: Final = SENTINEL.encode() + b"\n"
+_SENTINEL: Final = SENTINEL.encode()
+_MARK: Final = _SENTINEL + b"\n"
+_PRINTED_MARK: Final = _SENTINEL + b" \n"
+"""What becomes of a mark that the function prints itself, or a caller through it: a line that ends no run."""
 _READ_BYTES: Final = 1 << 16
 KEPT_BYTES: Final = 16 * 1024
 """The bytes of output that are kept until the init is over: the error of a failed init contains them, and in JSON each
@@ -39,10 +42,12 @@ class LineLimiter:
         self._used = 0
         self._dropping = False
         self._ended_line = True
+        self._tail = b""  # the last bytes that were written, in which a mark may begin
 
     def feed(self, data: bytes) -> bytes:
         if self._dropping or not data:
             return b""
+        data, self._tail = self._without_marks(data)
         kept = data[: self._limit - self._used]
         self._used += len(kept)
         if len(kept) < len(data):
@@ -53,9 +58,16 @@ class LineLimiter:
 
     def end_run(self) -> bytes:
         """The bytes that end the run: the sentinel on its own line."""
-        mark = _MARK if self._ended_line else b"\n" + _MARK
-        self._used, self._dropping, self._ended_line = 0, False, True
+        printed = b" " if self._tail.endswith(_SENTINEL) else b""
+        mark = _MARK if self._ended_line else printed + b"\n" + _MARK
+        self._used, self._dropping, self._ended_line, self._tail = 0, False, True, b""
         return mark
+
+    def _without_marks(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return ``data`` without lines that end as a run does, and the last bytes after it.  A mark may have begun in
+        the data before."""
+        whole = (self._tail + data).replace(_MARK, _PRINTED_MARK)
+        return whole[len(self._tail) :], whole[-len(_SENTINEL) :]
 
 
 class Drain:
