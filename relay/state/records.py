@@ -49,9 +49,10 @@ RELEASED_CODES: Final = 4
 be reading one, but endless updates must not fill the server."""
 DELETED_KEPT: Final = 500
 """The deleted actions of a namespace whose last versions are kept one by one."""
-STARTS_KEPT: Final = 1_000
-TRACE_BYTES: Final = 16 << 10
-"""The starts of a namespace that have traces, and the bytes of one of these; a pipeline's start has some 4 KiB."""
+STARTS_KEPT: Final = 400
+TRACE_BYTES: Final = 64 << 10
+"""The starts of a namespace that have traces, and the bytes of one of these; each stage of a start has some 5 KiB, and
+as much again when it becomes a worker of its own."""
 _DELETE_TRIES: Final = 10
 
 
