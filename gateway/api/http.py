@@ -291,9 +291,8 @@ def install(app: Flask) -> None:
         if response.status_code == 503:
             response.headers.setdefault("Retry-After", _TRY_AGAIN_S)
         if request.endpoint == _WEB and (policy := gateway().settings.web_policy):
-            response.headers.add(
-                "Content-Security-Policy", policy
-            )  # beside the function's own, which can only narrow it
+            # beside the function's own: a browser obeys both
+            response.headers.add("Content-Security-Policy", policy)
         for name, value in g.get("cors", _CORS).items():
             response.headers.setdefault(name, value)
         if "cors" not in g:  # SDKs send headers of their own (x-stainless-*), which change nothing here

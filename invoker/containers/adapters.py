@@ -154,7 +154,7 @@ class Adapters:
     def _fetch_ahead(self, uri: str, namespace: str, deadline: float) -> None:
         with suppress(ThawError):
             facts = self._inspect(uri, namespace, deadline)
-            request = self._request(facts, GroupId(f"adapter-{random_hex_id()}"), namespace)
+            request = self._request(facts, GroupId(f"{LABEL}-{random_hex_id()}"), namespace)
             try:
                 self._fetch.start(request, deadline_s=left_s(deadline))
                 self._fetch.wait(request.group_id, 0, deadline_s=left_s(deadline))

@@ -5,7 +5,7 @@
     take:   none is spare ── waits ──(a cell is ready, memory came back, a check ended)──▶ all three, in one step
                             └─ time is over ──▶ Busy
 
-Whoever waits holds nothing, so a start always goes first, and a check of another namespace is not kept out.
+A check that waits holds nothing, so a start always goes first, and a check of another namespace is not kept out.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from thaw.ids import ActionName, Namespace
 _PART_BYTES: Final = 4 << 20
 """Rows that are read together."""
 _ANNOTATIONS_BYTES: Final = 16 << 10
-"""Of one action in a list, in JSON."""
+"""The annotations of one action in a list take no more, in JSON."""
 _ALL_ANNOTATIONS_BYTES: Final = 2 << 20
-"""Of all entities in a list."""
+"""The annotations of all entities in a list take no more."""
 
 
 class AnnotationsLeft:

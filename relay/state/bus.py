@@ -33,11 +33,11 @@ EVENTS_BYTES: Final = 8 << 20
 """Half of it stays when it is reached: thousands of ordinary events, which have some hundred bytes each."""
 COMMANDS_KEPT: Final = 5_000
 COMMANDS_BYTES: Final = 8 << 20
-"""Of one host, whether it reads them or not."""
+"""The commands to one host take no more, whether it reads them or not."""
 SENTENCE_BYTES: Final = 4 << 10
 OUTPUT_BYTES: Final = 20 << 10
-"""Of each stream of a failed start.  An invoker sends no more than 16 KiB, which have six times as many bytes in JSON
-if all of them are control characters."""
+"""Each output stream of a failed start takes no more.  An invoker sends no more than 16 KiB, which have six times as
+many bytes in JSON if all of them are control characters."""
 _BLOCK_MS: Final = 30_000  # only bounds a silent wait; an entry wakes the reader at once
 _RETRY_S: Final = 0.2
 _COMMAND_GROUP: Final = "host"

@@ -439,7 +439,7 @@ LONG = constrained(Grammar(GrammarKind.REGEX, "[a-z ]{70,}", "guided_regex"), ma
 
 
 def children(pid: int) -> list[int]:
-    """Of the grammar process: one for each request."""
+    """The children of the grammar process: it has one for each request."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -22,6 +22,7 @@ from tests.conftest import ValkeyServer
 from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key
 from tests.gateway.fake_invoker import FakeInvoker
 from tests.relay.samples import GROUP, GUEST, INSTANCE, function
+from tests.security.conftest import SmallPlatform
 from tests.security.slow import ACTIONS, NAMESPACES, Start, credentials, memory_bounded, put_code
 from thaw.entities import Package
 from thaw.errors import ErrorInfo
@@ -46,26 +47,18 @@ def fail(client: redis.Redis, registry: Registry, i: int) -> None:
     starts.start_failed(client, StartFailed(instance.action, (), FAILED, GROUP))
 
 
-def test_starts_that_fail_with_much_output_do_not_fill_the_state_server(own_valkey: ValkeyServer) -> None:
-    with redis.Redis.from_url(own_valkey.url) as client:
-        client.config_set("maxmemory", "64mb")
-        for key, namespace in ((KEY, "guest"), (OTHER_KEY, "other")):
-            add_key(own_valkey.url, key, namespace)
-        gateway, fake = GatewayProcess(own_valkey.url), FakeInvoker(own_valkey.url)
-        try:
-            put_code(gateway, CODE, "bad0")
-            for i in range(400):
-                fail(client, fake.registry, i)
-            memory: Any = client.info("memory")
-            assert memory["used_memory"] < 24 * MIB
-            put_code(gateway, CODE, "f", OTHER_KEY)
-            fake.ready("other/f")
-            gateway.wait_for_routes()
-            reply = gateway.call("POST", f"{ACTIONS}/f?blocking=true", json={"a": 1}, auth=credentials(OTHER_KEY))
-            assert reply.status_code == 200
-        finally:
-            gateway.end()
-            fake.stop()
+def test_starts_that_fail_with_much_output_do_not_fill_the_state_server(small: SmallPlatform) -> None:
+    client, gateway, fake = small.client, small.gateway, small.fake
+    put_code(gateway, CODE, "bad0")
+    for i in range(400):
+        fail(client, fake.registry, i)
+    memory: Any = client.info("memory")
+    assert memory["used_memory"] < 24 * MIB
+    put_code(gateway, CODE, "f", OTHER_KEY)
+    fake.ready("other/f")
+    gateway.wait_for_routes()
+    reply = gateway.call("POST", f"{ACTIONS}/f?blocking=true", json={"a": 1}, auth=credentials(OTHER_KEY))
+    assert reply.status_code == 200
 
 
 def test_a_full_state_server_refuses_a_202_and_a_start_with_what_the_page_says_and_recovers(

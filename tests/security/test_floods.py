@@ -10,9 +10,9 @@ import redis
 
 from relay.state import keys
 from relay.state.records import Pending
-from tests.conftest import ValkeyServer
-from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, add_key, start_gateway, wait_for_record
+from tests.gateway.conftest import KEY, OTHER_KEY, GatewayProcess, start_gateway, wait_for_record
 from tests.gateway.fake_invoker import FakeInvoker
+from tests.security.conftest import SmallPlatform
 from tests.security.slow import ACTIONS, credentials, put_code
 from thaw import wire
 from thaw.ids import ActionName, ActivationId, Namespace
@@ -63,38 +63,30 @@ def test_ten_thousand_202s_of_one_namespace_delay_no_202_of_another(
     assert n_begun[0] <= 64, "it has a thread, although the flood would take all of them"
 
 
-def test_a_flood_of_large_results_ends_in_507_and_another_namespaces_results_are_kept(own_valkey: ValkeyServer) -> None:
+def test_a_flood_of_large_results_ends_in_507_and_another_namespaces_results_are_kept(small: SmallPlatform) -> None:
     """The state server's memory stays below its limit."""
-    with redis.Redis.from_url(own_valkey.url) as client:
-        client.config_set("maxmemory", "64mb")
-        for key, namespace in ((KEY, "guest"), (OTHER_KEY, "other")):
-            add_key(own_valkey.url, key, namespace)
-        gateway, fake = GatewayProcess(own_valkey.url), FakeInvoker(own_valkey.url)
-        try:
-            fake.function = lambda value: (200, {"x": "y" * value["n"]})
-            for key, namespace, instance in ((KEY, "guest", "i0"), (OTHER_KEY, "other", "i1")):
-                put_code(gateway, CODE, "f", key)
-                fake.ready(f"{namespace}/f", instance=instance, group=instance * 16)
-            gateway.wait_for_routes(2)
-            flooded = []
-            while 507 not in flooded:
-                assert len(flooded) < 233, "megabytes"
-                for how in ("", BLOCKING):
-                    flooded.append(gateway.call("POST", f"{F}{how}", json={"n": 1_000_000}).status_code)
-                gateway.call("GET", "/api/v1/namespaces/_/activations?limit=1")  # after the records are written
-            assert set(flooded) == {200, 202, 507}
-            kept = [gateway.call("POST", F + BLOCKING, json={"n": 900_000}, auth=credentials(OTHER_KEY)) for _ in "abc"]
-            assert [reply.status_code for reply in kept] == [200] * 3
-            for reply in kept:
-                path = f"/api/v1/namespaces/_/activations/{reply.json()['activationId']}/result"
-                found = gateway.call("GET", path, auth=credentials(OTHER_KEY)).json()
-                assert len(found["result"]["x"]) == 900_000
-            assert gateway.call("POST", F + BLOCKING, json={"n": 1}).status_code == 200, "its client has the answer"
-            told = gateway.call("POST", F, json={"n": 1})
-            assert told.status_code == 507
-            assert "no room for more records" in told.json()["error"]
-            memory: Any = client.info("memory")
-            assert memory["used_memory"] < 64 * 2**20
-        finally:
-            gateway.end()
-            fake.stop()
+    client, gateway, fake = small.client, small.gateway, small.fake
+    fake.function = lambda value: (200, {"x": "y" * value["n"]})
+    for key, namespace, instance in ((KEY, "guest", "i0"), (OTHER_KEY, "other", "i1")):
+        put_code(gateway, CODE, "f", key)
+        fake.ready(f"{namespace}/f", instance=instance, group=instance * 16)
+    gateway.wait_for_routes(2)
+    flooded = []
+    while 507 not in flooded:
+        assert len(flooded) < 233, "megabytes"
+        for how in ("", BLOCKING):
+            flooded.append(gateway.call("POST", f"{F}{how}", json={"n": 1_000_000}).status_code)
+        gateway.call("GET", "/api/v1/namespaces/_/activations?limit=1")  # after the records are written
+    assert set(flooded) == {200, 202, 507}
+    kept = [gateway.call("POST", F + BLOCKING, json={"n": 900_000}, auth=credentials(OTHER_KEY)) for _ in "abc"]
+    assert [reply.status_code for reply in kept] == [200] * 3
+    for reply in kept:
+        path = f"/api/v1/namespaces/_/activations/{reply.json()['activationId']}/result"
+        found = gateway.call("GET", path, auth=credentials(OTHER_KEY)).json()
+        assert len(found["result"]["x"]) == 900_000
+    assert gateway.call("POST", F + BLOCKING, json={"n": 1}).status_code == 200, "its client has the answer"
+    told = gateway.call("POST", F, json={"n": 1})
+    assert told.status_code == 507
+    assert "no room for more records" in told.json()["error"]
+    memory: Any = client.info("memory")
+    assert memory["used_memory"] < 64 * 2**20

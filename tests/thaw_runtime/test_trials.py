@@ -187,10 +187,14 @@ def no_order(case: Mapping[str, Any]) -> dict[str, Any]:
     return {**case, "without": [f"{layer}{part}_proj.g_idx" for layer in layers for part in parts]}
 
 
+MADE_IF_GIVEN = "phi", "lm_head.bias"
+"""vLLM's Transformers backend gives the head a bias only if the checkpoint has one, so nothing tells that it lacks."""
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("family", [*FAMILIES, *STATEFUL])
 def test_every_whole_checkpoint_is_accepted_and_none_that_lacks_a_tensor(family: str) -> None:
-    names = tensor_names(family)
+    names = [name for name in tensor_names(family) if (family, name) != MADE_IF_GIVEN]
     lacking = {f"without {name}": {"family": family, "without": [name]} for name in names[:: max(1, len(names) // 24)]}
     found = ask({"whole": {"family": family}, **lacking})
     whole = found.pop("whole")

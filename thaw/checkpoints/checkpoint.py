@@ -342,7 +342,7 @@ def is_entry(tensor_name: str) -> bool:
 
 def facts_of(uri: str, index: ModelIndex, config: Mapping[str, Any]) -> ModelFacts:
     """The facts that the scheduler keeps.  ``config`` is config.json; if it has no layer count, tensor names decide.
-    Of a model that also reads pictures or sound, only the language model has layers and parts."""
+    If the model also reads pictures or sound, only its language model has layers and parts."""
     by_layer: dict[int, int] = {}
     outer = 0
     tensors = text_tensors(config, index.tensors)

@@ -46,8 +46,8 @@ LLM_LIMITS: Final = {
 }
 _VARIABLE: Final = re.compile(r"\A(?!__OW_)[^=\x00]{1,256}\Z")
 _MOST_CONTAINERS: Final = 4_096
-"""Of the parameters or annotations that an entity keeps: as objects they take thirty times as much as their text, in
-every process that reads it."""
+"""The most lists and objects in the parameters or annotations that an entity keeps.  They take thirty times as much
+memory as their text, in every process that reads the entity."""
 _VERSION: Final = re.compile(r"\A[0-9]{1,9}(\.[0-9]{1,9}){2}\Z")
 _UNITS: Final = {"timeout": "milliseconds", "memory": "MB", "logs": "MB", "concurrency": "requests"}
 

@@ -29,7 +29,7 @@ class Several:
     n: int
     n_each: int
     n_bytes: int = 0
-    """Of the texts of several bodies: each goes to its worker whole, whatever they share here."""
+    """The size of the bodies' texts, if there are several: each goes to its worker whole, whatever they share here."""
 
     @property
     def is_one(self) -> bool:

@@ -40,7 +40,7 @@ _SHORTEST_S, _LONGEST_S, _OF_AGE = 2.0, 600.0, 0.25
 """The pause after a look is this part of the time since the deploy, within these bounds."""
 _STATE_AWAY_S: Final = 5.0
 _MOST_CHARS: Final = 500
-"""Of a reason or an error: no quota counts what a look writes into a record."""
+"""The length at which a reason or an error is cut, because no quota counts what a look writes into a record."""
 
 
 class LateChecks:

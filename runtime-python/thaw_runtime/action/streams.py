@@ -22,7 +22,7 @@ LIMIT_BYTES: Final = 10 * 1024 * 1024
 _SENTINEL: Final = SENTINEL.encode()
 _MARK: Final = _SENTINEL + b"\n"
 _PRINTED_MARK: Final = _SENTINEL + b" \n"
-"""What becomes of a mark that the function prints itself, or a caller through it: a line that ends no run."""
+"""Replaces a mark that the function prints itself, or a caller through it: this line ends no run."""
 _READ_BYTES: Final = 1 << 16
 KEPT_BYTES: Final = 16 * 1024
 """The bytes of output that are kept until the init is over: the error of a failed init contains them, and in JSON each

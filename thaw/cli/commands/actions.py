@@ -239,7 +239,7 @@ def _annotations(action: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_of(action: dict[str, Any]) -> str:
-    """What is to be known of a model that no engine has looked at, or that the engine would not start."""
+    """Return why no engine has checked the function's model, or why the engine would not start it; else nothing."""
     from rich.markup import escape
 
     notes = _annotations(action)

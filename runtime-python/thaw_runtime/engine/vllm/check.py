@@ -54,7 +54,6 @@ _MOST_TRIED: Final = 128 << 20
 _KERNEL: Final = re.compile(r"_C(?:::|' object has no attribute ')(\w+)")
 """Matches torch's name of a kernel that vLLM's library for this processor does not have."""
 _TEXT_ALONE: Final = "the model also reads pictures or sound; its language model is served, which answers text alone"
-_CANNOT: Final = "the engine cannot compute this model"
 _OTHER_DEVICE: Final = "set another engine.dtype, or run the model on another device or with a newer engine"
 _NEXT_STEP: Final = "correct the model's config.json or the engine settings of the function"
 
@@ -143,8 +142,8 @@ def _build(config: Any, segment: Segment, meeting: str) -> int:
             if is_embedding(config):
                 check_tasks(model.pooler.get_supported_tasks())
             n_bytes = _n_bytes(model)
-            if model_tensors(segment):
-                check_tensors(model, model_tensors(segment), quantised=wanted.quantization is not None)
+            if tensors := model_tensors(segment):
+                check_tensors(model, tensors, quantised=wanted.quantization is not None)
             if wanted.quantization is not None:
                 for layer in _smallest_of_each_kind(model):
                     _try(layer)
@@ -156,15 +155,7 @@ def _try_stages(init: LlmInit, segment: Segment, config: Any, directory: str) ->
     """Try the model as one worker and in stages.  Return the most stages that it can have, 0 if their number has no
     limit here, and a note about the limit.  Raises ModelUnsupported for a model that cannot compute at all, or not in
     the number of stages that the function asks for."""
-    for one in trial.trials(init, segment, 1):
-        try:
-            trial.run(one, segment, directory)
-        except ModelUnsupported as e:
-            missing = _KERNEL.search(e.message)
-            reason = (
-                f": it has no kernel {missing[1]:.60} for it on {_device()}" if missing else e.message[len(_CANNOT) :]
-            )
-            raise ModelUnsupported(_CANNOT + reason, hint=_OTHER_DEVICE) from e
+    _try_each(init, segment, 1, directory)
     scaling = init.config.scaling
     most = scaling.stages or scaling.max_stages
     if most == 1 or is_embedding(config) or init.config.adapter_slots or not model_tensors(segment):
@@ -172,10 +163,8 @@ def _try_stages(init: LlmInit, segment: Segment, config: Any, directory: str) ->
     try:
         if keeps_state(config):
             raise ModelUnsupported("its layers keep a state, and a pipeline passes on keys and values alone")
-        for one in trial.trials(
-            init, segment, min(trial.STAGES, most, config.model_config.get_total_num_hidden_layers())
-        ):
-            trial.run(one, segment, directory)
+        n_stages = min(trial.STAGES, most, config.model_config.get_total_num_hidden_layers())
+        _try_each(init, segment, n_stages, directory)
     except DeveloperError as e:
         if scaling.stages is not None:
             raise ModelUnsupported(
@@ -184,6 +173,18 @@ def _try_stages(init: LlmInit, segment: Segment, config: Any, directory: str) ->
             ) from e
         return 1, [f"the model runs in one stage: {e.message}"]
     return 0, []
+
+
+def _try_each(init: LlmInit, segment: Segment, n_stages: int, directory: str) -> None:
+    """Raises ModelUnsupported with the name of the stage that cannot compute, and the reason."""
+    for one in trial.trials(init, segment, n_stages):
+        try:
+            trial.run(one, segment, directory)
+        except ModelUnsupported as e:
+            stage = "" if n_stages == 1 else f"stage {one.stage + 1} of {n_stages} of "
+            missing = _KERNEL.search(e.message)
+            reason = f"it has no kernel {missing[1]:.60} for it on {_device()}" if missing else e.message
+            raise ModelUnsupported(f"the engine cannot compute {stage}this model: {reason}", hint=_OTHER_DEVICE) from e
 
 
 def _smallest_of_each_kind(model: torch.nn.Module) -> Iterator[LinearBase]:

@@ -32,7 +32,8 @@ class CurrentStart:
     trace: StartTrace
     part: StagePart
     link: StageLink | None
-    tensors: tuple[TensorInfo, ...]
+    offered: tuple[TensorInfo, ...]  # the whole model's
+    tensors: tuple[TensorInfo, ...]  # those of the part
     background: BackgroundLoad | None = None  # set by the loader of a full worker in a pipeline
     memory: MemoryPlan | None = None  # how the reserve is divided; set before the engine is built
     load: Callable[[Callable[[], None]], None] | None = None  # set by a loader that postpones the weights
@@ -66,7 +67,8 @@ def starting_from(
     The phases are context (configuration, worker), model, and kv.  The last one goes on until load_postponed().
     """
     global _current
-    _current = CurrentStart(segment, trace, part, link, part.tensors(model_tensors(segment)))
+    offered = model_tensors(segment)
+    _current = CurrentStart(segment, trace, part, link, offered, part.tensors(offered))
     try:
         with _current.phases:
             _current.turn_to(Phase.CONTEXT_BEGIN)

@@ -73,7 +73,7 @@ from thaw_runtime.pipeline.staying import Staying
 from thaw_runtime.pipeline.wire import Parted
 from thaw_runtime.process.start_trace import StartTrace
 from thaw_runtime.weights.readable_segment import Segment
-from thaw_runtime.weights.sidecars import materialised, model_tensors
+from thaw_runtime.weights.sidecars import materialised
 from thaw_runtime.weights.tokenizer_files import read_tokenizer_files
 
 _log = Log("engine")
@@ -436,7 +436,7 @@ class VllmEngine:
                 self._memory = counted(self._memory, config, self._core)
             self._embeddings = Embeddings.of(self._core)
             worker = self._core.model_executor.driver_worker.worker
-            self._adapters = Adapters(worker, init.config, model_tensors(segment))
+            self._adapters = Adapters(worker, init.config, begun.offered)
             whole = partial(rehearse_whole, self._core, self._add)
             load_postponed(whole if part.whole else self._core.model_executor.rehearse)
             self._background = begun.background

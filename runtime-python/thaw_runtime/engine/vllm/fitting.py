@@ -68,8 +68,8 @@ class _Given:
         self.last: TensorInfo | None = None
 
     def partly_used(self) -> TensorInfo | None:
-        """Return a tensor of which the loader has copied a part: some loaders cut off what does not fit.  Of a tensor
-        that they have changed first nothing is known."""
+        """Return a tensor of which the loader has copied a part: some loaders cut off what does not fit.  It
+        knows nothing about a tensor that they changed first."""
         for info, made in self._made:
             if 0 < self._counted.taken_from(made) < made.numel():
                 return info

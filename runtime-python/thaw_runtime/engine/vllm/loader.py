@@ -28,7 +28,6 @@ from thaw_runtime.engine.vllm.replaced import replaced
 from thaw_runtime.engine.vllm.settings import engine_settings
 from thaw_runtime.engine.vllm.window import check_filled, drop_foreign, set_window, whole_skeleton
 from thaw_runtime.process.thread_accounts import OtherThreads
-from thaw_runtime.weights.sidecars import model_tensors
 
 LOAD_FORMAT = "thaw_segment"
 
@@ -114,7 +113,7 @@ def _take_weights(
     start.trace.mark(Phase.ENGINE_BEGIN)
     if _is_full(model_config):
         later = {name for name in parameters if not start.part.computes(name.rpartition(".")[0], start.tensors)}
-        tensors, deferred = start.part.rest(model_tensors(start.segment)), packer.deferred if packer else ()
+        tensors, deferred = start.part.rest(start.offered), packer.deferred if packer else ()
         complete = partial(check_filled, later)
         start.background = BackgroundLoad(model, start.segment, tensors, deferred, start.check, complete)
         parameters -= later

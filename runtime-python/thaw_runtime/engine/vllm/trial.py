@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import torch
@@ -73,43 +73,32 @@ def shorten(*configs: Any) -> None:
             config.update({"max_position_embeddings": _LONGEST_BUILT})
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One stage that is tried, by its plan."""
-
-    init: LlmInit
-
-    @property
-    def name(self) -> str:
-        init = self.init
-        return "this model" if init.n_stages == 1 else f"stage {init.stage + 1} of {init.n_stages} of this model"
-
-
-def trials(init: LlmInit, segment: Segment, n_stages: int) -> list[Trial]:
-    """Return the stages of a pipeline of ``n_stages``; a first stage that can become the whole model is one more."""
+def trials(init: LlmInit, segment: Segment, n_stages: int) -> list[LlmInit]:
+    """Return the plan of each stage that a trial of ``n_stages`` computes.  A first stage that can become the whole
+    model is one more."""
     engine = replace(init.config.engine, max_model_len=min(_LENGTH, init.config.engine.max_model_len))
     scaling = replace(init.config.scaling, max_batch=_REQUESTS)
     init = replace(init, config=replace(init.config, engine=engine, scaling=scaling))
     if n_stages == 1:
-        return [Trial(init)]
+        return [init]
     parts = parts_of(model_tensors(segment), layer_count(model_config(segment)))
     bounds = partition.split(parts, n_stages)
     low = tuple(StageShape(b, init.reserve_bytes, 0, StageRole.LOW) for b in bounds)
     full = (replace(low[0], role=StageRole.FULL), *low[1:])
     return [
-        Trial(replace(init, stage=k, n_stages=n_stages, layers=bounds[k], role=shapes[k].role, stages=shapes))
+        replace(init, stage=k, n_stages=n_stages, layers=bounds[k], role=shapes[k].role, stages=shapes)
         for k, shapes in [(0, full), *((k, low) for k in range(n_stages))]
     ]
 
 
-def run(trial: Trial, segment: Segment, directory: str) -> None:
-    """Run a trial in a fork.  Raises ModelUnsupported with what the engine says, or for a fork that crashed, and
-    PlatformError if the fork had too little memory."""
+def run(init: LlmInit, segment: Segment, directory: str) -> None:
+    """Compute the stage of ``init`` in a fork.  Raises ModelUnsupported with what the engine says, or for a fork that
+    crashed, and PlatformError if the host had too little memory or was too slow."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        _end_with_answer(trial.init, segment, directory, writing)
+        _end_with_answer(init, segment, directory, writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         said = pipe.read()
@@ -118,12 +107,12 @@ def run(trial: Trial, segment: Segment, directory: str) -> None:
         code, _, message = said.decode(errors="replace").partition("\n")
         if code == PlatformError.__name__:
             raise PlatformError(message)
-        raise ModelUnsupported(f"the engine cannot compute {trial.name}: {message}")
+        raise ModelUnsupported(message)
     if status:
         exit_code = os.waitstatus_to_exitcode(status)
         if exit_code in _OF_THE_HOST:
-            raise PlatformError(f"the trial of {trial.name} was ended ({exit_code})")
-        raise ModelUnsupported(f"the engine crashed ({exit_code}) when it computed {trial.name}")
+            raise PlatformError(f"the trial of stage {init.stage + 1} of {init.n_stages} was ended ({exit_code})")
+        raise ModelUnsupported(f"the engine crashed ({exit_code})")
 
 
 def _end_with_answer(init: LlmInit, segment: Segment, directory: str, writing: int) -> NoReturn:

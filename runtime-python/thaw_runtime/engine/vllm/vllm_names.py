@@ -13,22 +13,17 @@ from typing import Final
 
 from thaw_runtime.engine.vllm.name_entry import Kind
 from thaw_runtime.engine.vllm.name_entry import names as _names
-from thaw_runtime.engine.vllm.vllm_names_of_checks import CHECKED_WITH
+from thaw_runtime.engine.vllm.vllm_names_of_checks import CHECKED_WITH, LINEAR, LOADER_UTILS, MODELS, WORKER
 
 WRITTEN_FOR: Final = "0.32.0"
 
-_PUNICA: Final = "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU"
 _PARALLEL: Final = "vllm.distributed.parallel_state"
 _GROUP: Final = f"{_PARALLEL}:GroupCoordinator"
-_LOADER_UTILS: Final = "vllm.model_executor.model_loader.utils"
-_MODELS: Final = "vllm.model_executor.models"
 _KERNELS: Final = "vllm.model_executor.layers.utils"
-_LINEAR: Final = "vllm.model_executor.layers.linear"
 _EMBEDDING: Final = "vllm.model_executor.layers.vocab_parallel_embedding"
 _RUNNER: Final = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _ROWS: Final = "vllm.v1.worker.gpu_input_batch:InputBatch"
 _CACHE: Final = "vllm.config.cache:CacheConfig"
-_WORKER: Final = "vllm.v1.worker.gpu_worker:Worker"
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor:UniProcExecutor"
 _CORE: Final = "vllm.v1.engine.core:EngineCore"
 _SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -62,14 +57,14 @@ NAMES: Final = (
         Kind.FIELD,
     ),
     _names("vllm.engine.arg_utils:EngineArgs", "create_engine_config", "configure the engine"),
-    _names(_MODELS, "ModelRegistry", "import a model's class in this process"),
+    _names(MODELS, "ModelRegistry", "import a model's class in this process"),
     _names(
-        f"{_MODELS}:ModelRegistry",
+        f"{MODELS}:ModelRegistry",
         "models get_supported_archs register_model",
         "import a model's class in this process",
     ),
-    _names(f"{_MODELS}.registry", "_LazyRegisteredModel", "find out whether a model's class has been imported"),
-    _names(f"{_MODELS}.registry:_LazyRegisteredModel", "load_model_cls", "import a model's class in this process"),
+    _names(f"{MODELS}.registry", "_LazyRegisteredModel", "find out whether a model's class has been imported"),
+    _names(f"{MODELS}.registry:_LazyRegisteredModel", "load_model_cls", "import a model's class in this process"),
     _names("vllm.platforms", "current_platform", "find out whether it runs on a CPU"),
     _names("vllm.platforms:current_platform", "is_cpu", "find out whether it runs on a CPU"),
     _names("vllm.platforms:current_platform", "dist_backend", "set up a process's world of one"),
@@ -106,27 +101,27 @@ NAMES: Final = (
         "download_model create_model load_weights load_model",
         "load weights from a segment",
     ),
-    _names(_LOADER_UTILS, "process_weights_after_loading", "pack weights for the kernels"),
-    _names(_LOADER_UTILS, "record_metadata_for_reloading", "skip the notes for a second set of weights"),
+    _names(LOADER_UTILS, "process_weights_after_loading", "pack weights for the kernels"),
+    _names(LOADER_UTILS, "record_metadata_for_reloading", "skip the notes for a second set of weights"),
     _names("vllm.utils.torch_utils", "set_default_torch_dtype", "create and fill a model in its own dtype"),
     _names("vllm.utils.torch_utils", "PIN_MEMORY", "make more batches like the runner's own"),
-    _names(f"{_MODELS}.utils", "PPMissingLayer", "remove modules that a stage never calls"),
-    _names(f"{_MODELS}.llama:LlamaModel", "start_layer end_layer", "choose the layers that compute", Kind.FIELD),
+    _names(f"{MODELS}.utils", "PPMissingLayer", "remove modules that a stage never calls"),
+    _names(f"{MODELS}.llama:LlamaModel", "start_layer end_layer", "choose the layers that compute", Kind.FIELD),
     _names(
-        f"{_MODELS}.transformers.base:Base",
+        f"{MODELS}.transformers.base:Base",
         "model pp_group",
         "choose the layers that compute in a model of the Transformers backend",
         Kind.FIELD,
     ),
     _names(
-        f"{_MODELS}.transformers.base",
+        f"{MODELS}.transformers.base",
         "supports_pp_plan _pp_plan get_decoder",
         "choose the layers that compute in a model of the Transformers backend",
         Kind.FIELD,
     ),
-    _names(_LINEAR, "UnquantizedLinearMethod", "pack a layer that has arrived"),
-    _names(f"{_LINEAR}:LinearBase", "quant_method", "pack a layer that has arrived", Kind.FIELD),
-    _names(f"{_LINEAR}:UnquantizedLinearMethod", "process_weights_after_loading", "pack a layer that has arrived"),
+    _names(LINEAR, "UnquantizedLinearMethod", "pack a layer that has arrived"),
+    _names(f"{LINEAR}:LinearBase", "quant_method", "pack a layer that has arrived", Kind.FIELD),
+    _names(f"{LINEAR}:UnquantizedLinearMethod", "process_weights_after_loading", "pack a layer that has arrived"),
     _names(_KERNELS, "cpu_linear", "multiply by weights that are not packed", Kind.FIELD),
     _names("vllm.model_executor.layers", "utils", "multiply prompts on a CPU"),
     _names(_KERNELS, "dispatch_cpu_unquantized_gemm ops check_cpu_sgl_kernel", "multiply prompts on a CPU"),
@@ -151,9 +146,9 @@ NAMES: Final = (
     ),
     _names("vllm.v1.worker.cpu_worker", "CPUWorker", "run a worker on a CPU", cpu_only=True),
     _names("vllm.v1.worker.gpu_worker", "Worker", "run a worker on a GPU"),
-    _names(_WORKER, "init_device get_kv_cache_spec determine_available_memory", "prepare a stage's worker"),
-    _names(_WORKER, "_maybe_get_memory_pool_context", "allocate the KV cache without touching it"),
-    _names(_WORKER, "model_runner", "reach the model runner", Kind.FIELD),
+    _names(WORKER, "init_device get_kv_cache_spec determine_available_memory", "prepare a stage's worker"),
+    _names(WORKER, "_maybe_get_memory_pool_context", "allocate the KV cache without touching it"),
+    _names(WORKER, "model_runner", "reach the model runner", Kind.FIELD),
     _names(
         "vllm.v1.worker.worker_base:WorkerBase",
         "distributed_init_method local_rank cache_config",
@@ -204,7 +199,7 @@ NAMES: Final = (
         Kind.FIELD,
     ),
     _names(
-        f"{_MODELS}.interfaces:SupportsPP",
+        f"{MODELS}.interfaces:SupportsPP",
         "make_empty_intermediate_tensors",
         "take the tensors of the stage before",
         Kind.FIELD,
@@ -225,7 +220,7 @@ NAMES: Final = (
     ),
     _names("vllm.v1.utils:CpuGpuBuffer", "np", _CONTINUE, Kind.FIELD),
     _names("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups", "rehearse a batch of a stage", Kind.FIELD),
-    _names(f"{_MODELS}.interfaces_base:VllmModelForTextGeneration", "compute_logits", "add a test's noise"),
+    _names(f"{MODELS}.interfaces_base:VllmModelForTextGeneration", "compute_logits", "add a test's noise"),
     # ── translation.py, stage.py, open_request.py ──
     _names("vllm", "SamplingParams", "hand a request to the engine"),
     _names(
@@ -300,7 +295,7 @@ NAMES: Final = (
     _names("vllm.config.model:ModelConfig", "attn_type", "plan no KV cache for an encoder"),
     _names("vllm.config.pooler:PoolerConfig", "seq_pooling_type", _EMBED, Kind.FIELD),
     _names("vllm.model_executor.layers.pooler:Pooler", "get_supported_tasks", _EMBED),
-    _names(f"{_MODELS}.interfaces_base:VllmModelForPooling", "is_pooling_model pooler", _EMBED, Kind.FIELD),
+    _names(f"{MODELS}.interfaces_base:VllmModelForPooling", "is_pooling_model pooler", _EMBED, Kind.FIELD),
     _names("vllm.v1.engine:EngineCoreOutput", "pooling_output", _EMBED, Kind.FIELD),
     _names(_CORE, "get_supported_tasks", _EMBED),
     # ── engine.py, scheduler.py, own_core.py ──
